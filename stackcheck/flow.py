@@ -7,12 +7,11 @@ under `build/<name>/`. A step is skipped only if nothing that it depends on has 
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
-from stackcheck.certificate import policy, publish, signers, signing, verify
+from stackcheck.certificate import policy, predecessor, publish, signers, signing, verify
 from stackcheck.errors import (
     CertificateError,
     ConfigurationError,
@@ -20,16 +19,15 @@ from stackcheck.errors import (
     PublishError,
     StackcheckError,
 )
-from stackcheck.files.atomic import write_atomically
 from stackcheck.history import recorder
 from stackcheck.imaging import build
 from stackcheck.matrix import matrix, resolve
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
 from stackcheck.policy import is_enough
-from stackcheck.suite import bounds, certifiable, interpreter, needed, requirements, rows, run, sbom, verdict
+from stackcheck.suite import interpreter, sbom
 from stackcheck.suite import subject as subjects
-from stackcheck.suite.judged import JudgedRun
+from stackcheck.suite.judged import JudgedRun, run_and_judge
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 
 if TYPE_CHECKING:
@@ -79,8 +77,12 @@ class FlowSettings:
     accepted_python: tuple[str, ...] = ()
 
     def signer(self, *, create: bool = False) -> Signer:
-        """What signs: the program, or the key, which is made if there is none and `create` says so."""
+        """What signs: the program, or the key. A missing key is made if `create` is true."""
         return signers.choose(self.key, self.sign_with, create=create)
+
+    def tier_of(self, subject: Subject) -> Tier:
+        """The tier that the user chose, else the one that certifies the subject's vendor."""
+        return self.tier or subject.policy.certifies[subject.vendor]
 
     def folder(self, name: str) -> Path:
         """Where the steps of one stack or image leave their files."""
@@ -133,6 +135,7 @@ def _image(
         subject = build_subject(stack, engine, settings, report)
         reached = dataclasses.replace(reached, state="failed", image=subject.image)
         judged = test(subject, engine, settings, report)
+        judged = hold_to_certified(subject, judged, settings, report)
         reached = dataclasses.replace(reached, result=judged.result, verdict=judged.verdict)
         judged.require("PASSED")
         reached = dataclasses.replace(reached, state="not published")
@@ -196,43 +199,30 @@ def _policy(settings: FlowSettings) -> Policy:
 def test(
     subject: Subject, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> JudgedRun:
-    """Run the suites, or take the earlier result if nothing changed; then judge it, and write the SBOM.
+    """Write the SBOM, run and judge the suites, or take the earlier result; keep the run in the history.
 
     Raises:
         ChecksFailedError: The run has no valid result, or the image's packages cannot be listed.
     """
     folder = settings.folder(subject.name)
-    plan = plan_run(subject, settings, folder)
-    for reason in certifiable.before_a_run(subject, plan.host, plan.tier, settings.root):
-        report(f"{subject.name}: this run cannot end PASSED: {reason}")
-    earlier = None if settings.force else run.earlier_result(plan, folder)
-    if earlier:
-        report(f"{subject.name}: not run again: same image, suites, thresholds and host")
-    packages = sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
-    if subject.stack is None and earlier is None:
-        needed.require(packages, subject, engine)
-    result = earlier or run.run(plan, engine, out=folder, report=report)
-    judged, tier = judge_run(plan, result, settings.root, folder), plan.tier
-    if not is_enough(tier, subject.policy.certifies[subject.vendor]):
-        report(f"{subject.name}: a {tier} run does not certify {subject.vendor}; {CANNOT_CERTIFY}")
-    report(f"{subject.name}: {judged.words(len(result.checks))}")
-    for waiver in judged.waivers:
-        if any(waiver.covers(check) for check in judged.warned):
-            report(f"{subject.name}: {waiver.words()}")
-    done = JudgedRun(result=result, verdict=judged, folder=folder, reused=earlier is not None)
-    return dataclasses.replace(done, record=_keep(done, plan.host, subject.name, settings, report))
+    sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
+    judged = run_and_judge(
+        subject,
+        engine,
+        tier=settings.tier_of(subject),
+        root=settings.root,
+        out=folder,
+        report=report,
+        reuse=lambda _earlier: not settings.force,
+    )
+    return dataclasses.replace(judged, record=_keep(judged, settings, report))
 
 
-def _keep(
-    judged: JudgedRun,
-    host: vendors.Host,
-    name: str,
-    settings: FlowSettings,
-    report: Callable[[str], None],
-) -> str | None:
+def _keep(judged: JudgedRun, settings: FlowSettings, report: Callable[[str], None]) -> str | None:
     """Keep a run in the history. A history that cannot be written is reported, and changes no verdict."""
+    name = judged.plan.subject.name
     try:
-        return recorder.keep(settings.root, judged, host)
+        return recorder.keep(settings.root, judged)
     except StackcheckError as error:
         report(f"{name}: WARNING: this run is not in the history: {error}")
         result = judged.folder / "run" / "result.json"
@@ -240,52 +230,24 @@ def _keep(
     return None
 
 
-def plan_run(subject: Subject, settings: FlowSettings, folder: Path) -> run.RunPlan:
-    """Everything that a run of the suites depends on; `folder` takes its files."""
-    tier = settings.tier or subject.policy.certifies[subject.vendor]
-    return run.plan(subject, tier=tier, root=settings.root, out=folder)
-
-
-def judge_run(plan: run.RunPlan, result: RunResult, root: Path, folder: Path) -> Verdict:
-    """The verdict on a run, also written to verdict.json."""
-    required = requirements.of(plan.subject, plan.host, plan.tier, root)
-    judged = verdict.judge(result, required, bounds.look_up(result, root))
-    write_atomically(folder / "verdict.json", (json.dumps(judged.as_json(), indent=2).encode(),))
-    return judged
-
-
-def require_rows(document: str, subject: Subject, settings: FlowSettings) -> None:
-    """Refuse a document that has no figure for this host."""
-    rows.gates(settings.root, document, vendors.host(subject.vendor))
-
-
-def hold_to_rows(
-    document: str,
-    subject: Subject,
-    judged: JudgedRun,
-    *,
-    engine: Engine,
-    settings: FlowSettings,
-    report: Callable[[str], None],
+def hold_to_certified(
+    subject: Subject, judged: JudgedRun, settings: FlowSettings, report: Callable[[str], None]
 ) -> JudgedRun:
-    """Measure a founding document's figures for these devices in the image; a missed one makes it FAILED.
+    """Hold a run to the best figures that the target's certificates of the same tag and machine state.
 
     Raises:
-        ConfigurationError: There is no such document, or it has no figure for this host.
+        PublishError: They cannot be read; a tag that was never published has none.
     """
-    if judged.verdict.status != "PASSED":
+    if judged.verdict.status != "PASSED" or judged.result.host.vendor == "cpu":
         return judged
-    plan = plan_run(subject, settings, judged.folder)
-    chosen = rows.gates(settings.root, document, plan.host)
-    written = judged.folder / "run" / "rows.jsonl"
-    written.unlink(missing_ok=True)
-    command, limit_s = rows.command(document, chosen), rows.limit_s(chosen)
-    run.run_program(plan, engine, out=judged.folder, command=command, timeout_s=limit_s, report=report)
-    found = rows.judge(document, chosen, rows.read(written))
-    after = rows.added_to(judged.verdict, found)
-    write_atomically(judged.folder / "verdict.json", (json.dumps(after.as_json(), indent=2).encode(),))
-    report(f"{subject.name}: {len(found.passed)} of {len(chosen)} rows of {document} reached")
-    return dataclasses.replace(judged, verdict=after)
+    key = settings.signer(create=True).public_key()
+    try:
+        known = predecessor.read(settings.target, subject.name, key, plain_http=settings.plain_http)
+    except RegistryError as error:
+        raise publish.with_next_step(error, settings.target) from error
+    if known is not None and not known:
+        report(f"{subject.name}: this key certified nothing under its tag: only the floors judge its speed")
+    return judged.judged_as(predecessor.held(judged.verdict, judged.result, known or ()))
 
 
 def sign(
@@ -310,7 +272,13 @@ def sign(
         )
     signer = settings.signer(create=True)
     return signing.sign_to_files(
-        subject, judged.result, judged.verdict, judged.folder, signer, against=against
+        subject,
+        judged.result,
+        judged.verdict,
+        judged.folder,
+        signer,
+        sbom=sbom.load(subject.image, judged.folder),
+        against=against,
     )
 
 
@@ -364,5 +332,5 @@ def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: 
         subject.image.manifest_digest,
         judged.result.run_id,
         waivers,
-        list(subject.known_issues),
+        [issue.as_json() for issue in judged.verdict.known_issues],
     )

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from stackcheck.files.border import Closed
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
@@ -49,10 +50,6 @@ Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=12
 Link = Annotated[str, StringConstraints(pattern=r"^(https://\S+|[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+)$")]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def names(check: str, check_id: str) -> bool:
     """Whether `check` names the check of this id: it is the id, or its wildcards fit the id's parameters."""
     (wanted, _, cases), (name, _, case) = check.partition("["), check_id.partition("[")
@@ -64,60 +61,82 @@ def signed_names(check: str, check_id: str) -> bool:
     return names(check, check_id) or check == check_id.partition("[")[0]
 
 
-class Advisory(_Part):
+class Advisory(Closed):
     """A check that is reported and does not decide."""
 
     check: Exempted
     reason: Sentence
 
 
-class Waiver(_Part):
+class ExpectedFailure(Closed):
+    """A check that is known to fail for these stacks, and does decide: they are not certified.
+
+    Attributes:
+        check: A check id. Of a check with parameters, wildcards may stand for them.
+        stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
+        reason: Why the check fails.
+        issue: Where the fault is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
+    """
+
+    check: CheckName
+    stacks: Annotated[tuple[str, ...], Field(min_length=1)]
+    reason: Sentence
+    issue: Link
+
+    def covers(self, check_id: str) -> bool:
+        """Whether it is about the check of this id."""
+        return names(self.check, check_id)
+
+    def is_for(self, stack: str) -> bool:
+        """Whether it names this stack."""
+        return any(fnmatchcase(stack, pattern) for pattern in self.stacks)
+
+
+class Waiver(ExpectedFailure):
     """A named exception: this check may fail for these stacks, until a date.
 
     Attributes:
-        check: A check id. Of a check with parameters, wildcards may stand for a part of them, never for all.
-        stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
-        reason: Why the check may fail.
-        issue: Where the fault is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
+        check: Wildcards may stand for a part of its parameters, never for all.
         by: The person who answers for it.
         until: The last day on which it holds, UTC.
     """
 
     check: Exempted
-    stacks: Annotated[tuple[str, ...], Field(min_length=1)]
-    reason: Sentence
-    issue: Link
     by: Annotated[str, StringConstraints(strip_whitespace=True, min_length=2, max_length=80)]
     until: dt.date
-
-    def covers(self, check_id: str) -> bool:
-        """Whether the waiver is about the check of this id."""
-        return names(self.check, check_id)
 
     def words(self) -> str:
         """The waiver in one sentence, for the reader."""
         return f"{self.check} is waived by {self.by} until {self.until}: {self.reason} ({self.issue})"
 
-    def is_for(self, stack: str) -> bool:
-        """Whether the waiver names this stack."""
-        return any(fnmatchcase(stack, pattern) for pattern in self.stacks)
 
-
-class Policy(_Part):
+class Policy(Closed):
     """What certifies.
 
     Attributes:
         certifies: Vendor -> the tier whose checks a certificate requires. A run of a lower tier is `tested`.
         advisory: Checks that do not decide, each with its reason.
         waivers: Named exceptions.
+        expects_failures: What is known to fail, and is not waived.
         renew_after_days: A certificate that is older is renewed. `verify` accepts 30 days by default, so a
             renewal may fail for three weeks before users notice.
+        revoke: Who takes a certificate back after a night's failures: `quorum N`, N different nodes; `auto`,
+            one node; `report`, a person alone.
     """
 
     certifies: Mapping[Vendor, Tier]
     advisory: tuple[Advisory, ...] = ()
     waivers: tuple[Waiver, ...] = ()
+    expects_failures: tuple[ExpectedFailure, ...] = ()
     renew_after_days: Annotated[int, Field(ge=1, le=30)] = 7
+    revoke: Annotated[str, StringConstraints(pattern=r"^(report|auto|quorum [2-9])$")] = "quorum 2"
+
+    @property
+    def revoke_nodes(self) -> int | None:
+        """How many nodes have to agree before a night revokes; None: none does, a person decides."""
+        return (
+            None if self.revoke == "report" else int(self.revoke.removeprefix("quorum ").replace("auto", "1"))
+        )
 
     @property
     def renew_after(self) -> dt.timedelta:
@@ -133,6 +152,8 @@ class Policy(_Part):
         known = sorted({*ids})
         checks = {f"advisory[{index}]": item.check for index, item in enumerate(self.advisory)}
         checks |= {f"waivers[{index}]": item.check for index, item in enumerate(self.waivers)}
+        expected = enumerate(self.expects_failures)
+        checks |= {f"expects_failures[{index}]": item.check for index, item in expected}
         for place, check in checks.items():
             if not any(names(check, name) for name in known):
                 yield f"policy.{place}.check: {_unknown(check, known)}"

@@ -1,5 +1,6 @@
 """Which half of tests/ runs: with --gpu-vendor the acceptance suites, without it the tool's own tests."""
 
+import functools
 import importlib
 import os
 import shlex
@@ -13,11 +14,11 @@ TESTS = Path(__file__).resolve().parent
 ACCEPTANCE = TESTS / "acceptance"
 OWN_TESTS = ("unit", "faults", "integration", "trainers")
 
-# More workers would only wait for devices. Each needs cores to compile, and for references on the processor.
-MOST_WORKERS, CORES_PER_WORKER = 10, 3
+# More workers would only wait for devices. Each needs a core, and another one while it compiles.
+MOST_WORKERS, CORES_PER_WORKER = 10, 2
 
 XDIST = ("xdist", "xdist.plugin")  # its name where pytest found it by itself, and where it was named
-LAUNCHER = "/stackcheck/runner/launcher.py"  # what stackcheck starts in an image in place of pytest
+LAUNCHER = "runner/launcher.py"  # the end of the path of what stackcheck starts in place of pytest
 
 # The suites may be mounted read-only, and a stale .pyc beside a changed check would hide the change.
 # harness.bytecode allows a cache in a folder of the run.
@@ -47,6 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--run-file", type=Path, metavar="FILE", help="run.json: facts about the image and the run"
     )
     group.addoption("--result-dir", type=Path, metavar="DIR", help="where to write result.json and evidence")
+    group.addoption(
+        "--agent",
+        type=Path,
+        metavar="DIR",
+        help="folder with the socket of a container's agent: run every child in that container",
+    )
     group.addoption(
         "--lease-dir",
         type=Path,
@@ -88,9 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--gpu-vendor runs tests/acceptance only: drop it to run the tool's own tests"
         )
-    from harness import bytecode
-
-    bytecode.keep()
+    _enter_container(config)
     _start_workers_alike(config)
     from harness.session import PLUGIN, AcceptanceSession
 
@@ -103,9 +108,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if not config.getoption("gpu_vendor") or config.option.dist != "loadfile":
         return None
     from harness import order
+    from harness.session import session_of
 
     scheduling = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
-    scheduling._split_scope = order.scope
+    scheduling._split_scope = functools.partial(order.scope, device_count=session_of(config).device_count)
     return scheduling
 
 
@@ -120,10 +126,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if (own if config.getoption("gpu_vendor") else acceptance) else None
 
 
+def _enter_container(config: pytest.Config) -> None:
+    """Run children where `--agent` says; on a bare machine they are this Python's."""
+    from harness import bytecode, inside, processes, unloaded
+
+    if (folder := config.getoption("agent")) is None:
+        bytecode.keep()
+        return
+    unloaded.install()
+    processes.enter(inside.Inside(folder, config.getoption("result_dir").resolve()))
+
+
 def _start_workers_alike(config: pytest.Config) -> None:
     """Start the workers of pytest-xdist by the launcher too, if it started this process."""
-    if LAUNCHER in sys.orig_argv and getattr(config.option, "tx", None):
-        command = sys.orig_argv[: sys.orig_argv.index(LAUNCHER) + 1]
+    ends = [number for number, word in enumerate(sys.orig_argv) if word.endswith(LAUNCHER)]
+    if ends and getattr(config.option, "tx", None):
+        command = sys.orig_argv[: ends[0] + 1]
         config.option.tx = [f"popen//python={shlex.join(command)}"] * len(config.option.tx)
 
 

@@ -11,9 +11,9 @@ from stackcheck.certificate.statement import (
     Statement,
     evidence,
     facts,
-    last_revoked,
     lifts,
     newest,
+    revocations,
     status,
     time_verified,
 )
@@ -71,7 +71,7 @@ def attached(
 
 
 def _warn_if_revoked(known: Sequence[Statement], warn: Callable[[str], None]) -> None:
-    latest, revoked_at = newest(known), last_revoked(known)
-    if latest is not None and (status(latest) == "FAILED" or not lifts(latest, revoked_at)):
+    latest, revoked = newest(known), revocations(known)
+    if latest is not None and revoked and (status(latest) == "FAILED" or not lifts(latest, revoked)):
         reasons = "; ".join(facts(latest).get("reasons", ())) or "no reason is signed"
-        warn(f"this image was revoked (FAILED) at {revoked_at}: {reasons}")
+        warn(f"this image was revoked (FAILED) at {revoked.last}: {reasons}")

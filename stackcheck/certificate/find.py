@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import time
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import verify
@@ -19,27 +20,28 @@ from stackcheck.certificate.statement import (
     newest,
     time_verified,
 )
-from stackcheck.errors import CertificateError
-from stackcheck.matrix.versions import matches
+from stackcheck.errors import CertificateError, ConfigurationError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.stores import open_store
+from stackcheck.versions import matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Statement
-    from stackcheck.certificate.verify import Certified
+    from stackcheck.certificate.verify import CertifiedImage
     from stackcheck.policy import Tier
 
 ATTACHMENTS = ("cert-", "sha256-")  # tags that hold statements, not images
 UNKNOWN = "unknown"
+TOTAL_S = 900.0  # for all tags of a store
 BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ImageQuery:
     """The host, and what is asked of an image; None: any.
 
     Attributes:
@@ -84,7 +86,7 @@ class Candidate:
 
 def find(
     target: str,
-    wanted: Wanted,
+    wanted: ImageQuery,
     *,
     public_key: Pinned,
     max_age: dt.timedelta = MAX_AGE,
@@ -110,12 +112,19 @@ def find(
         raise verify.as_certificate_error(error, target) from error
     names = [tag for tag in listed if not tag.startswith(ATTACHMENTS) and not tags.is_unique(tag)]
 
+    end = time.monotonic() + TOTAL_S
+
     def candidate(tag: str) -> Candidate:
         try:
             certified = verify.read(
-                f"{target}:{tag}", public_key=public_key, max_age=max_age, now=now, plain_http=plain_http
+                f"{target}:{tag}",
+                public_key=public_key,
+                max_age=max_age,
+                now=now,
+                plain_http=plain_http,
+                total_s=_left(end),
             )
-        except CertificateError as error:
+        except (CertificateError, ConfigurationError) as error:  # also a tag that no reference can have
             return _refused(tag, error)
         return _judged(tag, certified, wanted)
 
@@ -123,13 +132,25 @@ def find(
     return sorted(found, key=lambda each: (each.refused is not None, BEGINNING - each.verified_at, each.tag))
 
 
-def _refused(tag: str, error: CertificateError) -> Candidate:
+def _left(end: float) -> float:
+    """The seconds that one more tag may take.
+
+    Raises:
+        CertificateError: None is left.
+    """
+    left = end - time.monotonic()
+    if left <= 0:
+        raise CertificateError("not looked at", got=f"all tags together may take {TOTAL_S:g} s")
+    return min(left, verify.TOTAL_S)
+
+
+def _refused(tag: str, error: StackcheckError) -> Candidate:
     return Candidate(
         tag=tag, reference=None, machine="-", torch="-", verified_at=BEGINNING, refused=_why(error)
     )
 
 
-def _judged(tag: str, certified: Certified, wanted: Wanted) -> Candidate:
+def _judged(tag: str, certified: CertifiedImage, wanted: ImageQuery) -> Candidate:
     """The newest verdict that fits; else the newest one, with the reason why it does not."""
     last: Candidate | None = None
     for verdict in _newest_first(certified.verdicts):
@@ -153,7 +174,9 @@ def _judged(tag: str, certified: Certified, wanted: Wanted) -> Candidate:
     return last
 
 
-def _checked(candidate: Candidate, certified: Certified, host: dict[str, Any], wanted: Wanted) -> Candidate:
+def _checked(
+    candidate: Candidate, certified: CertifiedImage, host: dict[str, Any], wanted: ImageQuery
+) -> Candidate:
     """The rest of what `stackcheck verify` checks, for the host that this verdict is about."""
     models = {device["model"].casefold(): device["model"] for device in host["devices"]}
     model = models[wanted.device_model.casefold()] if wanted.device_model else next(iter(models.values()))
@@ -170,7 +193,7 @@ def _checked(candidate: Candidate, certified: Certified, host: dict[str, Any], w
     return dataclasses.replace(candidate, reference=str(verified.reference))
 
 
-def _misfit(host: dict[str, Any], torch: str, wanted: Wanted) -> str | None:
+def _misfit(host: dict[str, Any], torch: str, wanted: ImageQuery) -> str | None:
     """Why a verdict about this machine is not for the wanted one; None if it is."""
     models = {device["model"].casefold() for device in host["devices"]}
     if wanted.device_model and wanted.device_model.casefold() not in models:
@@ -182,7 +205,7 @@ def _misfit(host: dict[str, Any], torch: str, wanted: Wanted) -> str | None:
     return None
 
 
-def _has_driver(driver: str | None, wanted: Wanted) -> bool:
+def _has_driver(driver: str | None, wanted: ImageQuery) -> bool:
     if wanted.exact:
         return driver == wanted.driver
     return wanted.driver is None or (driver is not None and matches("driver", wanted.driver, driver))
@@ -211,5 +234,5 @@ def _machine(host: dict[str, Any]) -> str:
     return f"{' + '.join(models)} x{len(host['devices'])}{driver}"
 
 
-def _why(error: CertificateError) -> str:
+def _why(error: StackcheckError) -> str:
     return f"{error.what}: {error.got}" if error.got else error.what

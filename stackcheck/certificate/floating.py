@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
 from stackcheck.certificate.policy import admit
-from stackcheck.errors import PublishError
+from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import Manifest, MissingError, is_attachment
 from stackcheck.oci.tags import all_unique, digest_of, is_unique
 
@@ -77,7 +77,7 @@ def _newest_certified(store: Store, tag: str, public_key: Pinned) -> Manifest | 
         try:
             manifest = store.read_manifest(name)
             admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
-        except (PublishError, MissingError):
-            continue
+        except (PublishError, CertificateError, MissingError):
+            continue  # not certified, malformed or gone; a store that fails now says nothing of the image
         return manifest
     return None

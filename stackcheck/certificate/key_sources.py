@@ -30,7 +30,7 @@ def public(source: str | Path | None) -> Pinned:
     """The keys to verify with.
 
     Raises:
-        CertificateError: There is no such key, or it is another one than its fingerprint says.
+        CertificateError: There is no such key, or its fingerprint differs from the given one.
         ConfigurationError: What was named cannot be a key.
     """
     if isinstance(source, str) and "://" in source:

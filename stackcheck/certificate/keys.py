@@ -21,10 +21,13 @@ from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.regular import read_regular
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stackcheck.certificate.keyring import Pinned
 
 KEY_NAME = "stackcheck.key"
 LIMIT_BYTES = 2**16
+MOST_STEPS = 400  # folders and links on the way to a file
 
 
 def default_path() -> Path:
@@ -186,27 +189,45 @@ def _read(path: Path) -> bytes:
 
 
 def _check_owner(path: Path) -> None:
-    """Whoever can write the file, or replace it in its folder, decides which images are accepted.
+    """Refuse a file that others can change: it decides which images are accepted.
 
     Raises:
-        ConfigurationError: It belongs to another user, or all users can write it or its folder.
+        ConfigurationError: It belongs to another user, or others can write it or a folder on the way.
     """
-    file, folder = path.stat(), path.absolute().parent.stat()
+    file, own = path.stat(), {0, os.geteuid()}
     wrong = None
-    if file.st_uid not in {0, os.geteuid()}:
+    if file.st_uid not in own:
         wrong = f"{path} belongs to user {file.st_uid}"
-    elif file.st_mode & stat.S_IWOTH:
+    elif file.st_mode & (stat.S_IWOTH if file.st_gid in {0, os.getegid()} else stat.S_IWOTH | stat.S_IWGRP):
         wrong = f"mode {stat.S_IMODE(file.st_mode):04o} of {path}"
-    elif folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
-        wrong = f"mode {stat.S_IMODE(folder.st_mode):04o} of the folder {path.absolute().parent}"
+    for folder in _folders(path):
+        found = folder.stat()
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            wrong = wrong or f"mode {stat.S_IMODE(found.st_mode):04o} of the folder {folder}"
     if wrong:
         raise ConfigurationError(
             "other users can replace this key file",
             where=str(path),
             got=wrong,
-            expected="a file of your own, or root's, in a folder that not everybody can write to",
+            expected="a file of your own, or root's, and no folder on the way that everybody can write to",
             next_step=f"compare it with the publisher's, then: install -m 600 {path} FOLDER-OF-YOURS/",
         )
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """Each folder on the way to a file, also where links lead: in any of them it can be exchanged."""
+    todo, at = list(path.absolute().parts), Path("/")
+    for _ in range(MOST_STEPS):
+        if not todo:
+            return
+        step = at / todo.pop(0)
+        if step.is_symlink():
+            todo = [*step.readlink().parts, *todo]
+            continue
+        at = step.parent.parent if step.name == ".." else step
+        if todo:
+            yield at
+    raise _unusable_key(path, f"a path of more than {MOST_STEPS} steps")
 
 
 def _unusable_key(path: Path, got: str) -> ConfigurationError:

@@ -20,8 +20,9 @@ PACKAGED_PYTHON = "PYTHON_PACKAGED"  # the level of an image whose Python a pack
 
 
 def levels(certificate: Mapping[str, Any]) -> list[str]:
-    """The levels of a PASSED summary: tier, weakest class of bounds, and each architecture and device model,
-    also with how many were tested together (STACKCHECK_H200 and STACKCHECK_H200_X8).
+    """The levels of a PASSED summary:
+    tier, weakest class of bounds, and each architecture and device model, also with how many were tested
+    together (STACKCHECK_H200 and STACKCHECK_H200_X8).
     """
     devices = certificate["host"]["devices"]
     names = {name for device in devices for name in (device["arch"], device["model"]) if name}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def known(path: Path) -> bytes:
     """The passphrase of a key that exists.
 
     Raises:
-        ConfigurationError: There is none in the environment, and no terminal to ask for it.
+        ConfigurationError: The environment has no passphrase, and no terminal can ask for it.
     """
     given = _from_environment()
     return given if given is not None else _typed(path)
@@ -34,7 +35,7 @@ def new(path: Path) -> bytes:
     """The passphrase for a new key; a person types it twice.
 
     Raises:
-        ConfigurationError: There is none, it is empty, or the two differ.
+        ConfigurationError: No passphrase was given, it is empty, or the two differ.
     """
     given = _from_environment()
     chosen = given if given is not None else _typed(path)
@@ -54,6 +55,15 @@ def _from_environment() -> bytes | None:
         return None
     path = Path(os.environ[FILE])
     try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigurationError(
+                "the file with the passphrase can be used by others",
+                where=f"{FILE}={path}",
+                got=f"mode {mode:04o}",
+                expected="mode 0600 or 0400",
+                next_step=f"chmod 600 {path}; and change the passphrase, if others may have read it",
+            )
         return read_regular(path, LIMIT_BYTES).split(b"\n")[0].rstrip(b"\r")
     except OSError as error:
         raise ConfigurationError(

@@ -17,10 +17,10 @@ from stackcheck.certificate.statement import (
     Statement,
     evidence,
     facts,
-    last_revoked,
+    lifted_by,
     lifts,
     newest,
-    not_before,
+    revocations,
     sign,
     status,
     subject_digests,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stackcheck.policy import Policy
 
 MAX_AGE = dt.timedelta(days=30)
-CLOCK_SKEW = dt.timedelta(minutes=10)
+CLOCK_SKEW = dt.timedelta(minutes=10)  # how far a host's clock may be off, in either direction
 
 
 def valid_verdicts(
@@ -46,7 +46,7 @@ def valid_verdicts(
 ) -> list[Statement]:
     """The PASSED summaries that count: not too old, and not older than the last revocation.
 
-    Only summaries that lift the last revocation (`notBefore`) count after it.
+    Only summaries that name every revocation as lifted count after it.
 
     Raises:
         CertificateError: There is no summary, or the newest is FAILED, from the future, too old, or about a
@@ -54,17 +54,17 @@ def valid_verdicts(
     """
     latest = newest(statements)
     _check_newest(reference, latest, now, max_age)
-    revoked_at = last_revoked(statements)
-    if latest is None or not lifts(latest, revoked_at):
+    revoked = revocations(statements)
+    if latest is None or not lifts(latest, revoked):
         raise CertificateError(
             "the image was revoked (FAILED), and the newest verdict does not lift that",
             where=reference,
-            got=f"revoked at {revoked_at}: {_failed_reasons(statements)}",
+            got=f"revoked at {revoked.last if revoked else None}: {_failed_reasons(statements)}",
             expected="a verdict on a run that began after the revocation",
             next_step="use a different image of this stack: stackcheck list",
         )
     passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
-    return [item for item in passed if now - time_verified(item) <= max_age and lifts(item, revoked_at)]
+    return [item for item in passed if now - time_verified(item) <= max_age and lifts(item, revoked)]
 
 
 def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime | None = None) -> Statement:
@@ -126,8 +126,9 @@ def supersede_revocation(
 ) -> tuple[Envelope, ...]:
     """The statements to publish, where the target may hold a revocation of the same image.
 
-    If it does, the certificate is signed again with the revocation that it supersedes (`notBefore`). Only a
-    run that began after the revocation supersedes it: signing an older run again does not.
+    If it does, the certificate is signed again, and names the revocations that it lifts. Only a run that
+    began after the last one lifts it: signing an older run again does not. Two clocks decide which was first,
+    and each may be off by CLOCK_SKEW.
 
     Args:
         envelopes: The statements to publish.
@@ -140,30 +141,31 @@ def supersede_revocation(
         PublishError: The run began before the revocation, or the certificate has to be signed and cannot be.
     """
     statements = [envelope.statement for envelope in known]
-    revoked_at = last_revoked(statements)
-    if revoked_at is None:
+    revoked = revocations(statements)
+    if revoked is None:
         return tuple(envelopes)
     started = dt.datetime.fromisoformat(facts(certified)["run"]["started"])
-    if revoked_at > started:
+    earliest = revoked.last + 2 * CLOCK_SKEW
+    if started <= earliest:
         raise PublishError(
-            "the image was revoked after the run that certifies it",
+            "the image was revoked after the run that certifies it, or shortly before",
             where=where,
-            got=f"revoked at {revoked_at.isoformat()}: {_failed_reasons(statements)}",
-            expected=f"a run that began later than that, not at {started.isoformat()}",
-            next_step="run the suites again: stackcheck certify STACK --force",
+            got=f"revoked at {revoked.last.isoformat()}: {_failed_reasons(statements)}",
+            expected=f"a run that began after {earliest.isoformat()} (clocks differ), "
+            f"not at {started.isoformat()}",
+            next_step="run the suites again after that time: stackcheck certify STACK --force",
         )
-    if lifts(certified, revoked_at):  # it lifts the earlier ones too
+    if lifts(certified, revoked):  # it lifts the earlier ones too
         return tuple(envelopes)
-    superseded = not_before(certified)
     if key is None:
         raise PublishError(
             "the image was revoked there; this certificate does not supersede the revocation",
             where=where,
-            got=f"notBefore {superseded.isoformat() if superseded else 'not set'}",
-            expected=f"notBefore {revoked_at.isoformat()} or later",
+            got=f"a certificate that lifts {len(lifted_by(certified))} of these revocations",
+            expected=f"one that names {', '.join(sorted(revoked.digests))}",
             next_step=f"publish it there with the signing key: stackcheck publish STACK --to {where}",
         )
-    renewed = sign(superseding(certified, revoked_at), key)
+    renewed = sign(superseding(certified, revoked), key)
     return tuple(renewed if envelope.statement == certified else envelope for envelope in envelopes)
 
 
@@ -228,12 +230,12 @@ def _check_passed(manifest: Manifest, latest: Statement, now: dt.datetime) -> No
 
 
 def _check_lifted(manifest: Manifest, latest: Statement, statements: Sequence[Statement]) -> None:
-    revoked_at = last_revoked(statements)
-    if not lifts(latest, revoked_at):
+    revoked = revocations(statements)
+    if revoked and not lifts(latest, revoked):
         raise PublishError(
             "the image was revoked, and the newest verdict does not lift that",
             where=manifest.digest,
-            got=f"revoked at {revoked_at}: {_failed_reasons(statements)}",
+            got=f"revoked at {revoked.last}: {_failed_reasons(statements)}",
             expected="a verdict on a run that began after the revocation",
             next_step="run the suites again: stackcheck certify STACK --force",
         )

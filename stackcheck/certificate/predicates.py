@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stackcheck import __version__
@@ -33,14 +34,15 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import MachineUnfitError
-from stackcheck.imaging.provenance import SITE_SOURCES
 from stackcheck.oci.documents import compact_json, sha256
+from stackcheck.suite.provenance import SITE_SOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stackcheck.certificate.signers import Signer
-    from stackcheck.imaging.provenance import Provenance
+    from stackcheck.certificate.statement import Revocations
+    from stackcheck.suite.provenance import Provenance
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
@@ -64,6 +66,27 @@ class Certifiable(Protocol):
         """Digest of the manifest: what is published, and the subject of every statement."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a certificate says beside the run and its verdict.
+
+    Attributes:
+        now: The time of the verdict.
+        experimental: Whether the matrix marks the stack so.
+        archs: The architectures that the stack declares; those that never ran are named.
+        known_issues: The reported faults of the stack's versions.
+        name: The floating tag under which the image is published; None: its stack id.
+        against: What a pair with a certified image found.
+    """
+
+    now: dt.datetime
+    experimental: bool = False
+    archs: Sequence[str] = ()
+    known_issues: Sequence[Mapping[str, Any]] = ()
+    name: str | None = None
+    against: Mapping[str, Any] | None = None
+
+
 def certify(
     image: Certifiable,
     result: RunResult,
@@ -72,45 +95,14 @@ def certify(
     sbom: Mapping[str, Any],
     *,
     key: Signer,
-    now: dt.datetime,
-    experimental: bool = False,
-    archs: Sequence[str] = (),
-    known_issues: Sequence[Mapping[str, Any]] = (),
-    name: str | None = None,
-    against: Mapping[str, Any] | None = None,
+    terms: Terms,
 ) -> tuple[Envelope, ...]:
     """The `statements` about a judged image, each signed in an envelope.
-
-    Args:
-        image: What the certificate is about.
-        result: The run.
-        verdict: The verdict on it.
-        provenance: How the image was made.
-        sbom: Its packages.
-        key: The signing key.
-        now: The time of the verdict.
-        experimental: Whether the matrix marks the stack so.
-        archs: The architectures that the stack declares; those that never ran are named.
-        known_issues: The reported faults of the stack's versions.
-        name: Under which tag the image is published; None: its stack id.
-        against: What a pair with a certified image found.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT.
     """
-    made = statements(
-        image,
-        result,
-        verdict,
-        provenance,
-        sbom,
-        now=now,
-        experimental=experimental,
-        archs=archs,
-        known_issues=known_issues,
-        name=name,
-        against=against,
-    )
+    made = statements(image, result, verdict, provenance, sbom, terms=terms)
     return tuple(sign(statement, key) for statement in made)
 
 
@@ -121,14 +113,17 @@ def statements(
     provenance: Provenance,
     sbom: Mapping[str, Any],
     *,
-    now: dt.datetime,
-    experimental: bool = False,
-    archs: Sequence[str] = (),
-    known_issues: Sequence[Mapping[str, Any]] = (),
-    name: str | None = None,
-    against: Mapping[str, Any] | None = None,
+    terms: Terms,
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
+
+    Args:
+        image: What the certificate is about.
+        result: The run.
+        verdict: The verdict on it.
+        provenance: How the image was made.
+        sbom: Its packages.
+        terms: What else the certificate says.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
@@ -137,46 +132,15 @@ def statements(
         _statement(image, PROVENANCE, _build_provenance(provenance)),
         _statement(image, SBOM, sbom),
     )
-    return statements_of_rerun(
-        image,
-        result,
-        verdict,
-        kept,
-        now=now,
-        experimental=experimental,
-        archs=archs,
-        known_issues=known_issues,
-        name=name,
-        against=against,
-    )
+    return statements_of_rerun(image, result, verdict, kept, terms=terms)
 
 
 def statements_of_rerun(
-    image: Certifiable,
-    result: RunResult,
-    verdict: Verdict,
-    kept: Sequence[Statement],
-    *,
-    now: dt.datetime,
-    experimental: bool = False,
-    archs: Sequence[str] = (),
-    known_issues: Sequence[Mapping[str, Any]] = (),
-    name: str | None = None,
-    against: Mapping[str, Any] | None = None,
+    image: Certifiable, result: RunResult, verdict: Verdict, kept: Sequence[Statement], *, terms: Terms
 ) -> tuple[Statement, ...]:
     """The statements of one more run of an image whose provenance and SBOM are stated already. Pure.
 
-    Args:
-        image: What the certificate is about.
-        result: The run.
-        verdict: The verdict on it.
-        kept: The provenance and the SBOM: they are about the same bytes, so they hold as they are.
-        now: The time of the verdict.
-        experimental: Whether the matrix marks the stack so.
-        archs: The architectures that the stack declares.
-        known_issues: The reported faults of the stack's versions.
-        name: The floating tag that the image was certified under; None: its stack id.
-        against: What a pair with a certified image found.
+    `kept` has these two: they are about the same bytes, so they hold as they are.
 
     Returns:
         The test result, `kept`, and the VSA that names all of them by digest.
@@ -194,19 +158,19 @@ def statements_of_rerun(
     evidence = (_statement(image, TEST_RESULT, _test_result(result, verdict)), *kept)
     scope = {
         "stackId": image.stack_id,
-        "name": name or image.stack_id,
+        "name": terms.name or image.stack_id,
         "configDigest": image.config_digest,
-        "experimental": experimental,
-    } | ({"against": dict(against)} if against else {})
+        "experimental": terms.experimental,
+    } | ({"against": dict(terms.against)} if terms.against else {})
     summary = _summary(
         scope
-        | _certificate_field(result, verdict, archs)
-        | {"knownIssues": [*map(dict, known_issues)]}
+        | _certificate_field(result, verdict, terms.archs)
+        | {"knownIssues": [*map(dict, terms.known_issues)]}
         | _made_from(kept),
         status=verdict.status,
         resource=f"pkg:oci/{image.stack_id or 'image'}@{image.manifest_digest}",
         evidence=evidence,
-        now=now,
+        now=terms.now,
     )
     return (*evidence, _statement(image, VSA, summary))
 
@@ -221,8 +185,10 @@ def _made_from(kept: Sequence[Statement]) -> dict[str, Any]:
     return {}
 
 
-def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statement:
-    """A FAILED VSA about the same image as `certified`, which it revokes.
+def revocation(
+    certified: Statement, ended: Iterable[Statement], *, reason: str, now: dt.datetime
+) -> Statement:
+    """A FAILED VSA about the same image as `certified`, which names the certificates that it ends by digest.
 
     Its time is `now`, or a millisecond after the certificate's if this host's clock is behind.
     """
@@ -232,7 +198,7 @@ def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statem
     document["predicate"] = {
         **{key: predicate[key] for key in ("verifier", "resourceUri", "policy")},
         "timeVerified": _timestamp(max(now, time_verified(certified) + dt.timedelta(milliseconds=1))),
-        "inputAttestations": [_reference(certified)],
+        "inputAttestations": [_reference(item) for item in ended],
         "verificationResult": "FAILED",
         "verifiedLevels": ["FAILED"],
         CERTIFICATE_FIELD: {**scope, "reasons": [reason], "revoked": True},
@@ -240,10 +206,11 @@ def revocation(certified: Statement, *, reason: str, now: dt.datetime) -> Statem
     return Statement(predicate_type=VSA, payload=compact_json(document))
 
 
-def superseding(certified: Statement, revoked_at: dt.datetime) -> Statement:
-    """The same PASSED VSA with `notBefore`: it supersedes the revocation, older verdicts stay revoked."""
+def superseding(certified: Statement, revoked: Revocations) -> Statement:
+    """The same PASSED VSA, which names the revocations that it lifts; older verdicts stay revoked."""
     document = copy.deepcopy(certified.document)
-    document["predicate"][CERTIFICATE_FIELD]["notBefore"] = _timestamp(revoked_at)
+    named = {"notBefore": _timestamp(revoked.last), "lifts": sorted(revoked.digests)}
+    document["predicate"][CERTIFICATE_FIELD] |= named
     return Statement(predicate_type=VSA, payload=compact_json(document))
 
 
@@ -345,11 +312,12 @@ def _certificate_field(result: RunResult, verdict: Verdict, archs: Sequence[str]
         "waivers": [waiver.model_dump(mode="json") for waiver in verdict.waivers],
         "reasons": list(verdict.reasons),
         "metrics": _metrics(result),
+        "baselines": [*map(dict, verdict.baselines)],
     }
 
 
 def _python(result: RunResult) -> dict[str, Any] | None:
-    """The Python of the image, and who answers for it: a package, or whoever certified and accepted it."""
+    """The Python of the image, and who answers for it: a package, or the person who certified the image."""
     found = result.interpreter
     if found is None:
         return None

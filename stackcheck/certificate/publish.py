@@ -16,7 +16,7 @@ from stackcheck.certificate import attachments
 from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
 from stackcheck.certificate.statement import Envelope, facts, name_of, time_verified
-from stackcheck.errors import ConfigurationError, PublishError
+from stackcheck.errors import ConfigurationError, PublishError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, RegistryError
 from stackcheck.oci.layout import OciLayout
@@ -88,7 +88,7 @@ def publish(
     )
 
 
-def with_next_step(error: RegistryError, target: str) -> PublishError:
+def with_next_step(error: RegistryError, target: str) -> StackcheckError:
     """The same error with a next step. Only a user may move a damaged layout: it may hold a revocation."""
     folder = target.removeprefix("oci:")
     if error.next_step or folder == target:
@@ -208,8 +208,6 @@ def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope],
     attachments.attach(store, manifest, envelopes, public_key)
     try:
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))
-    except RegistryError:
-        raise
     except PublishError as error:
         moves = move_back(store, manifest.digest, public_key)
         places = [f"{tag} -> {digest}" for tag, digest in moves.moved.items()]

@@ -6,25 +6,22 @@ or the exit code of a command that sees one folder and the devices of the host, 
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck import vendors
 from stackcheck.certificate.statement import accepted_python
 from stackcheck.certificate.verify import as_certificate_error, image_blobs
-from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import EngineError, FileError
-from stackcheck.imaging import image as images
 from stackcheck.imaging.image import Image
+from stackcheck.oci import tags
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.stores import open_store
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
@@ -32,16 +29,12 @@ if TYPE_CHECKING:
     from stackcheck.oci.store import Store
     from stackcheck.policy import Policy
     from stackcheck.suite.subject import Subject
-    from stackcheck.vendors import ContainerNeeds, Vendor
-
-WORKSPACE = "/workspace"
-SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs; nothing is reserved
-RUN_TIMEOUT_S = 365 * 24 * 3600.0  # a training job has no time limit, and the engine asks for one
+    from stackcheck.vendors import Vendor
 
 
 def local_name(verified: Verified) -> str:
     """The name of a certified image in the engine."""
-    return images.local_name(verified.stack_id, verified.config_digest)
+    return tags.local_name(verified.stack_id, verified.config_digest)
 
 
 def pull(
@@ -141,47 +134,6 @@ def pulled_subject(
     )
     accepted = accepted_python(verified.facts)
     return subjects.of_image(image, policy, stack, name=name, vendor=vendor, accepted_python=accepted)
-
-
-def run(
-    name: str,
-    engine: Engine,
-    command: Sequence[str],
-    *,
-    needs: ContainerNeeds,
-    folder: Path,
-    on_line: Callable[[str], None],
-) -> int:
-    """Run a command in a pulled image, with one folder and the devices of the host, and nothing else of it.
-
-    Args:
-        name: What `pull` returned.
-        engine: The engine that holds it.
-        command: Program and arguments.
-        needs: What the devices of this host need (`vendors.module(vendor).container_needs()`).
-        folder: Mounted as the working directory of the command, writable.
-        on_line: Called with each line of output.
-
-    Returns:
-        The command's exit code.
-    """
-    from stackcheck.engine.client import Mount, RunSpec
-
-    binds = (Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds)
-    spec = RunSpec(
-        image=name,
-        command=tuple(command),
-        user=f"{os.getuid()}:{os.getgid()}",  # the files that it writes belong to the user
-        env={**dict(vendors.site_environment()), **dict(needs.env), **USER_ENV},
-        mounts=(Mount(source=folder, target=WORKSPACE, read_only=False), *binds),
-        devices=needs.devices,
-        group_add=needs.groups,
-        shm_size_bytes=SHM_SIZE_BYTES,
-        workdir=WORKSPACE,
-        timeout_s=RUN_TIMEOUT_S,
-        on_line=on_line,
-    )
-    return engine.run(spec)
 
 
 def _fetch(store: Store, digest: str, layout: OciLayout, report: Callable[[str], None]) -> None:

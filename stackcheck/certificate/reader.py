@@ -6,7 +6,6 @@ name a pinned key and were changed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.certificate.storage_forms import BUNDLE, DSSE_LAYER
 from stackcheck.errors import CertificateError
-from stackcheck.oci.documents import Descriptor, Manifest, MissingError, RegistryError
+from stackcheck.oci.documents import DanglingError, Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.store import read_small_blob
 
 if TYPE_CHECKING:
@@ -102,10 +101,13 @@ class Reader:
 
 
 def optional(store: Store, name: str) -> tuple[Manifest, ...]:
-    """The manifest of a tag or digest; none if it is not there."""
-    with contextlib.suppress(MissingError):
+    """The manifest of a tag or digest; none if it is not there. A tag without its manifest is an error."""
+    try:
         return (store.read_manifest(name),)
-    return ()
+    except DanglingError:
+        raise
+    except MissingError:
+        return ()
 
 
 def too_many(store: Store, digest: str, expected: str) -> RegistryError:

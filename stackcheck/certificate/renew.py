@@ -7,10 +7,11 @@ asks, so the drivers of an image are those of its valid summaries. No image is c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.certificate import attachments, predicates
+from stackcheck.certificate import attachments, predecessor, predicates, signing
 from stackcheck.certificate.policy import admit, supersede_revocation
 from stackcheck.certificate.statement import (
     PROVENANCE,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Verdict
+
+SHOWN = 5  # missing checks, in an error
 
 
 def renew(
@@ -72,14 +75,7 @@ def renew(
         PublishError: The image's newest verdict is not PASSED any more, the run did not pass, or the store
             failed.
     """
-    if verdict.status != "PASSED":
-        raise PublishError(
-            "only a run that passed renews a certificate",
-            where=reference,
-            got=verdict.status,
-            expected="PASSED",
-            next_step=f"stackcheck revoke {reference} --reason TEXT, if the image is the cause",
-        )
+    _require_passed(verdict, reference)
     parsed = parse_reference(reference)
     store = open_store(parsed.target, plain_http=plain_http)
     public_key = key.public_key()
@@ -87,11 +83,18 @@ def renew(
         manifest = store.read_manifest(parsed.name)
         known = attachments.read_envelopes(store, manifest.digest, public_key)
         before = admit(manifest, known, now=now)
-        made = _statements(
-            subject, result, verdict, _kept(before, known, reference), before=before, verified=verified
+        verdict = _carrying(verdict, result, known)
+        against = facts(before).get("against")  # about the same bytes; it says when and on which driver
+        made = predicates.statements_of_rerun(
+            subject.image,
+            result,
+            verdict,
+            _kept(before, known, reference),
+            terms=signing.terms(subject, verdict, verified, against),
         )
         envelopes: Sequence[Envelope] = tuple(sign(statement, key) for statement in made)
         (summary,) = (item for item in made if item.predicate_type == VSA)
+        _require_no_fewer([item.statement for item in known], summary, reference)
         envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
         signed = next(item.statement for item in envelopes if _is_vsa(item))
         covered = functools.partial(obsolete, summary=signed)
@@ -121,8 +124,40 @@ def _covers(newer: Statement, older: Statement) -> bool:
     if status(older) != "PASSED" or not_before(older) or time_verified(older) >= time_verified(newer):
         return False
     new, old = facts(newer), facts(older)
-    enough = is_enough(new["run"]["tier"], old["run"]["tier"])
+    enough = is_enough(new["run"]["tier"], old["run"]["tier"]) and not _dropped(new, old)
     return enough and _machine(new) == _machine(old) and set(new["warned"]) <= set(old["warned"])
+
+
+def _dropped(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
+    """The checks that the older certificate requires and the newer one does not."""
+    return sorted(set(old["required"]) - set(new["required"]))
+
+
+def _require_no_fewer(known: Sequence[Statement], summary: Statement, where: str) -> None:
+    """Refuse a renewal that asks for less than a valid certificate of such machines does.
+
+    Suites that dropped or renamed a check are no reason to drop it from a certificate unseen.
+    """
+    new = facts(summary)
+    for item in known:
+        if item.predicate_type != VSA or status(item) != "PASSED" or not_before(item):
+            continue
+        old = facts(item)
+        alike = _models(old) == _models(new) and is_enough(new["run"]["tier"], old["run"]["tier"])
+        if alike and (dropped := _dropped(new, old)):
+            same = old["inputs"]["suites"] == new["inputs"]["suites"]
+            raise PublishError(
+                "the run asks for fewer checks than the certificate that it would renew",
+                where=where,
+                got=f"{len(dropped)} are missing, by {'the same' if same else 'other'} suites:"
+                f" {', '.join(dropped[:SHOWN])}",
+                expected=f"the {len(old['required'])} checks of the certificate",
+                next_step="if the suites dropped them on purpose: stackcheck certify and publish by hand",
+            )
+
+
+def _models(certificate: Mapping[str, Any]) -> list[str]:
+    return sorted(device["model"] for device in certificate["host"]["devices"])
 
 
 def _machine(certificate: Mapping[str, Any]) -> tuple[object, ...]:
@@ -156,27 +191,21 @@ def _kept(before: Statement, known: Sequence[Envelope], where: str) -> tuple[Sta
     return kept[PROVENANCE], kept[SBOM]
 
 
-def _statements(
-    subject: Subject,
-    result: RunResult,
-    verdict: Verdict,
-    kept: Sequence[Statement],
-    *,
-    before: Statement,
-    verified: dt.datetime,
-) -> tuple[Statement, ...]:
-    return predicates.statements_of_rerun(
-        subject.image,
-        result,
-        verdict,
-        kept,
-        now=verified,
-        experimental=subject.experimental,
-        archs=subject.stack.archs if subject.stack else (),
-        known_issues=subject.known_issues,
-        name=subject.name,
-        against=facts(before).get("against"),  # it is about the same bytes, and says when and on which driver
-    )
+def _require_passed(verdict: Verdict, reference: str) -> None:
+    if verdict.status != "PASSED":
+        raise PublishError(
+            "only a run that passed renews a certificate",
+            where=reference,
+            got=verdict.status,
+            expected="PASSED",
+            next_step=f"stackcheck revoke {reference} --reason TEXT, if the image is the cause",
+        )
+
+
+def _carrying(verdict: Verdict, result: RunResult, known: Sequence[Envelope]) -> Verdict:
+    """The verdict with the stack's best certified figures; a night's own rule judged the run by them."""
+    held = predecessor.held(verdict, result, (item.statement for item in known))
+    return dataclasses.replace(verdict, baselines=held.baselines)
 
 
 def _driver(summary: Statement) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stackcheck.certificate import attachments
 from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.predicates import revocation
-from stackcheck.certificate.statement import facts, newest, sign, status
+from stackcheck.certificate.statement import VSA, facts, newest, sign, status
 from stackcheck.errors import CertificateError
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
@@ -84,7 +84,9 @@ def revoke(
         # Nothing new to sign if a call that was interrupted did it: repair the forms, and move the tags.
         failed: tuple[Envelope, ...] = ()
         if not _is_revoked(latest, reason):
-            failed = (sign(revocation(latest, reason=reason, now=now), key),)
+            statements = [item.statement for item in known if item.statement.predicate_type == VSA]
+            ended = [item for item in statements if status(item) == "PASSED"] or [latest]
+            failed = (sign(revocation(latest, ended, reason=reason, now=now), key),)
         attachments.attach(store, manifest, failed, public_key)
         report(f"revoked {store.target}@{manifest.digest}")
         moves = move_back(store, manifest.digest, public_key)

@@ -7,9 +7,12 @@ key confirms it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shlex
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0  # somebody may have to touch a token
 RAW_BYTES = 64  # r and s, 32 bytes each
+MOST_PRINTED_BYTES = 2**20
 LONGEST_BYTES = 80  # of a DER signature on P-256: 72
 
 
@@ -89,17 +93,29 @@ class CommandSigner:
 
     def _run(self, data: bytes) -> bytes:
         env = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-        try:
-            done = subprocess.run(
-                self.command, input=data, capture_output=True, timeout=TIMEOUT_S, check=False, env=env
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise self._error(str(error), f"an answer within {TIMEOUT_S:g} s") from error
-        if done.returncode or not 0 < len(done.stdout) <= LONGEST_BYTES:
-            said = done.stderr.decode(errors="replace").strip()[-300:]
-            got = f"exit {done.returncode}, {len(done.stdout)} bytes on standard output; {said}"
+        # Files, not pipes: a child that keeps them open holds up nothing, and what is printed has a limit.
+        with (
+            tempfile.TemporaryFile() as given,
+            tempfile.TemporaryFile() as printed,
+            tempfile.TemporaryFile() as said,
+        ):
+            given.write(data)
+            given.seek(0)
+            try:
+                code = _ended(
+                    subprocess.Popen(self.command, stdin=given, stdout=printed, stderr=said, env=env)
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise self._error(str(error), f"an answer within {TIMEOUT_S:g} s") from error
+            length = os.fstat(printed.fileno()).st_size
+            printed.seek(0)
+            found = printed.read(LONGEST_BYTES + 1)
+            said.seek(0)
+            words = said.read(MOST_PRINTED_BYTES).decode(errors="replace").strip()[-300:]
+        if code or not 0 < len(found) <= LONGEST_BYTES:
+            got = f"exit {code}, {length} bytes on standard output; {words}"
             raise self._error(got, "exit 0, and a signature on standard output")
-        return done.stdout
+        return found
 
     def _error(self, got: str, expected: str) -> ConfigurationError:
         return ConfigurationError(
@@ -111,13 +127,24 @@ class CommandSigner:
         )
 
 
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a program that may write no large file; killed when it does not end in time."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MOST_PRINTED_BYTES, MOST_PRINTED_BYTES))
+    try:
+        return process.wait(TIMEOUT_S)
+    finally:
+        process.kill()  # nothing, where it has ended
+        process.wait()
+
+
 def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -> Signer:
     """What signs.
 
     Args:
         path: The signing key; with a command, its public key.
-        command: A program that signs; none: the key itself.
-        create: Make the key if there is none.
+        command: A program that signs; `None`: the key itself signs.
+        create: Make the key if it does not exist.
 
     Raises:
         CertificateError: There is no public key for the command.

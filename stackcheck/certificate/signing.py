@@ -12,7 +12,7 @@ from stackcheck.certificate import predicates
 from stackcheck.certificate.statement import Envelope, open_envelope
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.suite import last_run, sbom
+from stackcheck.suite import last_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +32,7 @@ def sign_to_files(
     folder: Path,
     key: Signer,
     *,
+    sbom: Mapping[str, Any],
     against: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
     """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
@@ -40,12 +41,13 @@ def sign_to_files(
         subject: The image under test.
         result: Its run.
         judged: The verdict on that run.
-        folder: `build/<name>/`, with the image's SBOM.
+        folder: `build/<name>/`.
         key: What signs.
+        sbom: The packages of the image.
         against: What a pair with a certified image found.
 
     Raises:
-        ConfigurationError: The key or the SBOM cannot be used.
+        ConfigurationError: The key cannot be used.
         FileError: A file cannot be written.
         MachineUnfitError: The verdict is UNFIT.
     """
@@ -54,20 +56,29 @@ def sign_to_files(
         result,
         judged,
         subject.provenance,
-        sbom.load(subject.image, folder),
+        sbom,
         key=key,
-        now=dt.datetime.now(dt.UTC),
-        experimental=subject.experimental,
-        archs=subject.stack.archs if subject.stack else (),
-        known_issues=subject.known_issues,
-        name=subject.name,
-        against=against,
+        terms=terms(subject, judged, dt.datetime.now(dt.UTC), against),
     )
     forget(folder)
     for number, envelope in enumerate(envelopes):
         path = folder / "statements" / f"{number}.dsse.json"
         write_atomically(path, (envelope.body,))
     return envelopes
+
+
+def terms(
+    subject: Subject, judged: Verdict, now: dt.datetime, against: Mapping[str, Any] | None
+) -> predicates.Terms:
+    """What a certificate of this subject says beside the run and its verdict."""
+    return predicates.Terms(
+        now=now,
+        experimental=subject.experimental,
+        archs=subject.stack.archs if subject.stack else (),
+        known_issues=[issue.as_json() for issue in judged.known_issues],
+        name=subject.name,
+        against=against,
+    )
 
 
 def forget(folder: Path) -> None:

@@ -143,41 +143,63 @@ def time_verified(statement: Statement) -> dt.datetime:
 
 
 def not_before(statement: Statement) -> dt.datetime | None:
-    """The time of the revocation that a VSA supersedes: earlier verdicts on the image stay invalid."""
+    """The time of the last revocation that a VSA lifts: earlier verdicts on the image stay invalid."""
     moment = facts(statement).get("notBefore")
     return dt.datetime.fromisoformat(moment) if moment else None
 
 
-def last_revoked(statements: Iterable[Statement]) -> dt.datetime | None:
-    """When an image was last revoked: by a FAILED summary, or by one that a PASSED summary supersedes.
+@dataclass(frozen=True, kw_only=True)
+class Revocations:
+    """What ended the certificates of an image.
 
-    `attachments.attach` removes a superseded FAILED summary; the `notBefore` of the PASSED one remembers it.
+    Args:
+        last: When it was last revoked.
+        digests: The FAILED summaries: those that are there, and those that a PASSED one names as lifted.
+    """
+
+    last: dt.datetime
+    digests: frozenset[str]
+
+
+def revocations(statements: Iterable[Statement]) -> Revocations | None:
+    """What was revoked, by FAILED summaries or by PASSED ones that say that they lift some; None if nothing.
+
+    `attachments.attach` removes a lifted FAILED summary from cosign's forms; the PASSED one remembers it.
     """
     summaries = [item for item in statements if item.predicate_type == VSA]
-    failed = [time_verified(item) for item in summaries if status(item) == "FAILED"]
-    superseded = [moment for moment in map(not_before, summaries) if moment]
-    return max((*failed, *superseded), default=None)
+    failed = [item for item in summaries if status(item) == "FAILED"]
+    times = [*map(time_verified, failed), *(moment for moment in map(not_before, summaries) if moment)]
+    if not times:
+        return None
+    named = (digest for item in summaries for digest in lifted_by(item))
+    return Revocations(last=max(times), digests=frozenset((*(item.digest for item in failed), *named)))
 
 
-def lifts(statement: Statement, revoked_at: dt.datetime | None) -> bool:
-    """Whether a PASSED summary counts although the image was revoked then: it has to say so itself.
+def lifts(statement: Statement, revoked: Revocations | None) -> bool:
+    """Whether a PASSED summary counts although the image was revoked: it has to name each revocation.
 
-    Its time is not enough. A verdict that was signed later may be about a run from before the revocation, and
-    of two hosts each sees what the other wrote only later.
+    Its time is not enough. A verdict that was signed later may be about a run from before the revocation,
+    clocks differ, and of two hosts each sees what the other wrote only later.
     """
+    if revoked is None:
+        return True
     superseded = not_before(statement)
-    return revoked_at is None or (superseded is not None and superseded >= revoked_at)
+    later = superseded is not None and superseded >= revoked.last
+    return later and revoked.digests <= lifted_by(statement)
+
+
+def lifted_by(statement: Statement) -> frozenset[str]:
+    """The digests of the revocations that a VSA names as lifted."""
+    return frozenset(facts(statement).get("lifts", ()))
 
 
 def lifted(statements: Iterable[Statement]) -> tuple[Statement, ...]:
     """The summaries that no longer count because a run lifted a revocation: it, and PASSED ones before it."""
     summaries = [item for item in statements if item.predicate_type == VSA]
     passed = [item for item in summaries if status(item) == "PASSED"]
-    revoked_at = max((moment for moment in map(not_before, passed) if moment), default=None)
-    if revoked_at is None:
-        return ()
-    failed = [item for item in summaries if status(item) == "FAILED" and time_verified(item) <= revoked_at]
-    return (*failed, *(item for item in passed if not lifts(item, revoked_at)))
+    named = frozenset(digest for item in passed for digest in lifted_by(item))
+    failed = [item for item in summaries if status(item) == "FAILED" and item.digest in named]
+    return (*failed, *(item for item in passed if not named <= lifted_by(item)))
 
 
 def status(statement: Statement) -> Literal["PASSED", "FAILED"]:
@@ -197,8 +219,8 @@ def facts(statement: Statement) -> dict[str, Any]:
 
 
 def accepted_python(certificate: Mapping[str, Any]) -> tuple[str, ...]:
-    """The digests of the files that whoever certified accepted as the image's Python; none if a package
-    owns it, as in each certificate that does not say.
+    """The digests of the files that were accepted as the image's Python when it was certified.
+    Empty if a package owns the Python, or if the certificate does not say.
     """
     python = certificate.get("python")
     if not python or python["package"]:

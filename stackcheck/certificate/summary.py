@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, JsonValue, StringConstraints, ValidationError, model_validator
 
+from stackcheck.files.border import Open
 from stackcheck.policy import Tier
 from stackcheck.vendors import Vendor
 
@@ -29,44 +30,47 @@ Moment = Annotated[
 ]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-
-class _Verifier(_Part):
+class _Verifier(Open, strict=True):
     id: str
 
 
-class _Digests(_Part):
+class _Digests(Open, strict=True):
     sha256: Hex
 
 
-class _Evidence(_Part):
+class _Evidence(Open, strict=True):
     digest: _Digests
 
 
-class _Policy(_Part):
+class _Policy(Open, strict=True):
     uri: str
 
 
-class _Device(_Part):
+class _Device(Open, strict=True):
     model: str
     arch: str = ""
+    firmware: str | None
+    power_cap_w: float | None
 
 
-class _Host(_Part):
+class _Host(Open, strict=True):
+    """Without a default: renewals and nights compare each of these with this host's."""
+
     vendor: Vendor
-    devices: tuple[_Device, ...]
-    driver: str | None = None
+    devices: tuple[_Device, ...] = Field(min_length=1)
+    driver: str | None
+    kernel: str | None
+    partition: str | None
+    nvls: str | None
 
 
-class _Run(_Part):
+class _Run(Open, strict=True):
     id: str
     tier: Tier
     started: Moment
 
 
-class _Waiver(_Part):
+class _Waiver(Open, strict=True):
     check: str
     reason: str
     issue: str
@@ -74,24 +78,24 @@ class _Waiver(_Part):
     until: str
 
 
-class _KnownIssue(_Part):
+class _KnownIssue(Open, strict=True):
     id: str
     symptom: str
     issue: str
 
 
-class _Archs(_Part):
+class _Archs(Open, strict=True):
     staticOnly: tuple[str, ...] = ()  # noqa: N815  # as it is signed
 
 
-class _PairedMetric(_Part):
+class _PairedMetric(Open, strict=True):
     check: str
     name: str
     loss: float
     verdict: Literal["slower", "equal", "noisy"]
 
 
-class _Against(_Part):
+class _Against(Open, strict=True):
     """What a pair with a certified image found."""
 
     reference: str
@@ -99,10 +103,20 @@ class _Against(_Part):
     at: Moment
     driver: str | None = None
     runs: int
-    metrics: tuple[_PairedMetric, ...]
+    metrics: tuple[_PairedMetric, ...] = Field(min_length=1)
 
 
-class _Python(_Part):
+class _Baseline(Open, strict=True):
+    check: str
+    name: str
+    unit: str
+    conditions: dict[str, JsonValue]
+    direction: Literal["min", "max"]
+    value: FiniteFloat
+    statement: Digest
+
+
+class _Python(Open, strict=True):
     """The Python of the image. Without a package, the one who certified accepted it by its digest."""
 
     file: str
@@ -111,7 +125,14 @@ class _Python(_Part):
     libraries: dict[str, Digest] = Field(default_factory=dict)
 
 
-class _Certificate(_Part):
+class _DriverWords(Open, strict=True):
+    """What the documents say of the driver with this stack."""
+
+    state: str = ""
+    says: str = ""
+
+
+class _Certificate(Open, strict=True):
     """What every summary states about image and host; a revocation states no more, and its reasons."""
 
     stackId: str | None  # noqa: N815
@@ -120,6 +141,7 @@ class _Certificate(_Part):
     host: _Host
     experimental: bool
     notBefore: Moment | None = None  # noqa: N815
+    lifts: tuple[Digest, ...] = ()
     reasons: tuple[str, ...] = ()
 
 
@@ -134,9 +156,11 @@ class _Passed(_Certificate):
     archs: _Archs = _Archs()
     bounds: dict[str, int] = Field(default_factory=dict)
     knownIssues: tuple[_KnownIssue, ...] = ()  # noqa: N815
+    driver: _DriverWords = _DriverWords()
     python: _Python | None = None
     madeFrom: dict[str, str] = Field(default_factory=dict)  # noqa: N815
     against: _Against | None = None
+    baselines: tuple[_Baseline, ...] = ()
 
     @model_validator(mode="after")
     def _not_slower(self) -> Self:
@@ -148,7 +172,7 @@ class _Passed(_Certificate):
         return self
 
 
-class _Summary(_Part):
+class _Summary(Open, strict=True):
     verifier: _Verifier
     timeVerified: Moment  # noqa: N815
     resourceUri: str  # noqa: N815

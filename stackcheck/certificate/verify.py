@@ -115,7 +115,7 @@ def verify(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certified:
+class CertifiedImage:
     """An image with valid verdicts, of which none is chosen yet.
 
     Attributes:
@@ -175,20 +175,23 @@ def read(
     max_age: dt.timedelta = MAX_AGE,
     now: dt.datetime | None = None,
     plain_http: bool = False,
-) -> Certified:
+    total_s: float = TOTAL_S,
+) -> CertifiedImage:
     """The valid verdicts on an image, for any host; `verify` explains the arguments.
+
+    All that a registry is asked for must be answered within `total_s` seconds.
 
     Raises:
         CertificateError: No verdict on the image is valid.
     """
     parsed = parse_reference(reference)
     # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.
-    manifest, envelopes = _signed(reference, parsed, public_key, plain_http=plain_http)
+    manifest, envelopes = _signed(reference, parsed, public_key, plain_http=plain_http, total_s=total_s)
     statements = tuple(item.statement for item in envelopes)
     # 4. Look at the newest VSA. 5. Keep the valid verdicts.
     moment = now or dt.datetime.now(dt.UTC)
     verdicts = tuple(valid_verdicts(reference, statements, moment, max_age))
-    return Certified(
+    return CertifiedImage(
         reference=reference, moment=moment, manifest=manifest, statements=statements, verdicts=verdicts
     )
 
@@ -225,10 +228,10 @@ def as_certificate_error(error: RegistryError, reference: str) -> CertificateErr
 
 
 def _signed(
-    reference: str, parsed: Reference, public_key: Pinned, *, plain_http: bool
+    reference: str, parsed: Reference, public_key: Pinned, *, plain_http: bool, total_s: float
 ) -> tuple[Manifest, tuple[Envelope, ...]]:
     try:
-        store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)
+        store = open_store(parsed.target, plain_http=plain_http, total_s=total_s)
         return _read(store, parsed.name, public_key)
     except RegistryError as error:
         raise as_certificate_error(error, reference) from error

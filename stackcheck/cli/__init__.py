@@ -5,15 +5,19 @@ In: arguments. Out: results on stdout, progress and errors on stderr, an exit co
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
-from stackcheck.cli.output import print_error
+from stackcheck import __version__
+from stackcheck.cli import usage
+from stackcheck.cli.output import Printable, print_error, print_json_error
 from stackcheck.errors import StackcheckError
 from stackcheck.files.atomic import UNUSABLE, file_error
 
@@ -22,47 +26,57 @@ if TYPE_CHECKING:
 
     from typer._click import Command, Context, HelpFormatter  # typer carries click under this name
 
-# verb -> (its module in stackcheck.cli, its line in --help).
-# Help must not import every module: `stackcheck list` answers in under 300 ms.
-VERBS: dict[str, tuple[str, str]] = {
-    "doctor": ("host", "Show what this host has and lacks, with the commands that fix it."),
-    "list": ("matrix", "List the stacks of the matrix and whether each is locked."),
-    "explain": ("explain", "Show why a combination is allowed or refused, with the rules."),
-    "outdated": ("matrix", "Compare pins with the newest versions in the package indexes."),
-    "compat": ("explain", "Check the compatibility rules for contradictions."),
-    "lock": ("matrix", "Write the pins and hashes of stacks."),
-    "base": ("site", "Make the base of stacks from this host's own packages."),
-    "wheelhouse": ("site", "Make wheels from what is installed in an environment."),
-    "mirror": ("mirror", "List which files a site has to copy for stacks."),
-    "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
-    "build": ("build", "Build the images of stacks."),
-    "test": ("images", "Run the acceptance suites inside an image."),
-    "judge": ("judge", "Give the verdict on a result.json, also of pytest alone."),
-    "certify": ("images", "Run the suites, judge the result and sign the verdict."),
-    "publish": ("images", "Publish a certified image with its certificate."),
-    "images": ("images", "Build, test, certify and publish what this host can run."),
-    "export": ("export", "Write an image as one tar for docker, podman or Apptainer."),
-    "find": ("find", "List the published images that are certified for a host."),
-    "verify": ("consumer", "Check the certificate of a published image for this host."),
-    "pull": ("consumer", "Verify an image, then fetch it into the local engine."),
-    "run": ("consumer", "Verify an image, then run a command in it."),
-    "sbom": ("consumer", "List the packages of a published image, from the signed document."),
-    "revoke": ("published", "Revoke a certificate, with a signed reason."),
-    "promote": ("published", "Copy a certified image and its certificate to another target."),
-    "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
-    "nightly": ("nightly", "Validate the published images again on this host."),
-    "fleet": ("fleet", "Run the suites on many machines, by Slurm or Kubernetes."),
-    "history": ("history", "List the runs that were kept, or one metric over them."),
-    "report": ("report", "Write the page: what is certified, what failed, how fast it is."),
-    "compare": ("compare", "Compare two runs, or run two images in turn on this node."),
-    "scale": ("scale", "Predict the speed of a training job on many GPUs."),
-    "bisect": ("bisect", "Find which component between two stacks breaks a check."),
-    "prove": ("prove", "Plant every fault and show that each check can fail."),
-    "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
-    "policy": ("policy", "Print a policy that admits only certified images."),
-    "key": ("key", "Show the signing key; make it on first use."),
+# For whom -> verb -> (its module in stackcheck.cli, its line in --help).
+# A verb's module is imported when the verb is called, so that help and completion are quick.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Use": {
+        "find": ("find", "List the published images that are certified for a host."),
+        "verify": ("consumer", "Check the certificate of a published image for this host."),
+        "pull": ("consumer", "Verify an image, then fetch it into the local engine."),
+        "run": ("run", "Verify an image, then run a command in it."),
+        "export": ("export", "Write an image as one tar for docker, podman or Apptainer."),
+        "sbom": ("consumer", "List the packages of a published image, from the signed document."),
+        "policy": ("policy", "Print a policy that admits only certified images."),
+    },
+    "Make": {
+        "doctor": ("host", "Show what this host has and lacks, with the commands that fix it."),
+        "list": ("matrix", "List the stacks of the matrix and whether each is locked."),
+        "explain": ("explain", "Show why a combination is allowed or refused, with the rules."),
+        "images": ("make", "Build, test, certify and publish what this host can run."),
+        "build": ("build", "Build the images of stacks."),
+        "test": ("images", "Run the acceptance suites inside an image."),
+        "judge": ("judge", "Give the verdict on a result.json, also of pytest alone."),
+        "certify": ("images", "Run the suites, judge the result and sign the verdict."),
+        "publish": ("images", "Publish a certified image with its certificate."),
+    },
+    "Operate": {
+        "nightly": ("nightly", "Validate the published images again on this host."),
+        "fleet": ("fleet", "Run the suites on many machines, by Slurm or Kubernetes."),
+        "history": ("history", "List the runs that were kept, or one metric over them."),
+        "report": ("report", "Write the page: what is certified, what failed, how fast it is."),
+        "compare": ("compare", "Compare two runs, or run two images in turn on this node."),
+        "bisect": ("bisect", "Find which component between two stacks breaks a check."),
+        "revoke": ("published", "Revoke a certificate, with a signed reason."),
+        "promote": ("published", "Copy a certified image and its certificate to another target."),
+        "gc": ("published", "Remove blobs that nothing in a layout on disk references."),
+    },
+    "Maintain": {
+        "lock": ("matrix", "Write the pins and hashes of stacks."),
+        "outdated": ("matrix", "Compare pins with the newest versions in the package indexes."),
+        "compat": ("explain", "Check the compatibility rules for contradictions."),
+        "render": ("matrix", "Write the Dockerfiles of stacks, or check them with --check."),
+        "base": ("site", "Make the base of stacks from this host's own packages."),
+        "wheelhouse": ("site", "Make wheels from what is installed in an environment."),
+        "mirror": ("mirror", "List which files a site has to copy for stacks."),
+        "prove": ("prove", "Plant every fault and show that each check can fail."),
+        "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
+        "scale": ("scale", "Predict the speed of a training job on many GPUs."),
+        "key": ("key", "Show the signing key; make it on first use."),
+    },
 }
+VERBS = {verb: line for group in GROUPS.values() for verb, line in group.items()}
 
+WIDEST = 120  # columns of --help; a narrower terminal has its own width
 INTERRUPTED = 130  # the code that shells give to a program that Ctrl-C ended
 
 
@@ -70,7 +84,7 @@ class VerbGroup(TyperGroup):
     """A command group that imports a verb's module when the verb is called."""
 
     def list_commands(self, ctx: Context) -> list[str]:  # noqa: ARG002  # the base class's signature
-        """Every verb, in the order of the flow."""
+        """Every verb, in the order of --help."""
         return list(VERBS)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
@@ -80,6 +94,12 @@ class VerbGroup(TyperGroup):
         module = importlib.import_module(f"stackcheck.cli.{VERBS[cmd_name][0]}")
         group = typer.main.get_group(module.app)
         return group.get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """The verb that the arguments begin with; a wrong one names its likely neighbours."""
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            raise usage.no_such_verb(args[0], VERBS)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Context) -> object:
         """Run a verb, and report an interruption: Typer alone would exit without a message."""
@@ -93,21 +113,33 @@ class VerbGroup(TyperGroup):
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002
         """The verbs and their help lines, from the table."""
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+        for group, verbs in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(verb, text) for verb, (_, text) in verbs.items()])
 
 
 app = typer.Typer(
     cls=VerbGroup,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": WIDEST},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 
+def _version(asked: bool) -> None:  # Typer's signature
+    if asked:
+        print(f"stackcheck {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def stackcheck() -> None:
+def stackcheck(
+    *,
+    version: Annotated[  # its callback answers
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Decide whether a GPU training stack can be trusted: build, test, certify, publish, verify, run."""
 
 
@@ -128,20 +160,39 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal, unless under nohup
         signal.signal(signal.SIGHUP, _interrupt)
+    # Tags, packages, results and lines of containers are foreign: in no verb do they steer the terminal.
+    out, err = Printable(sys.stdout), Printable(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        _run(out)
+
+
+def _run(out: Printable) -> None:
     try:
-        app(prog_name="stackcheck")
+        ended = app(prog_name="stackcheck", standalone_mode=False)
+        sys.exit(ended if isinstance(ended, int) else 0)
     except StackcheckError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
+        _fail(error, out)
+    except TyperException as error:
+        if usage.is_help(error):
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
+        _fail(usage.as_error(error), out)
     except BrokenPipeError:
         sys.exit(0)
     except OSError as error:
         if error.errno not in UNUSABLE:
             raise  # a defect of stackcheck: the traceback is needed
-        unusable = file_error(error)
-        print_error(unusable)
-        sys.exit(unusable.exit_code)
+        _fail(file_error(error), out)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     finally:
         _default_signals()
+
+
+def _fail(error: StackcheckError, out: Printable) -> None:
+    """Report an error, with --json on stdout too unless the verb's own document is there already."""
+    error.exit_code = usage.exit_code(error, sys.argv[1:])
+    print_error(error)
+    if usage.asks_for_json(sys.argv[1:]) and not out.written:
+        print_json_error(error)
+    sys.exit(error.exit_code)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stackcheck.cli.options import HERE, AsJson, Root, new_app
-from stackcheck.cli.output import print_json, print_table
+from stackcheck.cli.output import counted, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.proof import baseline, thresholds
 from stackcheck.suite import results
@@ -56,7 +56,7 @@ def propose_thresholds(
         print(f"left out: {line}")
     print(file.diff(entries), end="")
     done = WRITTEN if write else "nothing written; add --write to write them"
-    print(f"{file.path}: {len(entries)} entries from {found.runs} runs: {done}")
+    print(f"{file.path}: from {counted(found.runs, 'run')}, entries: {len(entries)}; {done}")
 
 
 def _loaded(path: Path) -> results.RunResult:

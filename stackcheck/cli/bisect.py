@@ -12,7 +12,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Tier as TierName
 
 if TYPE_CHECKING:
-    from stackcheck.compare.bisect import Found, Tried
+    from stackcheck.compare.bisect import SearchResult, Tried
 
 app = new_app()
 
@@ -53,11 +53,7 @@ def bisect_stacks(
     folder = root.resolve()
     if dry_run:
         steps = bisect.between(folder, good, bad).steps()
-        rows = [
-            (str(number), each.name, str(each.good), str(each.bad))
-            for number, step in enumerate(steps, start=1)
-            for each in step
-        ]
+        rows = [(str(number), *each.texts) for number, step in enumerate(steps, start=1) for each in step]
         print_table(STEP_COLUMNS, rows)
         return
     report = Progress()
@@ -75,20 +71,20 @@ def bisect_stacks(
     _require_ends(found, good, bad, check)
 
 
-def _print(found: Found) -> None:
+def _print(found: SearchResult) -> None:
     print_table(COLUMNS, [_row(found, each) for each in found.tried])
     print()
     print_facts({"cause": _cause(found)})
 
 
-def _row(found: Found, tried: Tried) -> tuple[str, str, str]:
+def _row(found: SearchResult, tried: Tried) -> tuple[str, str, str]:
     taken = found.named(sorted(tried.steps)) if tried.steps else "nothing"
     everything = len(tried.steps) == len(found.steps)
     note = tried.why or ("" if tried.new else "known from an earlier call")
     return tried.outcome, "everything" if everything else taken, note
 
 
-def _cause(found: Found) -> str:
+def _cause(found: SearchResult) -> str:
     kind, steps = found.culprit.kind, found.culprit.steps
     match kind:
         case "one":
@@ -102,7 +98,7 @@ def _cause(found: Found) -> str:
     return f"none: {kind}"
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: SearchResult) -> dict[str, Any]:
     return {
         "kind": found.culprit.kind,
         "cause": _cause(found),
@@ -119,7 +115,7 @@ def _document(found: Found) -> dict[str, Any]:
     }
 
 
-def _require_ends(found: Found, good: str, bad: str, check: str) -> None:
+def _require_ends(found: SearchResult, good: str, bad: str, check: str) -> None:
     """Refuse a good stack in which the check fails, and a bad one in which it passes."""
     ends = {"good fails": ("--good", good, "pass", "passes"), "bad passes": ("--bad", bad, "fail", "fails")}
     if found.culprit.kind not in ends:

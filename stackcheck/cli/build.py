@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stackcheck import mirrors as sites
 from stackcheck import vendors
 from stackcheck.cli import outlooks
 from stackcheck.cli.options import (
@@ -30,10 +31,10 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
-from stackcheck.imaging import build, forecast, platforms, site_lock
+from stackcheck.imaging import build, forecast, platforms
 from stackcheck.imaging.wheels.wheel_cache import OFF, default_folder
 from stackcheck.matrix import resolve
-from stackcheck.recipe import mirrors as sites
+from stackcheck.recipe import site_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

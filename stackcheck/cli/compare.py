@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackcheck.cli.options import HERE, AcceptPython, AsJson, DryRun, Root, Vendor, accepted_python, new_app
-from stackcheck.cli.output import Progress, print_facts, print_json, print_table
+from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.policy import Tier as TierName
 
@@ -30,8 +30,8 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="A run id, a result.json, a stack or image (its newest run), driver=VERSION, row:NAME (a figure "
-        "of a founding document) or ours:NAME (ours of that row); with --paired a stack id or an image.",
+        help="A run id, a result.json, a stack or image (its newest run), driver=VERSION; with "
+        "--paired a stack id or an image.",
     ),
 ]
 
@@ -79,7 +79,8 @@ def compare_runs(
     if not paired:
         _compare(a, b, folder, every=every, as_json=as_json)
     elif dry_run:
-        print(f"{a} against itself, then {b} against {a}: {rounds} runs of each side, {4 * rounds} in all")
+        runs = counted(rounds, "run")
+        print(f"{a} against itself, then {b} against {a}: {runs} of each side, {4 * rounds} in all")
     else:
         settings = _settings(folder, vendor, accepted)
         _pair(a, b, settings, checks=checks, rounds=rounds, tier=tier, as_json=as_json)
@@ -90,8 +91,8 @@ def _compare(a: str, b: str, root: Path, *, every: bool, as_json: bool) -> None:
     from stackcheck.history.history import open_history
 
     history = open_history(root)
-    one, run = arguments.find(a, history, root)
-    other, _ = arguments.find(b, history, root, like=run)
+    one, run = arguments.find(a, history)
+    other, _ = arguments.find(b, history, like=run)
     found = two_runs.compare(one, other)
     if as_json:
         print_json(_document(found))
@@ -223,7 +224,7 @@ def _require_equal(found: PairedRuns, root: Path) -> None:
     if slower:
         worst = [f"{each.name} of {each.check}: {each.pair.loss:.1%} slower" for each in slower[:5]]
         raise ChecksFailedError(
-            f"B is slower than A in {len(slower)} of {len(found.metrics)} metrics",
+            f"B is slower than A in {len(slower)} of {counted(len(found.metrics), 'metric')}",
             got="\n    ".join(worst),
             expected="a loss below the margin of each metric on this node",
             next_step=f"read {root / 'build' / 'paired' / 'result.json'}, which has every run",

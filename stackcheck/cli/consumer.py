@@ -1,24 +1,24 @@
-"""The consumer's verbs: verify, pull, run, sbom. In: a reference. Out: facts, or exit 7 with the reason."""
+"""The consumer's verbs: verify, pull, sbom. In: a reference. Out: facts, or exit 7 with the reason."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.certificate import key_sources
+from stackcheck.certificate import key_sources, keyring
 from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
-from stackcheck.engine.launch_lines import Form, Job, render
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Tier as TierName
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Mapping
 
     from stackcheck import vendors
+    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.verify import Verified
 
 app = new_app()
@@ -49,7 +49,7 @@ Devices = Annotated[
         "--devices",
         min=1,
         help="How many devices must have been tested together.",
-        show_default="this host's, or 1 with --device-model",
+        show_default="this host's, or 1 for a model that is named",
     ),
 ]
 NoWaivers = Annotated[
@@ -79,18 +79,20 @@ def verify_image(
     as_json: AsJson = False,
 ) -> None:
     """Check the certificate of a published image for this host; exit 7 if it is not valid."""
-    verified = _verified(
-        *(reference, key, max_age, device_model, driver),
+    pinned = key_sources.public(key)
+    verified = verified_for(
+        *(reference, pinned, max_age, device_model, driver),
         devices=devices,
         tier=tier,
         waivers=not no_waivers,
         packaged_python=packaged_python,
         plain_http=plain_http,
     )
-    facts = _facts(verified)
+    facts = _facts(verified, pinned, duration(max_age, "--max-age"))
     if as_json:
         print_json(facts | {"certificate": verified.facts})
         return
+    print(f"VERIFIED  {verified.reference}")
     print_facts({name: str(value) for name, value in facts.items() if value is not None})
     for note in _notes(verified):
         print_note(note)
@@ -116,8 +118,8 @@ def pull_image(
     from stackcheck.certificate import pull
     from stackcheck.engine.client import Engine
 
-    verified = _verified(
-        *(reference, key, max_age, device_model, driver),
+    verified = verified_for(
+        *(reference, key_sources.public(key), max_age, device_model, driver),
         devices=devices,
         tier=tier,
         waivers=not no_waivers,
@@ -128,60 +130,6 @@ def pull_image(
     if not dry_run:
         pull.pull(verified, Engine.connect(), report=Progress(), plain_http=plain_http)
     print_json(facts) if as_json else print_facts(facts)
-
-
-@app.command("run")
-def run_image(
-    reference: Ref,
-    command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="What to run in the image; write -- before it.")
-    ],
-    *,
-    devices: Devices = None,
-    no_waivers: NoWaivers = False,
-    packaged_python: PackagedPython = False,
-    form: Annotated[
-        Form | None,
-        typer.Option(
-            "--print",
-            help="Print a line or a manifest for a job of your own; run nothing.",
-            show_default="run the command here",
-        ),
-    ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="With --print: nodes of the job.")] = 1,
-    tier: LowestTier = None,
-    max_age: MaxAge = "30d",
-    device_model: Model = AUTO,
-    driver: Driver = AUTO,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Verify an image, then run a command in it; only the current folder is mounted."""
-    from stackcheck import vendors
-    from stackcheck.certificate import pull
-    from stackcheck.engine.client import Engine
-
-    verified = _verified(
-        *(reference, key, max_age, device_model, driver),
-        devices=devices,
-        tier=tier,
-        waivers=not no_waivers,
-        packaged_python=packaged_python,
-        plain_http=plain_http,
-    )
-    vendor = verified.facts["host"]["vendor"]
-    if form:
-        print(render(form, _job(verified, command, devices, nodes)), end="")
-        return
-    if dry_run:
-        print(f"{verified.reference}: run {' '.join(command)} with {Path.cwd()} mounted (vendor {vendor})")
-        return
-    engine = Engine.connect()
-    name = pull.pull(verified, engine, report=Progress(), plain_http=plain_http)
-    needs = vendors.module(vendor).container_needs()
-    code = pull.run(name, engine, command, needs=needs, folder=Path.cwd(), on_line=_print_line)
-    raise typer.Exit(code)
 
 
 @app.command("sbom")
@@ -205,28 +153,9 @@ def print_sbom(
     print_table(("package", "version", "kind", "licence"), [_package_row(item) for item in packages])
 
 
-def _job(verified: Verified, command: list[str], devices: int | None, nodes: int) -> Job:
-    from stackcheck import vendors
-    from stackcheck.certificate import pull
-
-    host = verified.facts["host"]
-    in_registry = not verified.reference.target.startswith("oci:")
-    count = len(host["devices"])
-    driver = f", driver {verified.driver}" if verified.driver else ""
-    return Job(
-        image=str(verified.reference) if in_registry else pull.local_name(verified),
-        command=tuple(command),
-        words=vendors.module(host["vendor"]).launch_words(),
-        devices=devices or count,
-        nodes=nodes,
-        certified_for=f"{verified.device_model} x{count}{driver}",
-        in_registry=in_registry,
-    )
-
-
-def _verified(
+def verified_for(
     reference: str,
-    key: str | None,
+    public_key: Pinned,
     max_age: str,
     device_model: str,
     driver: str,
@@ -237,13 +166,14 @@ def _verified(
     packaged_python: bool,
     plain_http: bool,
 ) -> Verified:
+    """What the options of these verbs ask of a certificate."""
     from stackcheck.certificate.verify import verify
 
     oldest = duration(max_age, "--max-age")
     model, version, count = machine(device_model, driver, devices)
     return verify(
         reference,
-        public_key=key_sources.public(key),
+        public_key=public_key,
         max_age=oldest,
         device_model=model,
         driver=version,
@@ -282,7 +212,7 @@ def _model_of(host: vendors.Host) -> str:
     )
 
 
-def _facts(verified: Verified) -> dict[str, object]:
+def _facts(verified: Verified, pinned: Pinned, max_age: dt.timedelta) -> dict[str, object]:
     return {
         "stack": verified.stack_id,
         "run": str(verified.reference),
@@ -290,6 +220,8 @@ def _facts(verified: Verified) -> dict[str, object]:
         "device_model": verified.device_model,
         "driver": verified.driver,
         "verified_at": verified.verified_at.isoformat(),
+        "valid_until": (verified.verified_at + max_age).isoformat(),
+        "signed_by": " or ".join(keyring.hints(pinned)),
         "tier": verified.facts["run"]["tier"],
         "devices": len(verified.facts["host"]["devices"]),
         "checks": f"{len(verified.facts['passed'])} passed, {len(verified.facts['warned'])} waived",
@@ -344,10 +276,10 @@ def _notes(verified: Verified) -> list[str]:
         for name, text in sorted(verified.facts.get("madeFrom", {}).items())
     ]
     driver = verified.facts.get("driver", {})  # a certificate of before says nothing of the documents
-    unlisted = [driver["says"]] if driver.get("state") == "unlisted" else []
+    unlisted = [driver["says"]] if driver.get("state") == "unlisted" and "says" in driver else []
     noisy = [
         f"{each['name']} of {each['check']} was too noisy to compare with the reference"
-        for each in verified.facts.get("against", {}).get("metrics", ())
+        for each in (verified.facts.get("against") or {}).get("metrics", ())
         if each["verdict"] == "noisy"
     ]
     python = verified.facts.get("python")  # older certificates have none
@@ -373,7 +305,3 @@ def _licences(component: dict[str, Any]) -> str:
         item.get("expression") or item["license"].get("id") or item["license"]["name"] for item in stated
     ]
     return ", ".join(names) or "not stated"
-
-
-def _print_line(line: str) -> None:
-    print(line.rstrip("\n"), flush=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stackcheck.cli.options import HERE, AsJson, Root, new_app
-from stackcheck.cli.output import print_json
-from stackcheck.errors import ConfigurationError
+from stackcheck.cli.output import counted, print_json
+from stackcheck.errors import CombinationError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,19 +29,24 @@ def explain(
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """Show why a combination is allowed or refused: rule, reason, source."""
-    from stackcheck.matrix import compat, known_issues, matrix
+    """Show why a combination is allowed or refused: rule, reason, source; exit 11 if it is not allowed."""
+    from stackcheck.matrix import compat, expand, known_issues, matrix
     from stackcheck.matrix import explain as explaining
     from stackcheck.matrix.query import parse_question
 
     rules, found = compat.load(root / "images" / "compat.yaml"), matrix.load(root / "matrix.yaml")
     issues = known_issues.load(root / "images" / "known-issues.yaml")
     answer = explaining.explain_stack(question[0], found, rules, issues) if len(question) == 1 else None
-    answer = answer or explaining.explain(parse_question(question, rules), rules, found, issues)
+    if answer is None:
+        ids = (cell.id for cell in expand.candidates(found))
+        answer = explaining.explain(parse_question(question, rules, ids), rules, found, issues)
     if as_json:
         print_json(_document(answer))
     else:
         print("\n".join(_lines(answer)))
+    answered = answer.judgement.answer
+    if answered != "allowed" and not (answered == "unknown" and answer.experimental):
+        raise typer.Exit(CombinationError.exit_code)
 
 
 def _document(answer: Explanation) -> dict[str, object]:
@@ -151,4 +156,4 @@ def compat(
             next_step="correct one rule of each pair, then run: stackcheck compat check",
         )
     if not as_json:
-        print(f"{len(rules)} rules without a contradiction")
+        print(f"{counted(len(rules), 'rule')} without a contradiction")

@@ -9,15 +9,13 @@ import typer
 
 from stackcheck.certificate import key_sources
 from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
-from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
-from stackcheck.cli.output import print_json, print_table
+from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app, target_of
+from stackcheck.cli.output import counted, print_json, print_table
 from stackcheck.cli.times import duration
 from stackcheck.errors import CertificateError
-from stackcheck.matrix import matrix
-from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:
-    from stackcheck.certificate.find import Candidate, Wanted
+    from stackcheck.certificate.find import Candidate, ImageQuery
     from stackcheck.policy import Tier as TierName
 
 app = new_app()
@@ -60,10 +58,10 @@ def find_images(
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
-    """List the images that are certified for a host, the newest first; exit 7 if there is none."""
+    """List the images that are certified for a host, the newest first; exit 7 if no image is."""
     from stackcheck.certificate import find
 
-    place = parse_target(target or matrix.load(root.resolve() / "matrix.yaml").publish)
+    place = target_of(root, target)
     wanted = _wanted(gpu, driver, torch, devices, tier, waivers=not no_waivers)
     found = find.find(
         place,
@@ -79,7 +77,7 @@ def find_images(
         raise CertificateError(
             "no image is certified for this host",
             where=place,
-            got=f"{len(found)} images, none of which fits",
+            got=f"{counted(len(found), 'image')}, and none fits",
             expected=_host(wanted),
             next_step="add --all to see why not, or certify one here: stackcheck certify",
         )
@@ -93,10 +91,10 @@ def _wanted(
     tier: TierName | None,
     *,
     waivers: bool,
-) -> Wanted:
-    from stackcheck.certificate.find import Wanted
+) -> ImageQuery:
+    from stackcheck.certificate.find import ImageQuery
 
-    asked = Wanted(torch=torch, tier=tier, waivers=waivers)
+    asked = ImageQuery(torch=torch, tier=tier, waivers=waivers)
     if gpu:
         return dataclasses.replace(asked, device_model=gpu, driver=driver, devices=devices or 1)
     model, version, count = machine(AUTO, driver or AUTO, devices)
@@ -104,7 +102,7 @@ def _wanted(
     return dataclasses.replace(asked, device_model=model, driver=version, exact=exact, devices=count)
 
 
-def _host(wanted: Wanted) -> str:
+def _host(wanted: ImageQuery) -> str:
     driver = f", driver {wanted.driver}" if wanted.driver else ""
     torch = f", torch {wanted.torch}" if wanted.torch else ""
     return f"{wanted.device_model} x{wanted.devices}{driver}{torch}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.fleet.engines import FleetEngine, LinkedEngine
-    from stackcheck.fleet.follow import Patience
+    from stackcheck.fleet.follow import JobPatience
     from stackcheck.fleet.job import Job
     from stackcheck.fleet.run import FleetRun
     from stackcheck.suite.subject import Subject
@@ -209,17 +209,17 @@ def run_fleet(
     _run_stages(job, subject, chosen, patience, links=links, training=training, drain=drain, as_json=as_json)
 
 
-def _patience(nodes: int, start_s: int, queue_s: int | None) -> Patience:
-    from stackcheck.fleet.follow import Patience
+def _patience(nodes: int, start_s: int, queue_s: int | None) -> JobPatience:
+    from stackcheck.fleet.follow import JobPatience
 
-    return Patience(poll_s=max(LEAST_POLL_S, nodes * POLL_S_OF_A_NODE), start_s=start_s, queue_s=queue_s)
+    return JobPatience(poll_s=max(LEAST_POLL_S, nodes * POLL_S_OF_A_NODE), start_s=start_s, queue_s=queue_s)
 
 
 def _run_stages(
     job: Job,
     subject: Subject,
     engine: FleetEngine,
-    patience: Patience,
+    patience: JobPatience,
     *,
     links: bool,
     training: bool,
@@ -316,7 +316,7 @@ def subject_root(subject: Subject) -> Path:
 
 
 def _run_alone(
-    job: Job, subject: Subject, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
+    job: Job, subject: Subject, engine: FleetEngine, patience: JobPatience, report: Callable[[str], None]
 ) -> FleetRun:
     from stackcheck.fleet import run
     from stackcheck.history.history import open_history

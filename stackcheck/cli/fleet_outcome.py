@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stackcheck.cli.output import print_table
+from stackcheck.cli.output import counted, print_table, shown
 
 if TYPE_CHECKING:
     from stackcheck.fleet.run import FleetRun
@@ -19,7 +19,7 @@ def show(done: FleetRun) -> None:
     found = grid(done)
     print_table(found.columns, found.rows)
     for number, name in enumerate(found.checks, start=1):
-        print(f"  {number}: {name}")
+        print(f"  {number}: {shown(name)}")
     if found.checks:
         print(f"  {LEGEND}")
     for count, what in ((found.hidden_checks, "checks"), (found.hidden_nodes, "nodes that passed")):
@@ -34,7 +34,7 @@ def show(done: FleetRun) -> None:
     _show_training(done)
     counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
-    print(f"\n{done.job.name} on {len(done.nodes)} nodes: {words}")
+    print(f"\n{done.job.name} on {counted(len(done.nodes), 'node')}: {words}")
     print(f"  every file: {done.job.folder}; the page of all nodes: stackcheck report")
 
 
@@ -66,7 +66,7 @@ def _show_links(done: FleetRun) -> None:
     words = f"; slowest {speeds[0]:.3g}, fastest {speeds[-1]:.3g} GB/s" if speeds else ""
     print(f"links: {len(links.speeds)} of {tried} pairs work{words}")
     if links.whole_error or links.whole_gb_per_s is not None:
-        print(f"all together: {links.whole_error or f'{links.whole_gb_per_s:.3g} GB/s'}")
+        print(f"all together: {shown(links.whole_error or '') or f'{links.whole_gb_per_s:.3g} GB/s'}")
 
 
 def _show_training(done: FleetRun) -> None:
@@ -78,10 +78,11 @@ def _show_training(done: FleetRun) -> None:
     print()
     for lost in found.lost:
         begun = training.words(lost.at_step)
-        print(f"training: {lost.node} was lost: {lost.because}; checkpoints: {begun}")
+        print(f"training: {shown(f'{lost.node} was lost: {lost.because}')}; checkpoints: {begun}")
     for name, record in found.records.items():
         steps = f"steps {record.first_step} to {record.first_step + len(record.losses)}"
         loss = f", loss {record.losses[-1]:.4f}" if record.losses else ""
-        print(f"training: {name} on {len(found.nodes)} nodes x {found.ranks} ranks: {steps}{loss}")
+        nodes, ranks = counted(len(found.nodes), "node"), counted(found.ranks, "rank")
+        print(f"training: {name} on {nodes} x {ranks}: {steps}{loss}")
     for error in found.errors:
-        print(f"training: {error}")
+        print(f"training: {shown(error)}")

@@ -13,7 +13,7 @@ import typer
 
 from stackcheck.cli import times
 from stackcheck.cli.options import HERE, AsJson, Root, new_app
-from stackcheck.cli.output import Progress, print_facts, print_json, print_table
+from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import HistoryError, Point, Query, Run
@@ -170,7 +170,7 @@ def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -
     elif rows:
         print_table(WATCH_COLUMNS, rows)
     else:
-        print(f"nothing got worse in the newest runs of {len(newest)} stacks and machines")
+        print(f"nothing got worse in the newest runs of {counted(len(newest), 'pair')} of stack and machine")
 
 
 @group.command("export")
@@ -216,7 +216,7 @@ def import_results(
     refused = [each for each in found if each.error]
     if refused:
         raise HistoryError(
-            f"{len(refused)} of {len(found)} files were refused",
+            f"{len(refused)} of {counted(len(found), 'file')} refused",
             got="\n    ".join(str(each.error).replace("\n", "\n    ") for each in refused),
             next_step="the other results are kept; get the refused ones again from their machines",
         )
@@ -252,8 +252,8 @@ def _print_runs(runs: Sequence[Run]) -> None:
 
 
 def _run_row(run: Run) -> tuple[str, ...]:
-    first = run.failed[0] if run.failed else ""
-    more = f" and {len(run.failed) - 1} more" if len(run.failed) > 1 else ""
+    failed = [name for name in run.failed if name not in run.waived]
+    first, more = "".join(failed[:1]), f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     return (
         f"{run.started:%Y-%m-%d %H:%M}",
         _name(run),

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stackcheck import mirrors as sites
 from stackcheck.cli import outlooks
 from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine import doctor, host_setup
-from stackcheck.errors import EngineError
+from stackcheck.errors import EngineError, StackcheckError
+from stackcheck.imaging import bootstrap
 from stackcheck.matrix import matrix, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stackcheck.suite.outlook import Machine
 
 app = new_app()
@@ -54,7 +58,8 @@ def examine_host(
         host_setup.ensure_engine(Progress())
         host_setup.free_build_cache(lambda: doctor.free_room(root.resolve())[0] >= needed, Progress())
     host = () if machine else doctor.examine(root.resolve(), _registries(root), room_bytes=needed)
-    findings = (*host, *_stacks(root, outlooks.machine(machine, driver)))
+    on = outlooks.machine(machine, driver)
+    findings = (*host, *(() if machine else _bases(root, on)), *_stacks(root, on))
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:
@@ -66,6 +71,26 @@ def examine_host(
             got=", ".join(finding.name for finding in lacking),
             next_step=lacking[0].fix,
         )
+
+
+def _bases(root: Path, on: Machine) -> list[doctor.HostFinding]:
+    """Where this host gets each base that it would bootstrap; empty outside a checkout."""
+    if not (root / "matrix.yaml").exists():
+        return []
+    stacks = [stack for stack in resolve.load_stacks(root) if stack.vendor == on.vendor]
+    suites = {stack.os: stack.base.suite for stack in stacks if stack.base.kind == "bootstrap"}
+    mirrors = sites.load()
+    return [_base(system, suite or "", mirrors.apt.get(system, ())) for system, suite in suites.items()]
+
+
+def _base(system: str, suite: str, mirror: Sequence[str]) -> doctor.HostFinding:
+    name = f"base {system}"
+    try:
+        way, *_ = bootstrap.ready(suite, system, mirror)
+    except StackcheckError as error:
+        found = (error.got or error.what).splitlines()[0]
+        return doctor.HostFinding(name=name, ok=False, needed=True, found=found, fix=error.next_step)
+    return doctor.HostFinding(name=name, ok=True, needed=True, found=f"from {way.name}")
 
 
 def _stacks(root: Path, on: Machine) -> list[doctor.HostFinding]:

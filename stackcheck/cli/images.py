@@ -1,11 +1,10 @@
-"""The verbs of the main job: images runs all of it; test, certify and publish run one part each.
+"""The verbs test, certify and publish: each runs one part of the main job, which `images` runs whole.
 
-In: stacks or an image. Out: a table or JSON on stdout, and an exit code.
+In: a stack or an image. Out: facts or JSON on stdout, and an exit code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,6 @@ import typer
 from stackcheck import flow
 from stackcheck.certificate import signing
 from stackcheck.cli import build as building
-from stackcheck.cli import outcomes, outlooks
 from stackcheck.cli.consumer import against_words
 from stackcheck.cli.options import (
     HERE,
@@ -21,47 +19,33 @@ from stackcheck.cli.options import (
     AsJson,
     DryRun,
     Force,
-    MirrorsFile,
     Name,
-    NoCache,
     PlainHttp,
-    Platform,
     Root,
-    Rows,
-    Selectors,
     SigningKey,
     SignWith,
     Target,
     Tier,
     Vendor,
-    WheelCache,
-    Wheelhouse,
     accepted_python,
     key_path,
     new_app,
     sign_words,
+    target_of,
 )
-from stackcheck.cli.output import Progress, print_facts, print_json
-from stackcheck.errors import NothingSelectedError
+from stackcheck.cli.output import Progress, counted, print_facts, print_json
 from stackcheck.files.checkout_lock import exclusive
-from stackcheck.imaging import forecast, plans
-from stackcheck.imaging.wheels import origins
-from stackcheck.matrix import matrix
-from stackcheck.oci.store import parse_target
-from stackcheck.suite import outlook
-from stackcheck.suite import rows as published_rows
+from stackcheck.imaging import plans
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
+    from stackcheck.imaging.build import Options as BuildOptions
     from stackcheck.policy import Tier as TierName
     from stackcheck.suite.judged import JudgedRun
-    from stackcheck.suite.outlook import Outlook
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Vendor as VendorName
 
@@ -76,81 +60,6 @@ Against = Annotated[
         show_default="bounds alone decide",
     ),
 ]
-
-
-@app.command("images")
-def make_images(
-    selectors: Selectors = None,
-    *,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also build what cannot be certified on this machine.")
-    ] = False,
-    machine: outlooks.MachineName = None,
-    force: Force = False,
-    driver: outlooks.DriverName = None,
-    to: Target = None,
-    key: SigningKey = None,
-    sign_with: SignWith = None,
-    wheelhouse: Wheelhouse = None,
-    wheel_cache: WheelCache = None,
-    mirrors: MirrorsFile = None,
-    platform: Platform = None,
-    no_cache: NoCache = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
-) -> None:
-    """Build, test, certify and publish the selected stacks, or all that can be certified on this host."""
-    on = outlooks.machine(machine, driver)
-    chosen = building.selected(root, selectors, on.vendor)
-    options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
-    target = _target(root, to)
-    locks = options.wheelhouse is not None and origins.load(options.wheelhouse) is not None
-    found = () if anyway else outlook.of_all(chosen, on, root.resolve(), site_locks=locks)
-    refused = {one.stack_id: one for one in found if one.reasons}
-    able = tuple(stack for stack in chosen if stack.id not in refused)
-    if dry_run:
-        if (refused or on.named) and not as_json:
-            print(f"{outlooks.counted(found, on)}\n")
-        forecasts = forecast.forecast(able, root.resolve(), options)
-        building.show_forecast(
-            forecasts, refused, then=f"test, certify, publish to {target}", as_json=as_json
-        )
-        _end(refused, able, selectors)
-        return
-    outlooks.require_here(on)
-    report = Progress()
-    settings = _settings(root, target=target, key=key, sign_with=sign_with, force=force)
-    settings = dataclasses.replace(settings, build=options)
-    ended = [_not_built(one) for one in refused.values()] if selectors else []
-    if not selectors:
-        outlooks.require_some(found, on)
-        for name, one in refused.items():
-            report(f"{name}: not built: {one.words.removeprefix('no: ')}")
-    if able:
-        with exclusive(settings.root, "stackcheck images", report):
-            if options.wheelhouse:
-                able = building.locked_to(options.wheelhouse, able, settings.root, report)
-            ended += flow.images(able, building.connected(report), settings, report)
-    outcomes.show(ended, as_json=as_json)
-    for outcome in ended:
-        if outcome.error:
-            raise typer.Exit(outcome.error.exit_code)
-
-
-def _not_built(one: Outlook) -> flow.StackOutcome:
-    error = one.error()
-    return flow.StackOutcome(
-        name=one.stack_id, state="not built", reason=error.what, seconds=0.0, error=error
-    )
-
-
-def _end(refused: Mapping[str, Outlook], able: Sequence[Stack], selectors: Sequence[str] | None) -> None:
-    """The exit code of a dry run: what the run itself would end with, before anything is built."""
-    if refused and selectors:
-        raise typer.Exit(next(iter(refused.values())).error().exit_code)
-    if refused and not able:
-        raise typer.Exit(NothingSelectedError.exit_code)
 
 
 @app.command("test")
@@ -169,7 +78,7 @@ def run_suites(
         _show_plan(name, root, "test, judge")
         return
     report = Progress()
-    settings = _settings(
+    settings = settings_of(
         root, tier=tier, vendor=vendor, force=True, accepted=accepted_python(accept_python, name)
     )
     with exclusive(settings.root, "stackcheck test", report):
@@ -196,7 +105,6 @@ def certify_image(
     name: Name,
     *,
     against: Against = None,
-    rows: Rows = None,
     accept_python: AcceptPython = None,
     vendor: Vendor = None,
     force: Force = False,
@@ -211,7 +119,7 @@ def certify_image(
 
     With --against, exit 6 if the image is slower than REF in a figure, and 9 if this node is too noisy.
     """
-    settings = _settings(
+    settings = settings_of(
         root,
         vendor=vendor,
         key=key,
@@ -221,22 +129,16 @@ def certify_image(
         accepted=accepted_python(accept_python, name),
     )
     reference = _reference(against, settings) if against else None
-    if rows:  # a wrong name is refused before the build, which takes minutes
-        published_rows.document_of(settings.root, rows)
     if dry_run:
-        document = f"rows of {rows}, " if rows else ""
         pair = f"run in turn with {reference.reference}, " if reference else ""
-        _show_plan(name, root, f"test, {document}judge, {pair}sign")
+        _show_plan(name, root, f"test, judge, {pair}sign")
         return
     report = Progress()
     with exclusive(settings.root, "stackcheck certify", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
-        if rows:  # before the suites, which take minutes, too
-            flow.require_rows(rows, subject, settings)
         judged, paired = flow.test(subject, engine, settings, report), None
-        if rows:
-            judged = flow.hold_to_rows(rows, subject, judged, engine=engine, settings=settings, report=report)
+        judged = flow.hold_to_certified(subject, judged, settings, report)
         if reference:
             judged, paired = _paired(subject, judged, reference, engine, settings=settings, report=report)
         flow.sign(subject, judged, settings, paired)
@@ -272,14 +174,16 @@ def publish_image(
     root: Root = HERE,
 ) -> None:
     """Publish an image that `certify` signed as PASSED: copy, attach, verify, and move the tag last."""
-    target = _target(root, to)
-    settings = _settings(root, target=target, key=key, sign_with=sign_with, plain_http=plain_http)
+    target = target_of(root, to)
+    settings = settings_of(root, target=target, key=key, sign_with=sign_with, plain_http=plain_http)
     image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
     signing.require_signed(settings.folder(tag))  # before the key: without statements it is not needed
     envelopes = signing.load_signed(settings.folder(tag), settings.signer().public_key())
     if dry_run:
-        print(f"{image.manifest_digest}: publish to {target}:{tag} with {len(envelopes)} statements")
+        print(
+            f"{image.manifest_digest}: publish to {target}:{tag} with {counted(len(envelopes), 'statement')}"
+        )
         return
     done = flow.publish_signed(image, tag, envelopes, settings, Progress())
     facts = {
@@ -315,7 +219,7 @@ def _paired(
     return paired_gate.gate(subject, judged, reference, engine, settings=settings, report=report)
 
 
-def _settings(
+def settings_of(
     root: Path,
     *,
     tier: TierName | None = None,
@@ -326,7 +230,9 @@ def _settings(
     force: bool = False,
     plain_http: bool = False,
     accepted: tuple[str, ...] = (),
+    build: BuildOptions | None = None,
 ) -> flow.FlowSettings:
+    """The settings of a command line; nothing is read or made yet."""
     return flow.FlowSettings(
         root=root.resolve(),
         tier=tier,
@@ -337,13 +243,8 @@ def _settings(
         force=force,
         plain_http=plain_http,
         accepted_python=accepted,
-        build=building.build_options(None, None, None, no_cache=False),
+        build=build or building.build_options(None, None, None, no_cache=False),
     )
-
-
-def _target(root: Path, to: str | None) -> str:
-    """Where images are published: the option's value, else the one in matrix.yaml."""
-    return parse_target(to or matrix.load(root.resolve() / "matrix.yaml").publish)
 
 
 def _show_plan(name: str, root: Path, steps: str) -> None:

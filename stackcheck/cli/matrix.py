@@ -10,7 +10,7 @@ import typer
 
 from stackcheck.cli import outlooks
 from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, Wheelhouse, new_app
-from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.cli.output import Progress, counted, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
 
@@ -81,16 +81,12 @@ def _print_issues(stacks: Sequence[Stack]) -> None:
     """Each known issue once; `explain STACK` says what it is."""
     found = _stacks_by_issue(stacks)
     rows = [
-        (issue.id, issue.severity, issue.fixed_in or "-", issue.issue, _stacks(len(ids)))
+        (issue.id, issue.severity, issue.fixed_in or "-", issue.issue, counted(len(ids), "stack"))
         for issue, ids in found.items()
     ]
     if rows:
         print()
         print_table(("known issue", "severity", "fixed in", "issue", "in"), rows)
-
-
-def _stacks(count: int) -> str:
-    return "1 stack" if count == 1 else f"{count} stacks"
 
 
 def _stacks_by_issue(stacks: Sequence[Stack]) -> dict[KnownIssue, list[str]]:
@@ -107,8 +103,8 @@ def state(stack: Stack) -> str:
 
 
 def _here(stack: Stack, root: Path, policy: Policy) -> dict[str, object]:
-    """What this checkout knows of a stack: waivers, its newest run, and the state `tested` after a run of a
-    lower tier than the policy's.
+    """What this checkout knows of a stack:
+    waivers, its newest run, and the state `tested` after a run of a lower tier than the policy's.
     """
     from stackcheck.suite import last_run
 
@@ -193,13 +189,15 @@ def render(
             steps = ["stackcheck render"] if drifted else []
             steps += [f"stackcheck lock {name}" for name in dict.fromkeys(line.split("/")[1] for line in old)]
             raise ConfigurationError("\n".join([*drifted, *old]), next_step="\n    ".join(steps))
-        print("\n".join([*drifted, *old]) or f"{len(stacks)} stacks match their templates")
+        print("\n".join([*drifted, *old]) or f"matches its template: {counted(len(stacks), 'stack')}")
         return
     written = [
         *rendering.write(stacks, images),
         *(page for page in pages if stack_table.refresh(page, stacks)),
     ]
-    print("\n".join(str(path) for path in written) or f"{len(stacks)} stacks match their templates")
+    print(
+        "\n".join(str(path) for path in written) or f"matches its template: {counted(len(stacks), 'stack')}"
+    )
 
 
 @app.command()
@@ -212,9 +210,9 @@ def lock(
     root: Root = HERE,
 ) -> None:
     """Write the pins and hashes of stacks."""
-    from stackcheck.imaging import site_lock
+    from stackcheck import mirrors as sites
     from stackcheck.recipe import lock as locking
-    from stackcheck.recipe import mirrors as sites
+    from stackcheck.recipe import site_lock
     from stackcheck.recipe.upstream import Upstream
 
     report = Progress()
@@ -238,17 +236,16 @@ def lock(
 @app.command()
 def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root = HERE) -> None:
     """Compare pins with the newest versions in the package indexes, and list known issues of the stacks."""
+    from stackcheck import mirrors as sites
     from stackcheck.matrix import compat
     from stackcheck.recipe import indexes, newest
-    from stackcheck.recipe import lock as locking
-    from stackcheck.recipe import mirrors as sites
     from stackcheck.recipe.upstream import Upstream
 
     stacks = resolve.load_stacks(root, selectors or ())
     issues, upstream = _stacks_by_issue(stacks), Upstream(mirrors=sites.load())
 
     def versions(name: str, pre: bool, stack: Stack) -> Sequence[str]:
-        also = tuple(f"{option}={place}" for option, place in locking.beside(stack, upstream))
+        also = tuple(f"{option}={place}" for option, place in upstream.beside(stack))
         return indexes.versions(name, python=stack.python, pre=pre, also=also)
 
     behind = newest.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
@@ -257,7 +254,9 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
         print_json({"outdated": [dataclasses.asdict(one) for one in behind], "known_issues": told})
         return
     nowhere = "not in the indexes of this machine"
-    rows = [(one.name, one.pinned, one.newest or nowhere, _stacks(len(one.stacks))) for one in behind]
+    rows = [
+        (one.name, one.pinned, one.newest or nowhere, counted(len(one.stacks), "stack")) for one in behind
+    ]
     print_table(("package", "pinned", "newest", "in"), rows)
     _print_issues(stacks)
 

@@ -13,7 +13,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
-    from stackcheck.imaging.mirror_list import Wanted
+    from stackcheck.recipe.mirror_list import WantedFiles
 
 app = new_app()
 
@@ -30,8 +30,9 @@ def mirror(
     root: Root = HERE,
 ) -> None:
     """List which files a site has to copy to lock and build stacks without the public hosts."""
-    from stackcheck.imaging import mirror_list
-    from stackcheck.recipe import mirrors as sites
+    from stackcheck import mirrors as sites
+    from stackcheck.imaging import platforms
+    from stackcheck.recipe import mirror_list
     from stackcheck.recipe.upstream import Upstream
 
     if not print_:
@@ -42,7 +43,10 @@ def mirror(
         )
     upstream = Upstream(mirrors=sites.load(mirrors))
     stacks = resolve.load_stacks(root, selectors or ())
-    found = {stack.id: mirror_list.wanted(stack, root / "images", upstream) for stack in stacks}
+    best = {stack.id: platforms.target(stack, platforms.native()).best for stack in stacks}
+    found = {
+        stack.id: mirror_list.wanted(stack, root / "images", upstream, best[stack.id]) for stack in stacks
+    }
     if as_json:
         print_json({name: [dataclasses.asdict(one) for one in files] for name, files in found.items()})
         return
@@ -51,7 +55,7 @@ def mirror(
         print_table(("kind", "name", "place", "bytes", "sha256", "note"), [_row(one) for one in files])
 
 
-def _row(one: Wanted) -> tuple[str, ...]:
+def _row(one: WantedFiles) -> tuple[str, ...]:
     hashes = f"one of {len(one.sha256)}" if len(one.sha256) > 1 else "".join(one.sha256)
     size = "?" if one.size_bytes is None else str(one.size_bytes)
     return one.kind, one.name, one.place, size, hashes or "?", one.note

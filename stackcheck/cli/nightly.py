@@ -1,10 +1,11 @@
-"""The verb `nightly`. In: a host and a publish target. Out: what the night concluded, and an exit code; or
-the files of a timer that calls it.
+"""The verb `nightly`. In: a host and a publish target.
+Out: what the night concluded, and an exit code; or the files of a timer that calls it.
 """
 
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -25,13 +26,13 @@ from stackcheck.cli.options import (
     key_path,
     new_app,
     sign_words,
+    target_of,
 )
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.flow import FlowSettings
-from stackcheck.matrix import matrix
 from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:
@@ -71,6 +72,15 @@ RunBy = Annotated[
         show_default="this user",
     ),
 ]
+Alerts = Annotated[
+    Path | None,
+    typer.Option(
+        "--alerts",
+        metavar="FILE",
+        help="A file with those who hear of the nights: webhooks, e-mail, a ping.",
+        show_default="$STACKCHECK_ALERTS, else the user's alerts.yaml",
+    ),
+]
 Into = Annotated[
     Path | None,
     typer.Option("--into", metavar="DIR", help="Write the files there.", show_default="their usual places"),
@@ -91,6 +101,7 @@ def validate(
         ),
     ] = None,
     target: From = None,
+    alerts: Alerts = None,
     vendor: Vendor = None,
     force: Annotated[
         bool, typer.Option("--force", help="Run every image for this host, also if nothing is due.")
@@ -111,24 +122,31 @@ def validate(
     """
     if context.invoked_subcommand:
         return
-    settings = _settings(
-        root.resolve(),
-        target=target,
-        key=key,
-        sign_with=sign_with,
-        vendor=vendor,
-        select=tuple(stack or ()),
-        force=force,
-        plain_http=plain_http,
-    )
-    progress = Progress()
-    plan = _planned(settings) if dry_run else _run_night(settings, progress)
-    _show(plan, as_json=as_json)
+    from stackcheck.nightly import addressees, alert, summary
+
+    progress, people = Progress(), addressees.load(alerts)
+    try:
+        settings = _settings(
+            root.resolve(),
+            target=target,
+            key=key,
+            sign_with=sign_with,
+            vendor=vendor,
+            select=tuple(stack or ()),
+            force=force,
+            plain_http=plain_http,
+        )
+        plan = _planned(settings) if dry_run else _run_night(settings, progress)
+    except StackcheckError as error:
+        if not dry_run:
+            alert.send(alert.stopped(error.what, error.exit_code), people, progress)
+        raise
+    code = 0 if dry_run else summary.exit_code(plan)
+    _show(plan, code, as_json=as_json)
     if not dry_run:
         _write_page(settings, progress)
-    from stackcheck.nightly import summary
-
-    raise typer.Exit(0 if dry_run else summary.exit_code(plan))
+        alert.send(alert.of(plan), people, progress)
+    raise typer.Exit(code)
 
 
 def _settings(
@@ -146,7 +164,7 @@ def _settings(
 
     flow = FlowSettings(
         root=root,
-        target=parse_target(target or matrix.load(root / "matrix.yaml").publish),
+        target=target_of(root, target),
         key=key_path(key, sign_with),
         sign_with=sign_words(sign_with),
         plain_http=plain_http,
@@ -188,16 +206,46 @@ def _write_page(settings: NightSettings, report: Progress) -> None:
         report(f"page: {written}")
 
 
-def _show(plan: Plan, *, as_json: bool) -> None:
+def _show(plan: Plan, code: int, *, as_json: bool) -> None:
     from stackcheck.nightly import summary
 
     if as_json:
-        print_json(summary.as_json(plan))
+        print_json(summary.as_json(plan) | {"exit_code": code})
         return
     print_table(("image", "outcome", "why"), list(summary.rows(plan)))
     for warning in summary.warnings(plan):
         print(f"warning: {warning}", file=sys.stderr)
     print(summary.line(plan))
+
+
+@nightly.command("alert")
+def alert_people(
+    *,
+    alerts: Alerts = None,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="Send a message that is no alarm, to see that it arrives.")
+    ] = False,
+) -> None:
+    """Tell people that a night stopped, as the systemd units do. Exit 2: a message did not arrive."""
+    from stackcheck.nightly import addressees, alert
+
+    people = addressees.load(alerts)
+    result, status = (os.environ.get(f"MONITOR_{name}", "") for name in ("SERVICE_RESULT", "EXIT_STATUS"))
+    if not trial and alert.already_told(result, status):
+        print(f"the night itself told people: it ended with {status}")
+        return
+    why = f"the unit of the nights failed: {result or 'unknown'} {status}".rstrip()
+    message = alert.stopped(why, 1)
+    if trial:
+        message = alert.Alert(outcome="trial", line="stackcheck nightly alert --trial", exit_code=0)
+    if people == addressees.NOBODY or not alert.send(message, people, Progress()):
+        raise ConfigurationError(
+            "not everybody was told",
+            got="no addressee" if people == addressees.NOBODY else "see above",
+            expected="an alerts.yaml whose addresses answer",
+            next_step="correct it (docs/nightly.md, “Alerts”), then: stackcheck nightly alert --trial",
+        )
+    print("everybody was told")
 
 
 @nightly.command("install")
@@ -217,6 +265,7 @@ def install_timer(
     target: From = None,
     key: SigningKey = None,
     sign_with: SignWith = None,
+    alerts: Alerts = None,
     folder: Into = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -226,12 +275,13 @@ def install_timer(
     from stackcheck.nightly import install
 
     chosen = {"systemd": systemd, "cron": cron, "github": github, "kubernetes": kubernetes}
-    wanted = install.Wanted(
+    wanted = install.TimerSettings(
         root=root.resolve(),
         program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
         user=user or getpass.getuser(),
         # On GitHub the key is a secret, which the workflow itself hands over.
         options=_passed_on(target, None if github else key, sign_with, vendor),
+        alerts=("--alerts", str(alerts.absolute())) if alerts and not github else (),
         hour=hour,
         labels=tuple(label or ()),
         nodes=tuple(node or ()),

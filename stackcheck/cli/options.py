@@ -15,9 +15,10 @@ from typing import Annotated, Literal
 import typer
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import checkout
 from stackcheck.imaging.wheels.wheel_cache import VARIABLE
+from stackcheck.mirrors import VARIABLE as MIRRORS
 from stackcheck.policy import Tier as TierName
-from stackcheck.recipe.mirrors import VARIABLE as MIRRORS
 from stackcheck.vendors import Vendor as VendorName
 
 HERE = Path()
@@ -46,15 +47,6 @@ Tier = Annotated[
 Vendor = Annotated[
     VendorName | None,
     typer.Option("--gpu-vendor", help="The vendor whose checks run.", show_default="the stack's vendor"),
-]
-Rows = Annotated[
-    str | None,
-    typer.Option(
-        "--rows",
-        metavar="DOCUMENT",
-        help="Also hold the image to the figures of a document (trainers/rows.yaml) for these devices.",
-        show_default="none",
-    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Run the suites again even if nothing changed.")]
 
@@ -85,6 +77,21 @@ SignWith = Annotated[
         show_default="the signing key",
     ),
 ]
+
+
+def _existing_key(given: str | None) -> str | None:
+    """A key that the user names is an argument: a wrong one says nothing of the image."""
+    if given and "://" not in given and not Path(given).exists():
+        raise ConfigurationError(
+            "--key names a file that does not exist",
+            where=given,
+            got="no such file",
+            expected="the publisher's public key (PEM), or https://…#sha256=FINGERPRINT",
+            next_step="ask the publisher for the file, then: --key FILE",
+        )
+    return given
+
+
 PublicKey = Annotated[
     str | None,
     typer.Option(
@@ -92,6 +99,7 @@ PublicKey = Annotated[
         metavar="FILE|URL",
         help="Public key (PEM) to verify with; a URL ends in #sha256=FINGERPRINT.",
         show_default="this user's key",
+        callback=_existing_key,
     ),
 ]
 PlainHttp = Annotated[
@@ -148,10 +156,49 @@ PackagedPython = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
+# These verbs write below images/ or read tests/faults, which only a checkout has.
+WRITE_IN_A_CHECKOUT = frozenset({"lock", "prove", "render"})
+
+
+def _root(context: typer.Context, given: Path) -> Path:
+    """The checkout that --root names, else the nearest one upwards, else what the tool itself ships."""
+    if context.resilient_parsing or given != HERE:
+        return given
+    if found := checkout.above(HERE):
+        return found
+    if context.info_name in WRITE_IN_A_CHECKOUT:
+        raise ConfigurationError(
+            f"`{context.info_name}` works in a checkout of stackcheck, and here is none",
+            where=str(Path.cwd()),
+            expected=f"a folder with {checkout.MARK}, here or above",
+            next_step="go to your checkout, or name it with --root DIR",
+        )
+    return checkout.users_own()
+
+
 Root = Annotated[
     Path,
-    typer.Option("--root", metavar="DIR", help="The checkout.", show_default="the current folder"),
+    typer.Option(
+        "--root",
+        metavar="DIR",
+        help="The checkout.",
+        show_default="the nearest folder upwards with a matrix.yaml, else the user's data folder",
+        callback=_root,
+    ),
 ]
+
+
+def target_of(root: Path, given: str | None) -> str:
+    """Where images are: the argument, else `publish` in matrix.yaml, whose folder lies in the checkout."""
+    from stackcheck.matrix import matrix  # not above: most verbs need no matrix
+    from stackcheck.oci.store import parse_target
+
+    if given:
+        return parse_target(given)
+    named = matrix.load(root / "matrix.yaml").publish
+    if named.startswith("oci:") and root.resolve() != Path.cwd():
+        named = f"oci:{root / named.removeprefix('oci:')}"
+    return parse_target(named)
 
 
 def sign_words(command: str | None) -> tuple[str, ...]:
@@ -181,7 +228,7 @@ def accepted_python(given: list[str] | None, *names: str) -> tuple[str, ...]:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise ConfigurationError(
                 "--accept-python takes the SHA-256 of a file",
-                got=f"{text}: {len(digest.removeprefix('sha256:'))} characters",
+                got=f"{text}: length {len(digest.removeprefix('sha256:'))}",
                 expected="64 hexadecimal digits, as sha256sum prints them",
                 next_step="leave the option out: the error about a Python of no package has its digest",
             )

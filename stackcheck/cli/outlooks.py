@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stackcheck.cli import output
 from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.matrix import matrix
 from stackcheck.suite import outlook
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def machine(name: str | None, driver: str | None) -> Machine:
 def counted(outlooks: Sequence[Outlook], on: Machine) -> str:
     """How many stacks can be certified, in one sentence."""
     able = sum(not one.reasons for one in outlooks)
-    stacks = "1 stack" if len(outlooks) == 1 else f"{len(outlooks)} stacks"
+    stacks = output.counted(len(outlooks), "stack")
     return f"{able} of {stacks} can be certified on {on.words()}"
 
 
@@ -95,6 +97,8 @@ def require_some(outlooks: Sequence[Outlook], on: Machine) -> None:
         )
 
 
-def of(stacks: Sequence[Stack], on: Machine, root: Path) -> dict[str, Outlook]:
+def of(stacks: Sequence[Stack], on: Machine, root: Path, *, site_locks: bool = False) -> dict[str, Outlook]:
     """Stack id -> its outlook."""
-    return {one.stack_id: one for one in outlook.of_all(stacks, on, root.resolve())}
+    policy = matrix.load(root.resolve() / "matrix.yaml").policy
+    found = outlook.of_all(stacks, on, root.resolve(), policy, site_locks=site_locks)
+    return {one.stack_id: one for one in found}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from stackcheck.errors import StackcheckError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import TextIO
 
 
 def shown(text: str, *, lines: bool = False) -> str:
@@ -21,13 +25,69 @@ def shown(text: str, *, lines: bool = False) -> str:
     return "".join(char if char.isprintable() or char in kept else _escaped(char) for char in text)
 
 
+class Printable(io.TextIOBase):
+    """A stream for text alone: it escapes each character that controls a terminal.
+
+    A program that `run` starts writes to `buffer`, past this: it may draw what it likes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.written = False
+        self.buffer = getattr(stream, "buffer", None)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # the stubs have a plain attribute
+        """That of the stream itself; a library that finds none would write past this one."""
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]  # as above
+        """How the stream itself handles what it cannot encode."""
+        return self._stream.errors
+
+    def write(self, text: str) -> int:
+        """Write a text as `shown` has it."""
+        if not isinstance(text, str):
+            raise TypeError(f"a text was expected, not {type(text).__name__}")
+        self._stream.write(shown(text, lines=True))
+        self.written = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream itself."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The descriptor of the stream itself."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether the stream itself is a terminal."""
+        return self._stream.isatty()
+
+
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 image`, `2 images`: a number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_error(error: Exception) -> None:
     """Write an error to stderr, with the lines of its details."""
     print(f"error: {shown(str(error), lines=True)}", file=sys.stderr)
+    if isinstance(error, StackcheckError) and not error.next_step:
+        print(f"  next: {error.usual_step}", file=sys.stderr)
+
+
+def print_json_error(error: StackcheckError) -> None:
+    """Write an error to stdout, as the only document of a verb that was asked for JSON."""
+    details = {name: getattr(error, name) for name in ("what", "where", "got", "expected")}
+    step = error.next_step or error.usual_step
+    print_json({"error": {**details, "next": step, "exit_code": error.exit_code}})
 
 
 def print_note(text: str) -> None:

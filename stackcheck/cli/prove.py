@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Annotated
 import typer
 
 from stackcheck.cli.options import HERE, AsJson, Root, new_app
-from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.cli.output import Progress, counted, print_json, print_table
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.proof import prove
 
 app = new_app()
 
 MAX_AGE = dt.timedelta(days=365)  # the image only has to be genuine and undamaged to run the proof
+TIMEOUT_S = 24 * 3600.0
 COLUMNS = ("FAULT", "EXPECTED CATCHER", "VENDOR", "STATE")
 REASON_LINES = 3
 Runner = Callable[[tuple[str, ...], Path, Progress], prove.FaultRun]
@@ -70,7 +72,7 @@ def _on_this_host() -> Runner:
 def _in_image(reference: str, report: Progress) -> Runner:
     """Verify and fetch a certified image; return what runs a proof in it, with the checkout mounted."""
     from stackcheck import vendors
-    from stackcheck.certificate import keys, pull, verify
+    from stackcheck.certificate import job, keys, pull, verify
     from stackcheck.engine.client import Engine
 
     verified = verify.verify(
@@ -82,7 +84,8 @@ def _in_image(reference: str, report: Progress) -> Runner:
     def run(arguments: tuple[str, ...], root: Path, report: Progress) -> prove.FaultRun:
         reader = prove.FaultRunReader(report)
         needs = vendors.module("cpu").container_needs()
-        pull.run(name, engine, ("python", *arguments), needs=needs, folder=root, on_line=reader)
+        spec = job.container(name, ("python", *arguments), needs, root)
+        engine.run(dataclasses.replace(spec, on_line=reader, timeout_s=TIMEOUT_S))
         return reader.finished(f"{name}: python {' '.join(arguments)}")
 
     return run
@@ -113,9 +116,10 @@ def _print(proof: prove.Proof) -> None:
     for check in proof.unproven:
         print(f"no fault is planted for {check}: add one to tests/faults (see planting.py)")
     print(
-        f"{len(proof.faults)} faults planted, {proof.caught} caught; {len(proof.healthy)} healthy runs,"
+        f"{counted(len(proof.faults), 'fault')} planted, {proof.caught} caught;"
+        f" {counted(len(proof.healthy), 'healthy run')},"
         f" {proof.false_alarms} false alarms; {len(proof.checks) - len(proof.unproven)} of"
-        f" {len(proof.checks)} checks shown to fail"
+        f" {counted(len(proof.checks), 'check')} shown to fail"
     )
 
 

@@ -25,8 +25,9 @@ from stackcheck.cli.options import (
     key_path,
     new_app,
     sign_words,
+    target_of,
 )
-from stackcheck.cli.output import Progress, print_facts, print_json
+from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_note
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import parse_reference, parse_target
@@ -65,7 +66,11 @@ def promote_image(
         "digest": done.digest,
         "next": f"stackcheck verify {done.reference}",
     }
-    print_json(facts) if as_json else print_facts(facts)
+    if as_json:
+        print_json(facts)
+        return
+    print_facts(facts)
+    print_note(f"a revocation does not follow a copy: revoke it in each target, also in {target}")
 
 
 @app.command("revoke")
@@ -156,13 +161,12 @@ def collect_garbage(
         print_json({"target": layout.target, "removed": not dry_run, "bytes": size_bytes, "blobs": blobs})
         return
     done = "would remove" if dry_run else "removed"
-    print(f"{layout.target}: {done} {len(garbage)} blobs, {size_bytes} bytes ({size_bytes / 1e6:.1f} MB)")
+    count, size = counted(len(garbage), "blob"), counted(size_bytes, "byte")
+    print(f"{layout.target}: {done} {count}, {size} ({size_bytes / 1e6:.1f} MB)")
 
 
 def _layout(target: str | None, root: Path) -> OciLayout:
-    from stackcheck.matrix import matrix
-
-    named = parse_target(target or matrix.load(root.resolve() / "matrix.yaml").publish)
+    named = target_of(root, target)
     if not named.startswith("oci:"):
         raise ConfigurationError(
             "gc cleans OCI image layouts only",

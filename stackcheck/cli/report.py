@@ -11,7 +11,7 @@ import typer
 
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app, target_of
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stackcheck.report.campaign import Campaign
     from stackcheck.report.content import Content, Offered
     from stackcheck.report.nightly_file import NightlyFile
-    from stackcheck.report.standing import Machine
+    from stackcheck.report.standing import StandingMachine
 
 app = new_app()
 
@@ -135,7 +135,7 @@ def _gathered(
     root: Path,
     since: dt.datetime,
     *,
-    asked: Machine | None = None,
+    asked: StandingMachine | None = None,
     faults: Path | None = None,
 ) -> Content:
     from stackcheck.report import content
@@ -175,12 +175,10 @@ def _offered(
 ) -> tuple[Offered, StackcheckError | None]:
     """What is published; if that cannot be read, the report says why, and so does the exit code."""
     from stackcheck.certificate import key_sources
-    from stackcheck.matrix import matrix
-    from stackcheck.oci.store import parse_target
     from stackcheck.report.content import Offered
     from stackcheck.report.published import is_there, published
 
-    target = parse_target(source) if source else _on_disk(matrix.load(root / "matrix.yaml").publish, root)
+    target = target_of(root, source)
     if not is_there(target):
         return Offered(target=target), None
     try:
@@ -192,29 +190,24 @@ def _offered(
         return Offered(target=target, problem=f"{error.what} ({error.where or target})"), error
 
 
-def _on_disk(target: str, root: Path) -> str:
-    """A layout that the matrix names lies in the checkout."""
-    return f"oci:{root / target.removeprefix('oci:')}" if target.startswith("oci:") else target
-
-
-def _machine(named: str) -> Machine:
-    from stackcheck.report.standing import Machine
+def _machine(named: str) -> StandingMachine:
+    from stackcheck.report.standing import StandingMachine
 
     model, _, driver = named.partition("/")
-    return Machine(device_model=model, driver=driver)
+    return StandingMachine(device_model=model, driver=driver)
 
 
-def _here() -> Machine | None:
+def _here() -> StandingMachine | None:
     """This host, if it has devices of one model."""
     from stackcheck import vendors
-    from stackcheck.report.standing import Machine
+    from stackcheck.report.standing import StandingMachine
 
     try:
         host = vendors.host()
     except ConfigurationError:  # GPUs of two vendors: the newest run decides what is shown first
         return None
     models = {device.model for device in host.devices}
-    return Machine(device_model=models.pop(), driver=host.driver or "") if len(models) == 1 else None
+    return StandingMachine(device_model=models.pop(), driver=host.driver or "") if len(models) == 1 else None
 
 
 def _campaign(path: Path | None, root: Path) -> Campaign | None:

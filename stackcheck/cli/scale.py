@@ -115,7 +115,7 @@ def _dots(
 ) -> Iterator[scaling_plot.Dot]:
     """Measured rates of the same batch as the prediction: of each GPU in weak scaling, else of all.
 
-    A published efficiency has a base of its own, which the prediction sets against ours.
+    A published efficiency has a base of its own, which the prediction compares with the base of this tool.
     """
     job, base = chosen.job(), found[0]
     for one in found:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Selectors, new_app
-from stackcheck.cli.output import Progress, print_facts, print_json
+from stackcheck.cli.output import Progress, counted, print_facts, print_json
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
 
@@ -39,7 +39,8 @@ def make_base(
 ) -> None:
     """Make the base of stacks from this host's own packages, and lock the stacks to it."""
     from stackcheck.engine import apt
-    from stackcheck.imaging import host_base, plans, site_lock
+    from stackcheck.imaging import host_base, plans
+    from stackcheck.recipe import site_lock
 
     if not from_host:
         raise ConfigurationError(
@@ -63,7 +64,8 @@ def make_base(
             system=host_base.release_words(apt.host_release()),
             keep_changed=keep_changed,
         )
-        site_lock.take_base(stack, made[stack.id], root.resolve())
+        cut = made[stack.id]
+        site_lock.take_base(stack, cut.digest, cut.facts(), root.resolve())
     if as_json:
         print_json([{"stack": name, "base": str(cut.path), **cut.facts()} for name, cut in made.items()])
         return
@@ -143,8 +145,8 @@ def make_wheelhouse(
         return
     facts = {
         "folder": str(folder.resolve()),
-        "made": f"{len(made.written)} wheels, {made.size_bytes / 1e9:.2f} GB",
-        "given": f"{len(made.given)} wheels",
+        "made": f"{counted(len(made.written), 'wheel')}, {made.size_bytes / 1e9:.2f} GB",
+        "given": counted(len(made.given), "wheel"),
     }
     if made.absent:
         facts["absent"] = ", ".join(made.absent) + ": copy these wheels into the folder, then run this again"

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
-from stackcheck.compare import published_figures
 from stackcheck.compare.two_runs import Side, facts_of
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history import metrics, record_reader, records
-from stackcheck.history.runs import Point, Query
+from stackcheck.history.runs import Query
 from stackcheck.suite import results
 
 if TYPE_CHECKING:
@@ -21,19 +20,16 @@ if TYPE_CHECKING:
 
 _PREFIX = re.compile(r"(sha256:)?[0-9a-f]{4,64}")
 _DRIVER = "driver="
-_ROW, _OURS = "row:", "ours:"
 SHOWN = 8  # digits of a run id
 
 
-def find(name: str, history: History, root: Path, *, like: Run | None = None) -> tuple[Side, Run | None]:
+def find(name: str, history: History, *, like: Run | None = None) -> tuple[Side, Run | None]:
     """The side that a name stands for, and its run; None for a file that is not in the history.
 
     Args:
         name: The beginning of a run id, record or image digest; a result.json; a stack id or image, or a
-            pattern on them: its newest run; `driver=VERSION`: the newest run with this driver; `row:NAME`: a
-            figure of a founding document; `ours:NAME`: what was measured of that row here.
+            pattern on them: its newest run; `driver=VERSION`: the newest run with this driver.
         history: Where to look.
-        root: The checkout, which has the founding documents' figures.
         like: For `driver=`, the other side: the run has to be of its stack and device model.
 
     Raises:
@@ -41,8 +37,6 @@ def find(name: str, history: History, root: Path, *, like: Run | None = None) ->
         ConfigurationError: Several runs have it.
         ResultError: The file is damaged.
     """
-    if name.startswith((_ROW, _OURS)):
-        return _of_row(name, root), None
     if Path(name).is_file():
         return _of_file(Path(name)), None
     run = _of_digits(name, history) or _newest(name, history, like)
@@ -50,45 +44,10 @@ def find(name: str, history: History, root: Path, *, like: Run | None = None) ->
         raise NothingSelectedError(
             "the history has no such run",
             got=name,
-            expected="a run id, a result.json, a stack id, an image, driver=VERSION, row:NAME or ours:NAME",
+            expected="a run id, a result.json, a stack id, an image or driver=VERSION",
             next_step="stackcheck history",
         )
     return _of_run(run, history), run
-
-
-def _of_row(name: str, root: Path) -> Side:
-    """A published figure, or ours of the same row: one point, which two rows of one metric share."""
-    kind, _, asked = name.partition(":")
-    row = published_figures.find(asked, root)
-    value, machine, words = row.value, row.machine, row.source
-    if kind == "ours":
-        measured = [each for each in row.ours if each.value is not None]
-        if not measured:
-            reasons = "; ".join(f"{each.machine}: {each.words}" for each in row.ours)
-            raise NothingSelectedError(
-                "this row was not measured here",
-                got=reasons or f"no line for {row.name} in {' or '.join(published_figures.MEASURED)}",
-                next_step=f"python trainers/tools/table.py {row.document} --only {row.id} --out "
-                f"build/rows/{row.document}.jsonl",
-            )
-        value, machine, words = measured[-1].value, measured[-1].machine, measured[-1].words
-    if value is None:
-        raise NothingSelectedError("the document gives no number for this row", got=row.name)
-    point = Point(
-        record=name,
-        check="founding documents",
-        name=row.metric,
-        unit=row.unit,
-        value=value,
-        repeats=(),
-        direction="min",
-        bound=None,
-        ceiling=None,
-    )
-    facts = {"row": {"name": row.name, "machine": machine, "convention": row.convention, "source": words}}
-    return Side(
-        label=f"{kind} {row.name} ({machine})", node=f"{kind} {machine}", points=(point,), facts=facts
-    )
 
 
 def of_result(body: bytes, label: str) -> Side:

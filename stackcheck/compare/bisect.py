@@ -1,4 +1,4 @@
-"""Which component breaks a check. In: two stacks of the matrix, one check. Out: a `Found` that names it.
+"""Which component breaks a check. In: two stacks of the matrix, one check. Out: a `SearchResult`.
 
 Each mixed stack is locked, built and run like any stack, in `build/bisect/`, which looks like a checkout;
 nothing is written to `images/`. Each answer is kept in a file, so that a search that was interrupted goes on
@@ -26,6 +26,7 @@ from stackcheck.matrix import pins as pinned
 from stackcheck.recipe import lock, render
 from stackcheck.suite import run
 from stackcheck.suite import subject as subjects
+from stackcheck.suite.judged import measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class Tried:
     Attributes:
         steps: Which steps it takes from the bad stack.
         outcome: How the check ended in it.
-        why: What could not be told, and why.
+        why: Why the outcome is unknown, if it is.
         new: Whether it was run now, and not by an earlier call.
     """
 
@@ -56,7 +57,7 @@ class Tried:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """What the search found, and every image that it asked, in that order."""
 
     culprit: Culprit
@@ -121,7 +122,7 @@ class Search:
         self._file = settings.root / FOLDER / f"{name}.json"
         self._known = {} if settings.force else self._load()
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Search to the end.
 
         Raises:
@@ -130,7 +131,7 @@ class Search:
         """
         self._report(f"{len(self._steps)} steps between {self._ends[0]} and {self._ends[1]}")
         culprit = search.walk(len(self._steps), self._ask)
-        return Found(culprit=culprit, steps=self._steps, tried=tuple(self._tried))
+        return SearchResult(culprit=culprit, steps=self._steps, tried=tuple(self._tried))
 
     def _ask(self, steps: Steps) -> Outcome:
         if steps in self._known:
@@ -156,8 +157,8 @@ class Search:
             )
         out = self._settings.root / FOLDER / subject.name
         plan = run.plan(subject, tier=self._tier, root=self._settings.root, out=out)
-        plan = dataclasses.replace(plan, only=_expression(self._check))
-        result = run.run(plan, self._engine, out=out, report=lambda _line: None)
+        only = _expression(self._check)
+        result = measure(plan, self._engine, out=out, report=lambda _line: None, only=only)
         found = next((each for each in result.checks if each.id == self._check), None)
         if found is None or found.outcome == "skipped":
             why = (found.reason if found else None) or "the check did not run"

@@ -1,5 +1,5 @@
-"""The stacks between two stacks. In: a good and a bad one of one matrix. Out: the components in which they
-differ, and the stack that has some of them from the bad one. Pure.
+"""The stacks between two stacks. In: a good and a bad one of one matrix.
+Out: the components in which they differ, and the stack that has some of them from the bad one. Pure.
 
 A mixed stack is resolved like any other: rules fill in what follows (Triton, RCCL, the layout), and refuse
 what does not fit. Components that no rule allows apart are one step.
@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.errors import ConfigurationError, NothingSelectedError, did_you_mean
 from stackcheck.matrix import expand, resolve
 from stackcheck.matrix.combination import packages_of
 from stackcheck.matrix.matrix import Block, Matrix
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.expand import Cell
     from stackcheck.matrix.known_issues import KnownIssues
     from stackcheck.matrix.pins import Pins
-    from stackcheck.matrix.rules import Rules
+    from stackcheck.matrix.rules import RuleSet
     from stackcheck.matrix.stack import Stack
 
 AXES = ("python", "os", "wheels", "torch")
@@ -43,7 +43,12 @@ class Component:
     @property
     def words(self) -> str:
         """As a reader says it: `numpy 2.4.5 -> 2.4.6`."""
-        return f"{self.name} {_said(self.good)} -> {_said(self.bad)}"
+        return "{} {} -> {}".format(*self.texts)
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Its name, and both values as a reader says them."""
+        return self.name, _said(self.good), _said(self.bad)
 
 
 class Between:
@@ -54,7 +59,7 @@ class Between:
         ConfigurationError: They are of two runtimes, or do not differ.
     """
 
-    def __init__(self, matrix: Matrix, rules: Rules, issues: KnownIssues, good: str, bad: str) -> None:
+    def __init__(self, matrix: Matrix, rules: RuleSet, issues: KnownIssues, good: str, bad: str) -> None:
         self._matrix, self._rules, self._issues = matrix, rules, issues
         cells = {cell.id: cell for cell in expand.expand(matrix)}
         one, other = (_named(name, cells) for name in (good, bad))
@@ -123,6 +128,8 @@ class Between:
         return found
 
     def _block(self, parts: Parts) -> Block:
+        if parts["torch"] and parts["wheels"] == "none":
+            raise ConfigurationError("torch has no source of wheels", got=f"torch {parts['torch']}")
         version, *with_runtime = _values(parts["runtime"])
         flash, backend = _values(parts["flash_attn"])
         fixed = {"runtime", "flash_attn", "system packages", *AXES}
@@ -150,7 +157,12 @@ class Between:
 
 def _named(name: str, cells: Mapping[str, Cell]) -> Cell:
     if name not in cells:
-        raise NothingSelectedError("the matrix has no such stack", got=name, next_step="stackcheck list")
+        raise NothingSelectedError(
+            "the matrix has no such stack",
+            got=name,
+            expected=did_you_mean(name, cells),
+            next_step="stackcheck list",
+        )
     return cells[name]
 
 

@@ -130,7 +130,7 @@ def _with_verdict(judged: JudgedRun, found: PairedRuns, reference: Verified) -> 
     if not slower:
         return judged
     verdict = dataclasses.replace(judged.verdict, status="FAILED", reasons=(*judged.verdict.reasons, *slower))
-    return dataclasses.replace(judged, verdict=verdict)
+    return judged.judged_as(verdict)
 
 
 def _require_resolved(found: PairedRuns, settings: FlowSettings) -> None:

@@ -16,6 +16,7 @@ from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfi
 from stackcheck.files.atomic import write_atomically
 from stackcheck.history import metrics, regressions
 from stackcheck.suite import results, run
+from stackcheck.suite.judged import measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,8 +101,8 @@ def paired(
 def _measured(subject: Subject, engine: Engine, root: Path, tier: Tier, only: str) -> Values:
     """The metrics of one run of the chosen checks."""
     out = root / "build" / "paired" / subject.name
-    plan = dataclasses.replace(run.plan(subject, tier=tier, root=root, out=out), only=only)
-    result = run.run(plan, engine, out=out, report=_silent)
+    plan = run.plan(subject, tier=tier, root=root, out=out)
+    result = measure(plan, engine, out=out, report=_silent, only=only)
     _require_measured(result, subject.name, out)
     return _values(results.read_result_file(out / "run" / "result.json"))
 

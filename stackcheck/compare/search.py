@@ -1,5 +1,6 @@
-"""Find the step that breaks something between a good and a bad end. In: a number of steps, and what answers
-whether a set of them passes. Out: a `Culprit`. Pure: what answers may build images, or look them up.
+"""Find the step that breaks something between a good and a bad end.
+In: a number of steps, and what answers whether a set of them passes. Out: a `Culprit`. Pure: what answers may
+build images, or look them up.
 
 First the steps are applied in order, and the search halves the range in which the answer changes. The step
 that it finds is then applied alone: if that passes, an earlier step is needed as well, and is searched for.
@@ -39,7 +40,7 @@ def walk(count: int, ask: Callable[[Steps], Outcome]) -> Culprit:
 
     Args:
         count: How many steps lie between good (no step) and bad (all of them).
-        ask: Whether the check passes with a set of steps; `unknown` if that cannot be built or told.
+        ask: Whether the check passes with a set of steps; `unknown` if that cannot be built or decided.
     """
     if ask(frozenset()) != "passes":
         return Culprit(kind="good fails")
@@ -65,7 +66,7 @@ def _partner(found: int, ask: Callable[[Steps], Outcome]) -> Culprit:
 def _edge(low: int, high: int, ask: Callable[[int], Outcome]) -> tuple[int, int]:
     """Two neighbours between which the answer changes: `low` passes and `high` fails.
 
-    Places that cannot be told are left out, so that the two may be further apart in the end.
+    Places whose answer is unknown are left out, so the two may be further apart in the end.
     """
     unknown: set[int] = set()
     while places := [place for place in range(low + 1, high) if place not in unknown]:

@@ -1,6 +1,6 @@
 """The host's own package archive: where it is, which keyring verifies it, which proxy reaches it.
 
-In: `/etc/apt` (deb822 `.sources` and one-line `.list` files) and `apt-config dump`. Out: `Source` values
+In: `/etc/apt` (deb822 `.sources` and one-line `.list` files) and `apt-config dump`. Out: `AptSource` values
 and texts that a bootstrapped base, a build or a second pinned source can use. No archive's address is
 written in this tool: a mirror or an air-gapped copy that the host uses is used wherever it has the suite.
 """
@@ -40,7 +40,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class AptSource:
     """One archive: addresses, suites, components and the keyring (a path, or a key written out).
 
     Attributes:
@@ -114,9 +114,9 @@ def host_release() -> dict[str, str]:
         return {}
 
 
-def sources(folder: Path = APT) -> tuple[Source, ...]:
+def sources(folder: Path = APT) -> tuple[AptSource, ...]:
     """Every enabled binary source of the host, in apt's reading order."""
-    found: list[Source] = []
+    found: list[AptSource] = []
     for path in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         if not path.is_file() or path.name.startswith(OWN_PREFIX):
             continue
@@ -128,7 +128,7 @@ def sources(folder: Path = APT) -> tuple[Source, ...]:
     return tuple(found)
 
 
-def archive(of: Distribution, suite: str, found: Iterable[Source]) -> tuple[Source, ...]:
+def archive(of: Distribution, suite: str, found: Iterable[AptSource]) -> tuple[AptSource, ...]:
     """A distribution's archive asked for a suite and its updates, and its security archive; else empty.
 
     Other publishers use the names of suites too (`bookworm main`), but have no updates of them, and a keyring
@@ -145,7 +145,7 @@ def archive(of: Distribution, suite: str, found: Iterable[Source]) -> tuple[Sour
         for uri in source.uris
     }
 
-    def unlikely(source: Source) -> tuple[bool, bool]:
+    def unlikely(source: AptSource) -> tuple[bool, bool]:
         own = Path(source.signed_by or "").name.startswith(f"{of.name}-archive")
         return not updated & {uri.rstrip("/") for uri in source.uris}, not own
 
@@ -159,7 +159,7 @@ def archive(of: Distribution, suite: str, found: Iterable[Source]) -> tuple[Sour
     return (whole, *dict.fromkeys(security))
 
 
-def for_suite(suite: str, *, folder: Path = APT) -> Source:
+def for_suite(suite: str, *, folder: Path = APT) -> AptSource:
     """The host's main archive of Debian, asked for another suite (Debian 13's from Debian 12's address).
 
     Raises:
@@ -208,7 +208,7 @@ def without_login(text: str) -> str:
     return re.sub(r"://[^/@\s]*@", "://", text)
 
 
-def one_line_sources(text: str) -> list[Source]:
+def one_line_sources(text: str) -> list[AptSource]:
     """The sources of a `.list` file for this architecture."""
     found = []
     for line in text.splitlines():
@@ -226,7 +226,7 @@ def one_line_sources(text: str) -> list[Source]:
     return found
 
 
-def _stanzas(text: str) -> list[Source]:
+def _stanzas(text: str) -> list[AptSource]:
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     found = []
     for stanza in re.split(r"\n[ \t]*\n", "\n".join(lines)):
@@ -242,8 +242,8 @@ def _stanzas(text: str) -> list[Source]:
     return found
 
 
-def _source(uris: str, suites: str, components: str, settings: Mapping[str, str]) -> Source:
-    return Source(
+def _source(uris: str, suites: str, components: str, settings: Mapping[str, str]) -> AptSource:
+    return AptSource(
         uris=tuple(uris.split()),
         suites=tuple(suites.split()),
         components=tuple(components.split()),

@@ -22,7 +22,7 @@ from stackcheck.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stackcheck.engine.apt import Source
+    from stackcheck.engine.apt import AptSource
 
 TIMEOUT_S = 600.0
 
@@ -48,7 +48,7 @@ class Deb:
         return self.path.rpartition("/")[2]
 
 
-def find(source: Source, package: str) -> Deb:
+def find(source: AptSource, package: str) -> Deb:
     """The newest version of a package in an archive.
 
     Raises:
@@ -71,7 +71,7 @@ def find(source: Source, package: str) -> Deb:
     )
 
 
-def fetch(source: Source, package: str, version: str, folder: Path) -> Path:
+def fetch(source: AptSource, package: str, version: str, folder: Path) -> Path:
     """Download a version of a package into a folder; apt checks it against the signed index.
 
     Raises:
@@ -85,7 +85,7 @@ def fetch(source: Source, package: str, version: str, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _opened(source: Source) -> Iterator[Sequence[str]]:
+def _opened(source: AptSource) -> Iterator[Sequence[str]]:
     """Apt's options for a source alone, after `apt-get update`."""
     if not shutil.which("apt-get"):
         raise EngineError(
@@ -123,7 +123,7 @@ def _options(folder: Path) -> tuple[str, ...]:
     )
 
 
-def _run(command: Sequence[str], source: Source, folder: Path | None = None) -> str:
+def _run(command: Sequence[str], source: AptSource, folder: Path | None = None) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, cwd=folder
@@ -141,5 +141,5 @@ def _run(command: Sequence[str], source: Source, folder: Path | None = None) -> 
     return done.stdout
 
 
-def _where(source: Source) -> str:
+def _where(source: AptSource) -> str:
     return apt.without_login(" ".join((*source.uris, *source.suites, *source.components)))

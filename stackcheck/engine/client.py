@@ -69,8 +69,10 @@ class Engine:
         try:
             client = docker.from_env(timeout=API_TIMEOUT_S)
             client.ping()
+            answers = client.version()
         except (docker.errors.DockerException, OSError) as error:
             raise host_setup.missing_engine(str(error)) from error
+        host_setup.refuse_podman(answers)
         engine = cls(client)
         if engine.version < OLDEST_SERVER:
             raise EngineError(
@@ -156,13 +158,18 @@ class Engine:
     def save(self, reference: str, layout: Path) -> str:
         """Write an image of the engine as a layout with one manifest.
 
+        A tag may move meanwhile: what it names is read once, and saved and compared by that id.
+
         Returns:
             The manifest's digest.
+
+        Raises:
+            EngineError: It has no such image, or what it saved has another id.
         """
-        architecture = self.inspect(reference).architecture
+        found = self.inspect(reference)
         with engine_errors(f"saving {reference}"), self._long_timeout():
-            chunks = self._client.api.get_image(reference, chunk_size=1 << 20)
-            return archive.unpack(chunks, layout, architecture=architecture)
+            chunks = self._client.api.get_image(found.id, chunk_size=1 << 20)
+            return archive.unpack(chunks, layout, architecture=found.architecture, image_id=found.id)
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry, with the user's own Docker credentials.
@@ -203,6 +210,16 @@ class Engine:
             ChecksFailedError: It did not end in time.
         """
         return container.run(self._client, spec)
+
+    def run_here(self, spec: RunSpec, *, stop_timeout_s: float) -> int:
+        """Run a user's program as if it ran here: its streams, terminal and signals; its exit code.
+
+        Raises:
+            EngineError: It could not be started, or the daemon stopped answering.
+        """
+        from stackcheck.engine import terminal
+
+        return terminal.run(self._client, spec, stop_timeout_s=stop_timeout_s)
 
     def remove_left_by(self, pid: int) -> int:
         """Remove the containers of a process that was killed; how many there were.

@@ -5,15 +5,20 @@ In: a `RunSpec`. Out: its lines while it runs, and its exit code. It never outli
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import functools
+import itertools
 import os
+import posixpath
 import threading
 import time
 import uuid
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from stackcheck.engine import interrupts, leftovers
+from stackcheck.engine import interrupts, leftovers, output
 from stackcheck.engine.leftovers import LABEL
 from stackcheck.errors import ChecksFailedError, EngineError
 
@@ -64,8 +69,11 @@ class RunSpec:
         quota_bytes: The container is killed when its writable mounts together hold more; None: no limit.
         ulimits: Name -> soft and hard limit; -1 is unlimited.
         timeout_s: The container is killed after this many seconds.
+        beside: A context of the tool that runs beside the container: entered when the container runs, with a
+            function that ends it, and left after its end.
+        quota_folders: More folders that `quota_bytes` counts; the container writes there through open files.
         on_start: Called when it runs, before the time that `timeout_s` limits begins; what it raises ends it.
-        on_line: Gets each line of output as it appears.
+        on_line: Gets each line of output as it appears; `stackcheck.engine.output` limits how much there is.
     """
 
     image: str
@@ -89,6 +97,8 @@ class RunSpec:
     ulimits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     workdir: str | None = None
     timeout_s: float = 3600.0
+    beside: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]] | None = None
+    quota_folders: tuple[Path, ...] = ()
     on_start: Callable[[], None] | None = None
     on_line: Callable[[str], None] | None = None
 
@@ -103,45 +113,70 @@ def run(client: DockerClient, spec: RunSpec) -> int:
         EngineError: It could not be started, or the daemon stopped answering.
         ChecksFailedError: It did not end in time.
     """
+    with made(client, spec) as (container, signals), signals.let_in():
+        return _run(container, spec)
+
+
+@contextlib.contextmanager
+def made(
+    client: DockerClient, spec: RunSpec, **more: Any
+) -> Iterator[tuple[Container, interrupts.Interrupts]]:
+    """A container that is removed at the end, and the signals that are held meanwhile; `more` is Docker's."""
     with engine_errors("making a container"):
         leftovers.sweep(client)
-        arguments = _create_arguments(spec) | _limits(client.info(), spec)
+        arguments = _create_arguments(spec) | _limits(client.info(), spec) | more
         volumes = _volumes(client.images.get(spec.image).attrs, spec, arguments["name"])
         arguments["mounts"] += volumes
     names = [volume["Source"] for volume in volumes]
     with interrupts.held() as signals, removed_at_the_end(client, arguments["name"], names):
         with engine_errors("making a container"):
             container = client.containers.create(spec.image, list(spec.command), **arguments)
-        with signals.let_in():
-            return _run(container, spec)
+        yield container, signals
 
 
 def _run(container: Container, spec: RunSpec) -> int:
     """Start a container, and wait for its end."""
     with engine_errors("starting a container"):
-        _start(container, spec)
+        # Before the start, so that nothing is lost: no log keeps what it prints.
+        frames: Any = container.attach(stream=True, stdout=True, stderr=True, demux=True)
+        start(container, spec)
     if spec.on_start:
         spec.on_start()
     timer = threading.Timer(spec.timeout_s, _kill, [container])
     timer.start()
     quota = _Quota(container, spec)
     quota.start()
-    start = time.monotonic()
+    begin = time.monotonic()
     try:
-        with engine_errors("reading a container's output"):
-            _stream(container, spec.on_line)
+        ended = functools.partial(_kill, container)
+        beside = spec.beside(ended) if spec.beside else contextlib.nullcontext()
+        with beside, engine_errors("reading a container's output"), _drained(container, frames):
+            output.read(frames, spec.on_line or (lambda _line: None), _name(spec))
             code = int(container.wait(timeout=API_TIMEOUT_S)["StatusCode"])
     finally:
         timer.cancel()
         quota.stop()
     quota.check()
-    if code and time.monotonic() - start >= spec.timeout_s:
+    if code and time.monotonic() - begin >= spec.timeout_s:
         raise ChecksFailedError(
             "the container did not end in time and was killed",
-            where=" ".join((*(spec.entrypoint or ()), *spec.command)[:4]),
+            where=_name(spec),
             expected=f"an end within {spec.timeout_s:.0f} s",
         )
     return code
+
+
+@contextlib.contextmanager
+def _drained(container: Container, frames: Iterable[object]) -> Iterator[None]:
+    """If the body raises, end the container and read the rest: the engine ends none whose reader stopped."""
+    try:
+        yield
+    except ChecksFailedError:
+        killer = threading.Thread(target=_kill, args=[container])
+        killer.start()
+        collections.deque(frames, maxlen=0)
+        killer.join()
+        raise
 
 
 @contextlib.contextmanager
@@ -182,6 +217,7 @@ def _create_arguments(spec: RunSpec) -> dict[str, Any]:
         "security_opt": list(spec.security_opt),
         "ulimits": [types.Ulimit(name=n, soft=limit, hard=limit) for n, limit in spec.ulimits.items()],
         "working_dir": spec.workdir,
+        "log_config": types.LogConfig(type="none"),  # its output is read as it comes, and kept on no disk
         "init": True,  # reaps what a killed rank leaves behind
     }
 
@@ -205,13 +241,27 @@ def _limits(info: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
 def _volumes(image: Mapping[str, Any], spec: RunSpec, name: str) -> list[Any]:
     """The volumes that an image declares, read-only like its root.
 
-    The engine would make anonymous ones, which are writable, may not be read-only, and stay. Ours have names.
+    The engine would make anonymous ones, which are writable, may not be read-only, and stay. These have
+    names.
+
+    Raises:
+        ChecksFailedError: One is at, below or above a mount of stackcheck, so it could replace stackcheck's
+            files.
     """
     from docker import types
 
     declared = (image.get("Config") or {}).get("Volumes") or {}
-    ours = {*spec.tmpfs, *(mount.target for mount in spec.mounts)}
-    paths = [path for path in declared if path not in ours]
+    for path, mount in itertools.product(declared, spec.mounts):
+        own, theirs = PurePosixPath(mount.target), PurePosixPath(posixpath.normpath(path))
+        if own.is_relative_to(theirs) or theirs.is_relative_to(own):
+            raise ChecksFailedError(
+                "the image declares a volume where a folder of this tool is mounted",
+                where=spec.image,
+                got=f"VOLUME {path}",
+                expected=f"no volume at, below or above {mount.target}",
+                next_step="build the image without this volume",
+            )
+    paths = [path for path in declared if posixpath.normpath(path) not in spec.tmpfs]
     return [
         types.Mount(path, f"{name}-{number}", type="volume", read_only=True)
         for number, path in enumerate(paths)
@@ -223,7 +273,8 @@ class _Quota:
 
     def __init__(self, container: Container, spec: RunSpec) -> None:
         self._container, self._limit = container, spec.quota_bytes
-        self._folders = [mount.source for mount in spec.mounts if not mount.read_only]
+        writable = (mount.source for mount in spec.mounts if not mount.read_only)
+        self._folders = [*writable, *spec.quota_folders]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -238,8 +289,7 @@ class _Quota:
 
     def check(self) -> None:
         """Also after the end: the last second counts."""
-        held = self._held()
-        if self._limit is not None and held > self._limit:
+        if self._limit is not None and (held := _held(self._folders)) > self._limit:
             raise ChecksFailedError(
                 "the container wrote too much into its output folder and was killed",
                 where=", ".join(map(str, self._folders)),
@@ -250,21 +300,23 @@ class _Quota:
 
     def _watch(self) -> None:
         while not self._ended.wait(QUOTA_POLL_S):
-            if self._limit is not None and self._held() > self._limit:
+            if self._limit is not None and _held(self._folders) > self._limit:
                 _kill(self._container)
                 return
 
-    def _held(self) -> int:
-        """Bytes on disk, without holes of sparse files and without files that are removed meanwhile."""
-        total = 0
-        for place, _, names in (found for folder in self._folders for found in os.walk(folder)):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(place, name)).st_blocks * 512  # noqa: PTH118  # a hot path
-        return total
+
+def _held(folders: Iterable[Path]) -> int:
+    """Bytes on disk, without holes of sparse files and without files that are removed meanwhile."""
+    total = 0
+    for place, _, names in (found for folder in folders for found in os.walk(folder)):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512  # noqa: PTH118  # a hot path
+    return total
 
 
-def _start(container: Container, spec: RunSpec) -> None:
+def start(container: Container, spec: RunSpec) -> None:
+    """Start a container; a limit that the daemon may not raise is named."""
     import docker
 
     try:
@@ -281,16 +333,8 @@ def _start(container: Container, spec: RunSpec) -> None:
         raise
 
 
-def _stream(container: Container, on_line: Callable[[str], None] | None) -> None:
-    """Call `on_line` with whole lines; the engine's chunks may end in the middle of one."""
-    rest = b""
-    for chunk in container.logs(stream=True, follow=True):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if on_line:
-                on_line(line.decode("utf-8", errors="replace").rstrip("\r"))
-    if rest and on_line:
-        on_line(rest.decode("utf-8", errors="replace"))
+def _name(spec: RunSpec) -> str:
+    return " ".join((*(spec.entrypoint or ()), *spec.command)[:4])
 
 
 def _kill(container: Container) -> None:

@@ -16,13 +16,13 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stackcheck.engine import apt
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 DAEMON_FILE = Path("/etc/docker/daemon.json")
 # One store for build, run and save: an image keeps its manifest digest from the build to the registry.
@@ -32,6 +32,12 @@ INSTALL_TIMEOUT_S = 600.0
 # on 12's C library, containerd and runc; every other package of 13 is pinned away.
 DEBIAN_12 = "bookworm"
 DEBIAN_12_TAKES_FROM = "trixie"
+# Docker's own packages, and Microsoft's, by part. For the distribution's packages apt would remove these.
+OTHER_PACKAGES = {
+    "docker-ce": {"dockerd": "docker-ce", "docker": "docker-ce-cli", "buildx": "docker-buildx-plugin"},
+    "moby-engine": {"dockerd": "moby-engine", "docker": "moby-cli", "buildx": "moby-buildx"},
+}
+PODMAN_AS_DOCKER = "podman-docker"
 PID_FILE = Path("/run/stackcheck-dockerd.pid")
 LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
 INIT_FOLDER = Path("/run/systemd/system")
@@ -50,7 +56,8 @@ class Recipe:
 
     def commands(self) -> tuple[str, ...]:
         """The same as commands to type."""
-        lines = [f"apt-get install -y --no-install-recommends {' '.join(self.packages)}"]
+        install = f"apt-get install -y --no-install-recommends {' '.join(self.packages)}"
+        lines = [install] if self.packages else []
         if self.second_suite:
             lines.insert(0, f"# with a second source of {self.second_suite}, pinned to these packages")
         return ("sudo stackcheck doctor --fix   # or, by hand:", *lines, "dockerd &")
@@ -92,19 +99,27 @@ def missing_engine(found: str) -> EngineError:
 
 
 def has_buildx() -> bool:
-    """Whether the Docker client on PATH has the buildx plugin."""
+    """Whether the Docker client on PATH has the buildx plugin; podman's `docker` only has the word."""
     if not shutil.which("docker"):
         return False
     done = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False, timeout=30)
-    return done.returncode == 0
+    return done.returncode == 0 and b"docker/buildx" in done.stdout
 
 
 def recipe_for_host() -> Recipe:
-    """What this distribution needs for an engine.
+    """What this distribution needs for an engine; where it has Docker's own packages, what these lack.
 
     Raises:
-        EngineError: stackcheck cannot set up an engine on this distribution.
+        EngineError: stackcheck cannot set up an engine on this distribution, or podman is in Docker's place.
     """
+    there = _installed([*OTHER_PACKAGES, PODMAN_AS_DOCKER])
+    if PODMAN_AS_DOCKER in there:
+        raise podman_instead(PODMAN_AS_DOCKER)
+    for name, parts in OTHER_PACKAGES.items():
+        if name in there:
+            lacks = {part for part in ("dockerd", "docker") if not shutil.which(part)}
+            lacks |= set() if has_buildx() else {"buildx"}
+            return Recipe(packages=tuple(package for part, package in parts.items() if part in lacks))
     release = apt.host_release()
     name, codename = release.get("ID", "unknown"), release.get("VERSION_CODENAME", "")
     if name == "debian" and codename == DEBIAN_12:
@@ -120,6 +135,39 @@ def recipe_for_host() -> Recipe:
         got=release.get("PRETTY_NAME", name),
         expected="Debian 12 or newer, or Ubuntu 22.04 or newer",
         next_step="install Docker with buildx as your distribution documents it, then run: stackcheck doctor",
+    )
+
+
+def _installed(packages: Sequence[str]) -> set[str]:
+    """Which of these packages are installed; none where there is no dpkg."""
+    asked = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *packages]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
+    except OSError:
+        return set()
+    return {line.split()[0] for line in done.stdout.splitlines() if line.endswith(" installed")}
+
+
+def refuse_podman(answers: Mapping[str, Any]) -> None:
+    """Refuse what podman's socket answers to `docker version`.
+
+    Raises:
+        EngineError: It is podman's.
+    """
+    for part in answers.get("Components") or ():
+        if str(part.get("Name", "")).startswith("Podman"):
+            raise podman_instead(f"podman {part.get('Version')} answers at Docker's socket")
+
+
+def podman_instead(found: str) -> EngineError:
+    """The error for a host on which podman has Docker's place."""
+    return EngineError(
+        "podman is in the place of Docker, and stackcheck builds and tests with Docker",
+        where=os.environ.get("DOCKER_HOST"),
+        got=found,
+        expected="a Docker daemon with buildx; podman may stay beside it, and runs what is published: "
+        "stackcheck run REF --print podman",
+        next_step=f"unset DOCKER_HOST; sudo apt-get remove {PODMAN_AS_DOCKER}; sudo stackcheck doctor --fix",
     )
 
 

@@ -31,7 +31,7 @@ _GO_SYMLINK, _GO_FOLDER = 1 << 27, 1 << 31  # Go's os.FileMode, which the engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class FileEntry:
     """A path in an image.
 
     Attributes:
@@ -50,11 +50,11 @@ class Entry:
 class ImageFiles(Protocol):
     """The files of one image."""
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str) -> FileEntry | None:
         """What is at a path; None if there is nothing."""
 
     def read(self, path: str) -> bytes | None:
-        """The content of a regular file, links followed; None if there is none."""
+        """The content of a regular file, links followed; `None` if the file does not exist."""
 
     def folder(self, path: str) -> Iterator[tuple[str, bytes]]:
         """Name and content of each regular file directly in a folder."""
@@ -66,7 +66,7 @@ class _Made:
     def __init__(self, api: Any, name: str) -> None:
         self._api, self._name = api, name
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str) -> FileEntry | None:
         found = self._archive(path)
         if found is None:
             return None
@@ -74,7 +74,7 @@ class _Made:
         cast("Any", chunks).close()
         mode = int(facts["mode"])
         link = bool(mode & _GO_SYMLINK)
-        return Entry(
+        return FileEntry(
             path=path,
             target=posixpath.join("/", facts["linkTarget"]) if link else "",
             is_folder=bool(mode & _GO_FOLDER),

@@ -1,8 +1,8 @@
-"""Lines and manifests that start a user's own job in a certified image. Pure.
+"""Lines and manifests that start a user's own job in a certified image, and the parts of a fleet's. Pure.
 
-In: a `Job`. Out: text for docker, podman, Apptainer, Slurm or Kubernetes, for the user to read, change and
-start. It asks for what `stackcheck run` gives a container. The network of the host, InfiniBand and unlimited
-pinned memory are asked for only where several nodes work together.
+In: a `LaunchedJob`. Out: text for docker, podman, Apptainer, Slurm or Kubernetes, for the user to read,
+change and start. It asks for what `stackcheck run` gives a container. The network of the host, InfiniBand and
+unlimited pinned memory are asked for only where several nodes work together.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from stackcheck.engine.container import OWN_NAME, USER_ENV
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from stackcheck.vendors import LaunchWords
 
 Form = Literal["docker", "podman", "apptainer", "slurm", "kubernetes"]
 FORMS: tuple[Form, ...] = get_args(Form)
 WORKSPACE = "/workspace"
 SHM_GIB = 16
-PORT = 29500
+PORT = 29500  # torchrun's own default
 NAME = "stackcheck-job"
 RDMA_RESOURCE = "rdma/hca"
 INFINIBAND = "/dev/infiniband"
+INDEX = "batch.kubernetes.io/job-completion-index"  # the annotation with the rank of a pod
 # podman refuses keep-id to root, who needs no mapping of users.
 PODMAN_USER = '$([ "$(id -u)" = 0 ] && echo host || echo keep-id)'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class LaunchedJob:
     """What a user wants to start.
 
     Attributes:
@@ -54,7 +57,7 @@ class Job:
     in_registry: bool = True
 
 
-def render(form: Form, job: Job) -> str:
+def render(form: Form, job: LaunchedJob) -> str:
     """The text for one form, with an end of line.
 
     Raises:
@@ -67,7 +70,7 @@ def render(form: Form, job: Job) -> str:
     return _remarks(job, form) + container_line(form, job) + "\n"
 
 
-def container_line(form: Literal["docker", "podman", "apptainer"], job: Job) -> str:
+def container_line(form: Literal["docker", "podman", "apptainer"], job: LaunchedJob) -> str:
     """One shell line that runs the command on this node, with the current folder as /workspace.
 
     With several nodes it needs the variables NODE_RANK and MASTER_ADDR, which torchrun gets as its own.
@@ -79,7 +82,7 @@ def container_line(form: Literal["docker", "podman", "apptainer"], job: Job) -> 
     return _joined([f"{form} run", *_common(job), *own], job.image, job.command)
 
 
-def rendezvous(job: Job) -> dict[str, str]:
+def rendezvous(job: LaunchedJob) -> dict[str, str]:
     """The variables that torchrun reads as its own options, as shell words; none on one node."""
     if job.nodes == 1:
         return {}
@@ -92,17 +95,17 @@ def rendezvous(job: Job) -> dict[str, str]:
     }
 
 
-def slurm_script(job: Job) -> str:
+def slurm_script(job: LaunchedJob) -> str:
     """A batch script: one task for each node, which runs the image with Apptainer.
 
     Raises:
         ConfigurationError: The image is in no registry.
     """
     _require_registry(job, "slurm")
-    head = {"job-name": NAME, "nodes": job.nodes, "ntasks-per-node": 1, "exclusive": None}
+    head: dict[str, object] = {"job-name": NAME, "nodes": job.nodes, "ntasks-per-node": 1, "exclusive": True}
     if job.words.resource:
         head["gpus-per-node"] = job.devices
-    lines = ["#!/bin/sh", *(f"#SBATCH --{name}{'' if v is None else f'={v}'}" for name, v in head.items())]
+    lines = ["#!/bin/sh", *sbatch_lines(head)]
     lines += [line for line in _remarks(job, "slurm").splitlines() if line]
     if job.nodes > 1:
         first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
@@ -113,14 +116,18 @@ def slurm_script(job: Job) -> str:
     return "\n".join([*lines, f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(task)}", ""])
 
 
-def kubernetes_manifest(job: Job) -> str:
+def kubernetes_manifest(job: LaunchedJob) -> str:
     """A Job; for several nodes an Indexed Job and the headless Service that gives its pods names.
 
     Raises:
         ConfigurationError: The image is in no registry.
     """
     _require_registry(job, "kubernetes")
-    documents = [_job(job)] if job.nodes == 1 else [_service(), _job(job)]
+    metadata = {"name": NAME}
+    many = {"completions": job.nodes, "parallelism": job.nodes, "completionMode": "Indexed"}
+    own = {**(many if job.nodes > 1 else {}), "backoffLimit": 0, "template": {"spec": _pod(job)}}
+    documents = [service(metadata, {"job-name": NAME})] if job.nodes > 1 else []
+    documents += [{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": own}]
     remarks = ["# /workspace is the PersistentVolumeClaim `workspace`: make it, or name your own"]
     if job.nodes > 1:
         remarks += [f"# {RDMA_RESOURCE} is InfiniBand, under the name that your RDMA device plugin gives it"]
@@ -128,7 +135,7 @@ def kubernetes_manifest(job: Job) -> str:
     return _remarks(job, "kubernetes") + "\n".join(remarks) + "\n" + text
 
 
-def _remarks(job: Job, form: Form) -> str:
+def _remarks(job: LaunchedJob, form: Form) -> str:
     lines = [f"# certified for {job.certified_for}: use such nodes"] if job.certified_for else []
     if form == "podman":
         lines.append("# --init needs the package catatonit, podman without root the package uidmap")
@@ -143,7 +150,7 @@ def _joined(options: list[str], image: str, command: tuple[str, ...]) -> str:
     return " \\\n  ".join([*options, last])
 
 
-def _common(job: Job) -> list[str]:
+def _common(job: LaunchedJob) -> list[str]:
     """What docker and podman are asked for alike."""
     network = ["--network=host", "--ulimit=memlock=-1", f"--device={INFINIBAND}"]
     alone = ["--network=none", f"--hostname={OWN_NAME['hostname']}"]
@@ -158,15 +165,15 @@ def _common(job: Job) -> list[str]:
     ]
 
 
-def _docker(job: Job) -> list[str]:
+def _docker(job: LaunchedJob) -> list[str]:
     return ['--user="$(id -u):$(id -g)"', *job.words.docker]
 
 
-def _podman(job: Job) -> list[str]:
+def _podman(job: LaunchedJob) -> list[str]:
     return [f'--userns="{PODMAN_USER}"', *job.words.podman]
 
 
-def _apptainer(job: Job) -> list[str]:
+def _apptainer(job: LaunchedJob) -> list[str]:
     """Apptainer shares the host's network and limits anyway; `--containall` keeps home and variables out."""
     variables = {name: shlex.quote(value) for name, value in USER_ENV.items() if name != "HOME"}
     infiniband = [f"--bind={INFINIBAND}"] if job.nodes > 1 else []
@@ -177,39 +184,78 @@ def _apptainer(job: Job) -> list[str]:
     ]
 
 
-def _service() -> dict[str, Any]:
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": NAME}}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}, "spec": spec}
+def sbatch_lines(options: Mapping[str, object]) -> list[str]:
+    """The `#SBATCH` lines of some options; True is an option without a value, None is left out."""
+    stated = {name: value for name, value in options.items() if value is not None}
+    return [f"#SBATCH --{name}{'' if value is True else f'={value}'}" for name, value in stated.items()]
 
 
-def _job(job: Job) -> dict[str, Any]:
-    many = {"completions": job.nodes, "parallelism": job.nodes, "completionMode": "Indexed"}
-    spec = {**(many if job.nodes > 1 else {}), "backoffLimit": 0, "template": {"spec": _pod(job)}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": NAME}, "spec": spec}
+def service(metadata: Mapping[str, Any], selector: Mapping[str, str]) -> dict[str, Any]:
+    """A headless Service: names for pods from their first second, as ranks look for each other early."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def _pod(job: Job) -> dict[str, Any]:
-    together = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet", "subdomain": NAME}
+def pod(
+    container: Mapping[str, Any],
+    mounts: Sequence[Mapping[str, Any]],
+    volume: Mapping[str, Any],
+    *,
+    shm: str,
+    capabilities: Mapping[str, Any],
+    **more: object,
+) -> dict[str, Any]:
+    """The spec of a pod that writes to its volume, /tmp and shared memory alone, with `more` of its own."""
+    rights = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": capabilities,
+    }
+    own = [
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the container's own
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # as above
+    ]
     return {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
-        **(together if job.nodes > 1 else {}),
-        "containers": [_container(job)],
+        **more,
+        "containers": [{**container, "securityContext": rights, "volumeMounts": [*mounts, *own]}],
         "volumes": [
-            {"name": "workspace", "persistentVolumeClaim": {"claimName": "workspace"}},
+            volume,
             {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{SHM_GIB}Gi"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
         ],
     }
 
 
-def _container(job: Job) -> dict[str, Any]:
+def from_annotation(name: str, annotation: str) -> dict[str, Any]:
+    """A variable whose value is an annotation of its pod."""
+    field = {"fieldPath": f"metadata.annotations['{annotation}']"}
+    return {"name": name, "valueFrom": {"fieldRef": field}}
+
+
+def _pod(job: LaunchedJob) -> dict[str, Any]:
+    together: dict[str, object] = {
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "subdomain": NAME,
+    }
+    # Kubernetes has no limit of pinned memory to raise
+    adds = {"add": ["IPC_LOCK"]} if job.nodes > 1 else {}
+    return pod(
+        _container(job),
+        [{"name": "workspace", "mountPath": WORKSPACE}],
+        {"name": "workspace", "persistentVolumeClaim": {"claimName": "workspace"}},
+        shm=f"{SHM_GIB}Gi",
+        capabilities={"drop": ["ALL"], **adds},
+        **(together if job.nodes > 1 else {}),
+    )
+
+
+def _container(job: LaunchedJob) -> dict[str, Any]:
     limits: dict[str, int] = {job.words.resource: job.devices} if job.words.resource else {}
-    adds: dict[str, Any] = {}
     if job.nodes > 1:
         limits |= {RDMA_RESOURCE: 1}
-        adds = {"add": ["IPC_LOCK"]}  # Kubernetes has no limit of pinned memory to raise
-    rights = {"drop": ["ALL"], **adds}
     return {
         "name": "job",
         "image": job.image,
@@ -217,30 +263,19 @@ def _container(job: Job) -> dict[str, Any]:
         "workingDir": WORKSPACE,
         "env": _pod_variables(job),
         "resources": {"limits": limits},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": rights,
-        },
-        "volumeMounts": [
-            {"name": "workspace", "mountPath": WORKSPACE},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the container's own
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # as above
-        ],
     }
 
 
-def _pod_variables(job: Job) -> list[dict[str, Any]]:
-    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+def _pod_variables(job: LaunchedJob) -> list[dict[str, Any]]:
     given = rendezvous(job) | ({"PET_MASTER_ADDR": f"{NAME}-0.{NAME}"} if job.nodes > 1 else {})
     plain = {name: value for name, value in (USER_ENV | given).items() if name != "PET_NODE_RANK"}
     found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if job.nodes > 1:
-        found.append({"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": index}}})
+        found.append(from_annotation("PET_NODE_RANK", INDEX))
     return found
 
 
-def _require_registry(job: Job, form: Form) -> None:
+def _require_registry(job: LaunchedJob, form: Form) -> None:
     if not job.in_registry:
         raise ConfigurationError(
             f"{form} needs an image that is in a registry",

@@ -11,7 +11,9 @@ import dataclasses
 import datetime as dt
 import functools
 import json
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,11 +21,12 @@ from pydantic import TypeAdapter, ValidationError
 from stackcheck.errors import ChecksFailedError, StackcheckError
 from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
-from stackcheck.suite import bounds, consistency, requirements, results, verdict
+from stackcheck.suite import bounds, consistency, requirements, results
+from stackcheck.suite.judged import judge
 from stackcheck.vendors import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from stackcheck.fleet.engines import NodeFacts
@@ -38,6 +41,10 @@ CLOCKS = dt.timedelta(minutes=5)  # how far the clocks of nodes may be apart
 _HOST = TypeAdapter(Host)
 
 
+MetricKey = tuple[str, str, str, str, Literal["min", "max"] | None]
+Keep = Callable[["NodeOutcome", bytes, "Verdict", Host], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
     """How one node ended.
@@ -47,22 +54,22 @@ class NodeOutcome:
         facts: What the engine knows of the node.
         status: The verdict; MEASURED: a selection of the checks ran, and none of them failed.
         reasons: Why it is not PASSED.
-        result: What its suites measured; None if there is no result that counts.
-        body: The bytes of that result.
-        host: The machine, as its own stackcheck saw it from outside the container.
-        verdict: The whole verdict.
         seconds: How long the suites ran.
+        models: Its devices; None if there is no result that counts.
+        checks: Check and outcome of that result.
+        metrics: What was measured: check, metric, unit, conditions, direction. Nodes that are equal share it.
+        figures: The value of each metric.
     """
 
     rank: int
     facts: NodeFacts
     status: Status
     reasons: tuple[str, ...]
-    result: RunResult | None = None
-    body: bytes = b""
-    host: Host | None = None
-    verdict: Verdict | None = None
     seconds: float = 0.0
+    models: tuple[str, ...] | None = None
+    checks: tuple[tuple[str, str], ...] = ()
+    metrics: tuple[MetricKey, ...] = ()
+    figures: array[float] = field(default_factory=lambda: array("d"))
 
     @property
     def name(self) -> str:
@@ -78,16 +85,18 @@ class Judge:
         job: What they ran.
         subject: The image, its policy and its machines.
         root: This checkout.
+        keep: Takes each result that counts, while it is in memory.
     """
 
     job: Job
     subject: Subject
     root: Path
+    keep: Keep = lambda *_: None
 
     def node(
         self, folder: Path, facts: NodeFacts, rank: int, state: NodeState | None, missing: str
     ) -> NodeOutcome:
-        """The outcome of one node; `missing` says why there is no file, if there is none."""
+        """The outcome of one node; `missing` says why, if there is no file."""
         try:
             return self._judged(rank, folder, facts, state, missing)
         except StackcheckError as error:
@@ -111,17 +120,13 @@ class Judge:
             consistency.require_exit_code(result, state.code, folder / "result.json")
         self._require_ours(result, told, host, folder)
         required = self._requirements(host)
-        found = verdict.judge(result, required, bounds.look_up(result, self.root, ask=_asked_once))
-        return self._outcome(rank, facts, result, body, host, found)
+        found = judge(result, required, self.root, ask=_asked_once)
+        outcome = self._outcome(rank, facts, result, host, found)
+        self.keep(outcome, body, found, host)
+        return outcome
 
-    def _outcome(  # noqa: PLR0917  # the parts of one outcome
-        self,
-        rank: int,
-        facts: NodeFacts,
-        result: RunResult,
-        body: bytes,
-        host: Host,
-        found: Verdict,
+    def _outcome(
+        self, rank: int, facts: NodeFacts, result: RunResult, host: Host, found: Verdict
     ) -> NodeOutcome:
         status: Status = found.status
         reasons = found.reasons
@@ -138,11 +143,10 @@ class Judge:
             facts=facts,
             status="FAILED" if few else status,
             reasons=(*few, *reasons),
-            result=result,
-            body=body,
-            host=host,
-            verdict=found,
             seconds=seconds,
+            models=_shared(tuple(device.model for device in host.devices)),
+            checks=_shared(tuple((check.id, check.outcome) for check in result.checks)),
+            **_measured(result),
         )
 
     def _too_few_devices(self, host: Host) -> tuple[str, ...]:
@@ -226,6 +230,28 @@ def _answer(root: Path, question: str) -> str:
 def _asked_once(root: Path, question: Mapping[str, Any]) -> str:
     """Equal nodes ask for the same bounds, and each answer takes a process."""
     return _answer(root, json.dumps(question, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(value: Any) -> Any:
+    """The first of equal values: equal nodes hold one."""
+    return value
+
+
+def _measured(result: RunResult) -> dict[str, Any]:
+    """The figures of the checks that ended by themselves."""
+    found = [
+        # Equal suites write their conditions in an equal order.
+        ((check.id, metric.name, metric.unit, str(metric.conditions), metric.direction), metric.value)
+        for check in result.checks
+        if check.outcome in {"passed", "failed"}
+        for metric in check.metrics
+        if metric.value is not None
+    ]
+    return {
+        "metrics": _shared(tuple(key for key, _ in found)),
+        "figures": array("d", (value for _, value in found)),
+    }
 
 
 def _told(path: Path) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class JobPatience:
     """How long is waited for what, in seconds.
 
     Attributes:
@@ -79,7 +79,7 @@ class Followed:
 
 
 def follow(
-    job: Job, job_id: str, engine: FleetEngine, *, patience: Patience, report: Callable[[str], None]
+    job: Job, job_id: str, engine: FleetEngine, *, patience: JobPatience, report: Callable[[str], None]
 ) -> Followed:
     """Wait until every node of a job has ended or never will; end what is left of the job.
 
@@ -105,7 +105,7 @@ class _Watch:
     """Looks at a job again and again, and reports what changed."""
 
     def __init__(
-        self, job: Job, job_id: str, engine: FleetEngine, patience: Patience, report: Callable[[str], None]
+        self, job: Job, job_id: str, engine: FleetEngine, patience: JobPatience, report: Callable[[str], None]
     ) -> None:
         self.job, self.job_id, self.engine, self.patience, self.report = job, job_id, engine, patience, report
         self.found = Followed()

@@ -75,14 +75,14 @@ def _telling(done: FleetRun) -> list[str]:
     """The checks that did not pass on every node with a result, those that failed on most nodes first."""
     bad: Counter[str] = Counter()
     for node in done.nodes:
-        for check in node.result.checks if node.result else ():
-            if check.outcome != "passed":
-                bad[check.id] += 1 if check.outcome == "skipped" else 1000
+        for check, outcome in node.checks:
+            if outcome != "passed":
+                bad[check] += 1 if outcome == "skipped" else 1000
     return [name for name, _ in bad.most_common()]
 
 
 def _row(node: NodeOutcome, checks: list[str], slow: int) -> tuple[str, ...]:
-    outcomes = {check.id: check.outcome for check in node.result.checks} if node.result else {}
+    outcomes = dict(node.checks)
     passed = sum(outcome == "passed" for outcome in outcomes.values())
     why = node.reasons[0].replace("\n  ", "; ") if node.reasons else ""
     more = f" (+{len(node.reasons) - 1})" if len(node.reasons) > 1 else ""

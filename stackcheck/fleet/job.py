@@ -18,10 +18,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, Validati
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.imaging.image import local_name
 from stackcheck.matrix import matrix, resolve
 from stackcheck.oci import archive
-from stackcheck.oci.tags import label
+from stackcheck.oci.tags import label, local_name
 from stackcheck.policy import Tier  # pydantic reads the annotation
 from stackcheck.suite import inputs
 from stackcheck.suite import subject as subjects
@@ -55,7 +54,7 @@ class Job(BaseModel):
         inputs: Digests of suites, trainers, thresholds, matrix and runner.
         nodes: How many.
         accepted_python: Digests of the files that may be the image's Python although no package owns them.
-        devices: GPUs that each node has to show; None: as many as the stack names.
+        devices: Number of GPUs that each node has to show; `None`: the number that the stack names.
         container: What starts the container on a node.
         stage: Whether the nodes run the suites alone, try their links, or train together.
         limit_s: A node whose run takes longer has failed.
@@ -106,7 +105,7 @@ class Job(BaseModel):
         """Read `job.json`.
 
         Raises:
-            ConfigurationError: There is none, or another version of stackcheck wrote it.
+            ConfigurationError: There is no such file, or another version of stackcheck wrote it.
         """
         path = folder / "job.json"
         try:
@@ -216,7 +215,7 @@ def _named_devices(subject: Subject) -> int | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """What a node told about itself: `state.json` in its folder.
+    """What a node says about itself: `state.json` in its folder.
 
     Attributes:
         rank: From 0.
@@ -248,7 +247,7 @@ class _StateFile(BaseModel):
 
 
 def read_state(folder: Path) -> NodeState | None:
-    """What a node told; None if it never started, or its file is damaged."""
+    """What a node says about itself; `None` if it never started, or its file is damaged."""
     try:
         read = _StateFile.model_validate_json((folder / "state.json").read_bytes())
     except (OSError, ValidationError):

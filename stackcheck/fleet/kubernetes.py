@@ -14,11 +14,12 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from stackcheck.engine.launch_lines import INDEX
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.engines import JobState, NodeFacts, Phase
 from stackcheck.fleet.job import NodeState
-from stackcheck.fleet.manifests import INDEX, LABEL, name_of
+from stackcheck.fleet.manifests import LABEL, name_of
 from stackcheck.suite import container_user, inputs
 
 if TYPE_CHECKING:

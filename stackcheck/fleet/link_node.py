@@ -1,6 +1,6 @@
 """What one node does in a links job. In: a job and its plan. Out: one report a round, in the job's folder.
 
-A round starts when every node has ended the one before, or its time is over: a pair that hangs must not
+A pair starts when both nodes have ended the round before, or its time is over: a pair that hangs must not
 make the next pair of its nodes look bad.
 """
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet import gate, link_stage
 from stackcheck.fleet.gate import Gate
-from stackcheck.fleet.link_stage import Plan, Report
+from stackcheck.fleet.link_stage import LinkPlan, Report
 from stackcheck.fleet.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from stackcheck.fleet.link_stage import Group
+    from stackcheck.fleet.link_stage import NodeGroup
     from stackcheck.fleet.torchrun import Torchrun
 
 SLACK_S = 15
@@ -36,20 +36,22 @@ class LinkNode:
 
     def play(self) -> None:
         """Every round in order."""
-        plan = Plan.model_validate_json((self.programs.job.folder / link_stage.PLAN).read_bytes())
+        plan = LinkPlan.model_validate_json((self.programs.job.folder / link_stage.PLAN).read_bytes())
         for number, groups in enumerate(plan.rounds):
             group = next((group for group in groups if self.name in group.names), None)
             told = self._group(plan, number, group) if group else Report()
             path = link_stage.report_file(self.attempt, number, self.name)
             write_atomically(path, (told.model_dump_json().encode(),))
-            self._wait_for_all(plan, number)
+            self._wait_for_next(plan, number)
 
-    def _wait_for_all(self, plan: Plan, number: int) -> None:
-        names = {name for groups in plan.rounds for group in groups for name in group.names}
+    def _wait_for_next(self, plan: LinkPlan, number: int) -> None:
+        """Wait for those with whom this node works next: to wait for all, n nodes would read n files each."""
+        following = plan.rounds[number + 1] if number + 1 < len(plan.rounds) else []
+        names = {name for group in following if self.name in group.names for name in group.names}
         files = {name: link_stage.report_file(self.attempt, number, name) for name in names}
         gate.missing(self.attempt, files, plan.start_s + plan.limit_s + SLACK_S)
 
-    def _group(self, plan: Plan, number: int, group: Group) -> Report:
+    def _group(self, plan: LinkPlan, number: int, group: NodeGroup) -> Report:
         """Work together with the others of a group."""
         rank, limit_s = group.names.index(self.name), plan.limit_s
         self.report(f"link: {' - '.join(group.names)}")

@@ -1,6 +1,6 @@
 """The links of a fleet, on this host: which groups work together, what they show. In: a run. Out: `Links`.
 
-The nodes that passed alone work in pairs, in the rounds of a tournament, then all together. Their steps are
+The nodes that passed alone work in pairs, in rounds, then all together. Their steps are
 those of `link_node`; what they wrote is read here, and names the link or the node that spoils it.
 """
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.regular import read_regular
 from stackcheck.fleet import gate
-from stackcheck.fleet.links import Culprit, Pair, culprits, rounds
+from stackcheck.fleet.links import LinkCulprit, Pair, culprits, rounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ REPORT_LIMIT_BYTES = 1 << 20
 PLAN = "links.json"
 
 
-class Group(BaseModel):
+class NodeGroup(BaseModel):
     """Nodes that work together in one round; the first one is where the others meet it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -40,13 +40,14 @@ class Group(BaseModel):
     port: int
 
 
-class Plan(BaseModel):
+class LinkPlan(BaseModel):
     """The rounds of a links job."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    rounds: list[list[Group]]
+    rounds: list[list[NodeGroup]]
     limit_s: int
     start_s: int = gate.START_LIMIT_S
+    racks: dict[str, str] = {}
 
 
 class Report(BaseModel):
@@ -73,7 +74,7 @@ class Links:
 
     speeds: Mapping[Pair, float]
     failed: Mapping[Pair, str]
-    culprits: tuple[Culprit, ...]
+    culprits: tuple[LinkCulprit, ...]
     whole_gb_per_s: float | None = None
     whole_error: str | None = None
 
@@ -94,28 +95,33 @@ class Links:
 
 
 def make(
-    job: Job, names: Sequence[str], addresses: Mapping[str, str], *, limit_s: int = LIMIT_S
-) -> tuple[Job, Plan]:
+    job: Job,
+    names: Sequence[str],
+    addresses: Mapping[str, str],
+    *,
+    racks: Mapping[str, str] | None = None,
+    limit_s: int = LIMIT_S,
+) -> tuple[Job, LinkPlan]:
     """The job of the links of nodes, and its plan: pairs first, then all of them (of more than two). Pure."""
-    groups = [[list(pair) for pair in each] for each in rounds(names)]
+    groups = [[list(pair) for pair in each] for each in rounds(names, racks)]
     if len(names) > 2:
         groups.append([list(names)])
-    planned, port = [], FIRST_PORT
+    planned, port = [], 0
     for each in groups:
         made = [
-            Group(names=group, address=addresses[group[0]], port=port + number)
+            NodeGroup(names=group, address=addresses[group[0]], port=FIRST_PORT + (port + number) % PORTS)
             for number, group in enumerate(each)
         ]
         planned.append(made)
-        port = FIRST_PORT + (port + len(each) - FIRST_PORT) % PORTS
+        port += len(each)
     limit = (gate.START_LIMIT_S + limit_s + ROUND_S) * len(planned) + gate.AROUND_S
     changes = {"id": f"{job.id}-links", "nodes": len(names), "stage": "links", "limit_s": limit}
-    return job.model_copy(update=changes), Plan(rounds=planned, limit_s=limit_s)
+    return job.model_copy(update=changes), LinkPlan(rounds=planned, limit_s=limit_s, racks=dict(racks or {}))
 
 
-def save(job: Job, plan: Plan) -> None:
+def save(job: Job, plan: LinkPlan) -> None:
     """Write the plan where the nodes read it."""
-    write_atomically(job.folder / PLAN, (plan.model_dump_json(indent=1).encode(),))
+    write_atomically(job.folder / PLAN, (plan.model_dump_json().encode(),))
 
 
 def folder_of(attempt: Path, number: int) -> Path:
@@ -128,7 +134,7 @@ def report_file(attempt: Path, number: int, name: str) -> Path:
     return folder_of(attempt, number) / f"{name}.json"
 
 
-def read(attempt: Path, plan: Plan, devices: int) -> Links:
+def read(attempt: Path, plan: LinkPlan, devices: int) -> Links:
     """What the groups showed, from the files of their nodes. A group without a report has failed.
 
     Args:
@@ -154,16 +160,16 @@ def read(attempt: Path, plan: Plan, devices: int) -> Links:
     return Links(
         speeds=speeds,
         failed=failed,
-        culprits=tuple(culprits(failed, speeds)),
+        culprits=tuple(culprits(failed, speeds, plan.racks)),
         whole_gb_per_s=whole_speed,
         whole_error=whole_error,
     )
 
 
 def _group(
-    attempt: Path, number: int, group: Group, devices: int, ended: Mapping[str, str]
+    attempt: Path, number: int, group: NodeGroup, devices: int, ended: Mapping[str, str]
 ) -> tuple[float, str | None]:
-    """The busbw of the largest message, or why there is none: first of all what ended a node."""
+    """The busbw of the largest message, or why it is missing: first of all what ended a node."""
     files = {name: report_file(attempt, number, name) for name in group.names}
     reports = {name: _report(path, ended.get(name)) for name, path in files.items()}
     for name in sorted(reports, key=lambda name: files[name].exists()):

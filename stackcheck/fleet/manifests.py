@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from stackcheck import vendors
+from stackcheck.engine import launch_lines
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ConfigurationError
 from stackcheck.fleet.rendezvous import JOB, NODES, SERVICE
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from stackcheck.suite.interpreter import Interpreter
 
 LABEL = "stackcheck.fleet"
-INDEX = "batch.kubernetes.io/job-completion-index"
 HOSTNAME = "kubernetes.io/hostname"
 REPLICATED = "nodes"
 RANK = "STACKCHECK_RANK"
@@ -51,7 +51,9 @@ class Manifests:
 
     def render(self, job: Job) -> str:
         """The manifests: a headless Service and an Indexed Job; or a JobSet, which makes a Service. Pure."""
-        documents = [self._jobset(job)] if self.jobset else [_service(job), self._job(job)]
+        documents = [self._jobset(job)]
+        if not self.jobset:
+            documents = [launch_lines.service(_metadata(job), {LABEL: job.id}), self._job(job)]
         remarks = [
             f"# {job.name}: {job.tier} suites on {job.nodes} nodes",
             f"# image config {job.config_digest}",
@@ -90,25 +92,18 @@ class Manifests:
 
     def _pod(self, job: Job) -> dict[str, Any]:
         user = container_user.uid()
-        spec: dict[str, Any] = {
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "activeDeadlineSeconds": job.limit_s,
-            "subdomain": name_of(job),
-            "affinity": self._affinity(job),
+        return launch_lines.pod(
+            self._container(job),
+            self._mounts(job),
+            {"name": "job", **self._source(job)},
+            shm=str(run.SHM_SIZE_BYTES[job.vendor]),
+            capabilities={"drop": ["ALL"]},
+            activeDeadlineSeconds=job.limit_s,
+            subdomain=name_of(job),
+            affinity=self._affinity(job),
             **self._tolerations(job),
-            "securityContext": {"runAsUser": user, "runAsGroup": user, "runAsNonRoot": True},
-            "containers": [self._container(job)],
-            "volumes": [
-                {"name": "job", **self._source(job)},
-                {"name": "tmp", "emptyDir": {}},
-                {
-                    "name": "shm",
-                    "emptyDir": {"medium": "Memory", "sizeLimit": str(run.SHM_SIZE_BYTES[job.vendor])},
-                },
-            ],
-        }
-        return spec
+            securityContext={"runAsUser": user, "runAsGroup": user, "runAsNonRoot": True},
+        )
 
     def _tolerations(self, job: Job) -> dict[str, Any]:
         """GPU nodes often carry a taint of their plug-in's name, so that only pods with GPUs go there."""
@@ -146,13 +141,6 @@ class Manifests:
                 expected="--gpus-per-node N: the device plug-in gives a pod only what it asks for",
                 next_step="repeat the command with --gpus-per-node 8",
             )
-        mounts = {
-            "suite/tests": "tests",
-            "suite/trainers": "trainers",
-            f"suite/{inputs.RUNNER}": inputs.RUNNER,
-        }
-        below = self._below(job)
-        own = f"{below}attempt-0/$({RANK})"
         return {
             "name": "suites",
             "image": f"{self.repository}@{job.manifest_digest}",
@@ -162,32 +150,22 @@ class Manifests:
             "workingDir": "/tmp",  # noqa: S108  # the container's own
             "env": self._variables(job),
             "resources": {"limits": {resource: job.devices} if resource else {}},
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            },
-            "volumeMounts": [
-                *(
-                    {
-                        "name": "job",
-                        "mountPath": f"/stackcheck/{to}",
-                        "subPath": f"{below}{what}",
-                        "readOnly": True,
-                    }
-                    for what, to in mounts.items()
-                ),
-                {
-                    "name": "job",
-                    "mountPath": "/stackcheck/run.json",
-                    "subPathExpr": f"{own}/run.json",
-                    "readOnly": True,
-                },
-                {"name": "job", "mountPath": "/stackcheck/out", "subPathExpr": f"{own}/out"},
-                {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # as above
-                {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # as above
-            ],
         }
+
+    def _mounts(self, job: Job) -> list[dict[str, Any]]:
+        """The suites and run.json of the job's folder, and the folder that takes the result."""
+        below = self._below(job)
+        own = f"{below}attempt-0/$({RANK})"
+        return [
+            *(
+                {"name": "job", "mountPath": f"/stackcheck/{name}", "subPath": f"{below}suite/{name}"}
+                | {"readOnly": True}
+                for name in ("tests", "trainers", inputs.RUNNER)
+            ),
+            {"name": "job", "mountPath": "/stackcheck/run.json", "subPathExpr": f"{own}/run.json"}
+            | {"readOnly": True},
+            {"name": "job", "mountPath": "/stackcheck/out", "subPathExpr": f"{own}/out"},
+        ]
 
     def _variables(self, job: Job) -> list[dict[str, Any]]:
         """As on one machine. A variable of the image cannot be removed here, so it becomes empty.
@@ -198,9 +176,8 @@ class Manifests:
         own = f"{name_of(job)}-{REPLICATED}-0" if self.jobset else name_of(job)
         names = {SERVICE: name_of(job), JOB: own, NODES: str(job.nodes)}
         values = steering.environment(self.declared, job.vendor, USER_ENV) | names
-        field = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
         return [
-            {"name": RANK, "valueFrom": field},
+            launch_lines.from_annotation(RANK, launch_lines.INDEX),
             *(
                 {"name": name, "value": value or ""}
                 for name, value in values.items()
@@ -216,13 +193,3 @@ def name_of(job: Job) -> str:
 
 def _metadata(job: Job) -> dict[str, Any]:
     return {"name": name_of(job), "labels": {LABEL: job.id, "app.kubernetes.io/name": "stackcheck-fleet"}}
-
-
-def _service(job: Job) -> dict[str, Any]:
-    """Names for the pods, from their first second: ranks look for each other before they are ready."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(job),
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: job.id}},
-    }

@@ -3,7 +3,7 @@
 In: the folder of a job, and the engine's variables, which say which node this is. Out:
 `attempt-<n>/<rank>/` in that folder: state.json, host.json, run.json, progress.log, container.log and
 result.json. The image is compared with the digest of the job first; then the suites run by the same code as
-on one machine (`suite.run.run`).
+on one machine (`suite.judged.measure`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from stackcheck.fleet import rendezvous
 from stackcheck.fleet.job import Job, NodeState, subject_of
 from stackcheck.fleet.torchrun import Torchrun
 from stackcheck.suite import run
+from stackcheck.suite.judged import measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ PODMAN_SOCKETS = ("/run/podman/podman.sock", "/run/user/{uid}/podman/podman.sock
 
 
 class _StoppedError(Exception):
-    """The engine told this node to stop: the job was cancelled, requeued, or is out of time."""
+    """The engine stopped this node: the job was cancelled, requeued, or is out of time."""
 
 
 def main(arguments: list[str]) -> int:
@@ -97,7 +98,7 @@ def _run(job: Job, folder: Path) -> None:
                     programs = Torchrun(job=job, subject=subject, engine=engine, suite=out / "suite")
                     _together(programs, folder, report)
                     return
-                run.run(dataclasses.replace(plan, only=job.only), engine, out=out, report=report)
+                measure(plan, engine, out=out, report=report, only=job.only)
             finally:
                 _hand_over(out, folder)
 

@@ -1,26 +1,28 @@
 """Where this node's torchrun meets the others. In: an engine's variables. Out: a `Rendezvous`. Pure.
 
-Whoever starts a job on several nodes says so in variables of its own. The first of these that is complete
-counts: torchrun's own (`PET_*`, Kubeflow), `MASTER_ADDR` with a node's rank, SkyPilot, Slurm, an Indexed
-Job of Kubernetes. A set that is there in part is an error: half of the nodes would wait for the other half.
+Each engine that starts a job on several nodes sets variables of its own. The first of these that is complete
+counts: torchrun's own (`PET_*`, Kubeflow), `MASTER_ADDR` with a node's rank, SkyPilot, Slurm, an Indexed Job
+of Kubernetes. A set that is there in part is an error: half of the nodes would wait for the other half.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stackcheck.engine.launch_lines import PORT
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-PORT = 29500  # torchrun's own default
 SERVICE = "STACKCHECK_SERVICE"  # set by our manifests: the headless service of an Indexed Job
 JOB = "STACKCHECK_JOB"
 NODES = "STACKCHECK_NODES"
-_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]+)\])?([^,\[]*)(?:,|$)")
+_NAME = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # no comma outside brackets
+_PART = re.compile(r"([^\[]+)|\[([^\]]*)\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,11 +167,16 @@ def _incomplete(
 
 
 def hostnames(names: str) -> Iterator[str]:
-    """The nodes of Slurm's short form: `gpu[01-03,7],login` -> gpu01 gpu02 gpu03 gpu7 login."""
-    for before, inside, after in _GROUP.findall(names):
-        if not inside:
-            yield before + after
-        for part in inside.split(",") if inside else ():
-            first, _, last = part.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                yield f"{before}{number:0{len(first)}d}{after}"
+    """The nodes of Slurm's short form, with any number of brackets in a name.
+
+    `gpu[01-03,7],r[1-2]n[5-6]` -> gpu01 gpu02 gpu03 gpu7 r1n5 r1n6 r2n5 r2n6.
+    """
+    for name in _NAME.findall(names):
+        parts = ([plain] if plain else list(_numbers(inside)) for plain, inside in _PART.findall(name))
+        yield from map("".join, itertools.product(*parts))
+
+
+def _numbers(inside: str) -> Iterator[str]:
+    for part in inside.split(","):
+        first, _, last = part.partition("-")
+        yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1))

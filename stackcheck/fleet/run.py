@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.many_documents import without_collector
 from stackcheck.fleet import collect, link_stage, training
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from stackcheck.fleet.collect import Keep, MetricKey
     from stackcheck.fleet.engines import FleetEngine, LinkedEngine
-    from stackcheck.fleet.follow import Patience
+    from stackcheck.fleet.follow import JobPatience
     from stackcheck.fleet.link_stage import Links
     from stackcheck.fleet.training import Training, TrainingPlan, TrainingReport
     from stackcheck.history.history import History
     from stackcheck.suite.subject import Subject
+    from stackcheck.suite.verdict import Verdict
+    from stackcheck.vendors import Host
 
 FIT = ("PASSED", "MEASURED")
 FEWEST_TOGETHER = 2
@@ -113,8 +116,8 @@ def _node_json(node: NodeOutcome) -> dict[str, Any]:
         "status": node.status,
         "reasons": list(node.reasons),
         "seconds": round(node.seconds, 1),
-        "devices": [device.model for device in node.host.devices] if node.host else None,
-        "checks": {check.id: check.outcome for check in node.result.checks} if node.result else {},
+        "devices": list(node.models) if node.models is not None else None,
+        "checks": dict(node.checks),
     }
 
 
@@ -133,7 +136,7 @@ def complete(  # what a run needs
     subject: Subject,
     engine: FleetEngine,
     *,
-    patience: Patience,
+    patience: JobPatience,
     history: History | None,
     report: Callable[[str], None],
 ) -> FleetRun:
@@ -146,22 +149,24 @@ def judged(
     job: Job, job_id: str, subject: Subject, followed: Followed, *, history: History | None
 ) -> FleetRun:
     """Judge what the nodes of a job left, here, and keep the runs."""
-    judge = Judge(job=job, subject=subject, root=job.checkout)
+    judge, failed = Judge(job=job, subject=subject, root=job.checkout), list[StackcheckError]()
+    if history is not None:
+        judge = dataclasses.replace(judge, keep=kept_in(history, job, failed))
     facts = {rank: followed.facts_of(rank) for rank in range(job.nodes)}
     attempt = job.attempt(followed.state.attempt)
     with without_collector(kept=True):
         found = collect.outcomes(judge, attempt, facts, followed.nodes, followed.missing)
         done = assembled(job, job_id, found)
     _saved(done)
-    if history is not None:
-        keep(done, history)
+    if failed:
+        raise failed[0]
     return done
 
 
 def with_links(
     done: FleetRun,
     engine: LinkedEngine,
-    patience: Patience,
+    patience: JobPatience,
     report: Callable[[str], None],
     *,
     limit_s: int = link_stage.LIMIT_S,
@@ -174,7 +179,8 @@ def with_links(
     names = _fit_together(done, "links", report)
     if not names:
         return done
-    job, plan = link_stage.make(done.job, names, engine.addresses(names), limit_s=limit_s)
+    racks = {node.name: node.facts.rack for node in done.nodes if node.facts.rack}
+    job, plan = link_stage.make(done.job, names, engine.addresses(names), racks=racks, limit_s=limit_s)
     report(f"links: {len(names)} nodes that passed, rounds: {len(plan.rounds)}")
     link_stage.save(job, plan)
     job_id = start(job, engine.on(names), report)
@@ -184,7 +190,7 @@ def with_links(
 
 
 def with_training(
-    done: FleetRun, engine: LinkedEngine, patience: Patience, report: Callable[[str], None]
+    done: FleetRun, engine: LinkedEngine, patience: JobPatience, report: Callable[[str], None]
 ) -> FleetRun:
     """Train on the nodes that passed; after each lost node the rest goes on from the checkpoint.
 
@@ -292,7 +298,7 @@ def _together_again(done: FleetRun) -> FleetRun:
     folder, links, found = done.job.folder, None, None
     if (plan := folder.with_name(f"{folder.name}-links") / link_stage.PLAN).exists():
         job = Job.load(plan.parent)
-        planned = link_stage.Plan.model_validate_json(plan.read_bytes())
+        planned = link_stage.LinkPlan.model_validate_json(plan.read_bytes())
         links = link_stage.read(job.attempt(_newest_attempt(job)), planned, job.devices or 1)
     lost: list[Lost] = []
     tries = folder.parent.glob(f"{folder.name}-training-*/{training.PLAN}")
@@ -321,37 +327,30 @@ def assembled(job: Job, job_id: str, found: Iterable[NodeOutcome]) -> FleetRun:
 
 def stragglers(nodes: Iterable[NodeOutcome]) -> list[Straggler]:
     """Figures of finished nodes that stand out among machines of the same kind, the worst first. Pure."""
-    figures: dict[tuple[str, ...], dict[str, float]] = {}
-    directions: dict[tuple[str, ...], Any] = {}
+    figures: dict[tuple[MetricKey, str], dict[str, float]] = {}
     for node in nodes:
-        machine = " + ".join(device.model for device in node.host.devices) if node.host else ""
-        for check in node.result.checks if node.result else ():
-            if check.outcome not in {"passed", "failed"}:
-                continue
-            for metric in check.metrics:
-                if metric.value is None:
-                    continue
-                conditions = str(metric.conditions)  # equal suites write them in an equal order
-                key = (check.id, metric.name, metric.unit, conditions, machine)
-                figures.setdefault(key, {})[node.name] = metric.value
-                directions[key] = metric.direction
+        machine = " + ".join(node.models or ())
+        for key, value in zip(node.metrics, node.figures, strict=True):
+            figures.setdefault((key, machine), {})[node.name] = value
     found = [
         Straggler(node=name, check=key[0], metric=key[1], unit=key[2], outlier=outlier)
-        for key, values in figures.items()
-        for name, outlier in outliers(values, directions[key]).items()
+        for (key, _), values in figures.items()
+        for name, outlier in outliers(values, key[4]).items()
     ]
     return sorted(found, key=lambda item: -item.outlier.z)
 
 
-def keep(done: FleetRun, history: History) -> None:
-    """Append each node's run to the history; a node without a result has nothing to keep."""
+def kept_in(history: History, job: Job, failed: list[StackcheckError]) -> Keep:
+    """What appends each node's run to the history, until that fails: no verdict waits for the history."""
     now = dt.datetime.now(dt.UTC)
-    for node in done.nodes:
-        if node.verdict is not None and node.host is not None:
-            history.append(
-                node.body,
-                node.verdict.as_json(),
-                node.host.as_json(),
-                source=f"fleet {done.job.id}, node {node.name}, rack {node.facts.rack or '-'}",
-                judged=now,
-            )
+
+    def keep(node: NodeOutcome, body: bytes, verdict: Verdict, host: Host) -> None:
+        source = f"fleet {job.id}, node {node.name}, rack {node.facts.rack or '-'}"
+        if failed:
+            return
+        try:
+            history.append(body, verdict.as_json(), host.as_json(), source=source, judged=now)
+        except StackcheckError as error:
+            failed.append(error)
+
+    return keep

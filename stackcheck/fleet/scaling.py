@@ -1,4 +1,6 @@
-"""The time of a training step on many GPUs, from that on one. In: a `Job`, a `Cluster`. Out: `Prediction`s.
+"""The time of a training step on many GPUs, from that on one.
+
+In: a `PredictedJob`, a `Cluster`. Out: `Prediction`s.
 
 docs/scaling.md has the formulas and says how far they hold. Pure. Bytes are bytes, times seconds, rates bytes
 per second. What is predicted can warn; it certifies nothing.
@@ -31,7 +33,7 @@ class Curve:
     bytes_per_s: float
 
     def ring_s(self, size_bytes: float, members: int) -> float:
-        """An all-gather or a reduce-scatter of so many bytes over a ring: half of an all-reduce."""
+        """An all-gather or a reduce-scatter of some bytes over a ring: half of an all-reduce."""
         if members == 1:
             return 0.0
         return (members - 1) * self.latency_s + size_bytes * (members - 1) / members / self.bytes_per_s
@@ -58,7 +60,7 @@ class Cluster:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class PredictedJob:
     """A training job, with its times on one replica.
 
     Attributes:
@@ -133,8 +135,8 @@ class Prediction:
         return self.samples / self.step_s / self.gpus
 
 
-def predict(job: Job, cluster: Cluster, gpus: int, samples: float) -> Prediction:
-    """One step of a job with a global batch of so many samples.
+def predict(job: PredictedJob, cluster: Cluster, gpus: int, samples: float) -> Prediction:
+    """One step of a job with a global batch of this number of samples.
 
     Raises:
         ConfigurationError: The GPUs do not divide into replicas, or the batch not into micro-batches.
@@ -159,7 +161,7 @@ def predict(job: Job, cluster: Cluster, gpus: int, samples: float) -> Prediction
     return found if exposed > 0.01 * found.step_s else dataclasses.replace(found, limit=None)
 
 
-def _divided(job: Job, gpus: int, samples: float) -> tuple[int, float]:
+def _divided(job: PredictedJob, gpus: int, samples: float) -> tuple[int, float]:
     """The number of replicas, and the passes of each in a step."""
     if gpus % job.replica:
         raise ConfigurationError(
@@ -179,7 +181,7 @@ def _divided(job: Job, gpus: int, samples: float) -> tuple[int, float]:
 
 
 def slowest_of(count: int) -> float:
-    """How far the slowest of so many GPUs is from the mean, in standard deviations (Blom's approximation)."""
+    """Distance of the slowest of n GPUs from the mean, in standard deviations (Blom's approximation)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
@@ -195,7 +197,7 @@ class _Travel:
     link: Link
 
     @classmethod
-    def of(cls, job: Job, cluster: Cluster, gpus: int, replicas: int) -> _Travel:
+    def of(cls, job: PredictedJob, cluster: Cluster, gpus: int, replicas: int) -> _Travel:
         """The collectives of one replica's part among the replicas."""
         nodes = -(-gpus // cluster.gpus_per_node)
         beside = max(1, cluster.gpus_per_node // job.replica) if gpus >= cluster.gpus_per_node else replicas
@@ -220,7 +222,7 @@ class _Travel:
             link="inside a node" if gathered[0] >= gathered[1] else "between nodes",
         )
 
-    def exposed_and_local(self, job: Job, passes: float) -> tuple[float, float]:
+    def exposed_and_local(self, job: PredictedJob, passes: float) -> tuple[float, float]:
         """Seconds of a step that nothing hides, and seconds that collectives take inside nodes."""
         forward, backward = FORWARD * job.micro_batch_s, (1 - FORWARD) * job.micro_batch_s
         last = self.scatter_s / job.layers
@@ -238,11 +240,13 @@ def efficiency(one: Prediction, base: Prediction) -> float:
     return one.samples_per_s_per_gpu / base.samples_per_s_per_gpu
 
 
-def strong(job: Job, cluster: Cluster, counts: tuple[int, ...], samples: float) -> list[Prediction]:
+def strong(job: PredictedJob, cluster: Cluster, counts: tuple[int, ...], samples: float) -> list[Prediction]:
     """Each count with the same global batch."""
     return [predict(job, cluster, count, samples) for count in counts]
 
 
-def weak(job: Job, cluster: Cluster, counts: tuple[int, ...], samples_per_replica: float) -> list[Prediction]:
+def weak(
+    job: PredictedJob, cluster: Cluster, counts: tuple[int, ...], samples_per_replica: float
+) -> list[Prediction]:
     """Each count with the same batch for every replica."""
     return [predict(job, cluster, count, samples_per_replica * (count // job.replica)) for count in counts]

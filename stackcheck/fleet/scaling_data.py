@@ -1,4 +1,4 @@
-"""The scaling model's clusters and jobs, beside known figures. In: a YAML file. Out: `Known`."""
+"""The scaling model's clusters and jobs, beside known figures. In: a YAML file. Out: `ScalingFile`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping  # pydantic reads annotations at run time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
+from stackcheck.files.border import Closed
 from stackcheck.fleet import scaling
 
 OWN = Path(__file__).with_name("scaling.yaml")
@@ -20,18 +21,14 @@ Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Sentence = Annotated[str, Field(min_length=1, max_length=300)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CurveFile(_Strict):
+class CurveFile(Closed):
     """As `scaling.Curve`."""
 
     latency_s: NotNegative
     bytes_per_s: Positive
 
 
-class ClusterFile(_Strict):
+class ClusterFile(Closed):
     """As `scaling.Cluster`, with the source of each figure."""
 
     gpus_per_node: Count
@@ -52,7 +49,7 @@ class ClusterFile(_Strict):
         )
 
 
-class Measured(_Strict):
+class MeasuredRate(Closed):
     """A rate that was measured here, in tokens/s/GPU; `samples` is the global batch."""
 
     gpus: Count
@@ -61,7 +58,7 @@ class Measured(_Strict):
     source: Sentence
 
 
-class Published(_Strict):
+class PublishedEfficiency(Closed):
     """An efficiency that others published, against their base."""
 
     gpus: Count
@@ -70,7 +67,7 @@ class Published(_Strict):
     source: Sentence
 
 
-class JobFile(_Strict):
+class JobFile(Closed):
     """As `scaling.Job`, with what is known of it."""
 
     about: Sentence
@@ -88,16 +85,16 @@ class JobFile(_Strict):
     pipeline: Count = 1
     global_batch: Positive
     source: Sentence
-    measured: tuple[Measured, ...] = ()
-    published: tuple[Published, ...] = ()
+    measured: tuple[MeasuredRate, ...] = ()
+    published: tuple[PublishedEfficiency, ...] = ()
 
-    def job(self) -> scaling.Job:
+    def job(self) -> scaling.PredictedJob:
         """The model's own."""
         names = {"about", "cluster", "tokens_per_sample", "global_batch", "source", "measured", "published"}
-        return scaling.Job(**self.model_dump(exclude=names))
+        return scaling.PredictedJob(**self.model_dump(exclude=names))
 
 
-class Known(_Strict):
+class ScalingFile(Closed):
     """The whole file."""
 
     schema_: Literal["1"] = Field(alias="schema")
@@ -117,7 +114,7 @@ class Known(_Strict):
         return self.jobs[name], self.clusters[self.jobs[name].cluster].cluster()
 
 
-def load(path: Path = OWN) -> Known:
+def load(path: Path = OWN) -> ScalingFile:
     """Read a file of clusters and jobs.
 
     Raises:
@@ -125,7 +122,7 @@ def load(path: Path = OWN) -> Known:
     """
     value: Mapping[str, Any] = yamlfile.load(path)
     try:
-        found = Known.model_validate(value)
+        found = ScalingFile.model_validate(value)
     except ValidationError as error:
         raise yamlfile.problems(error, path.name) from error
     lost = [

@@ -15,7 +15,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.errors import EngineError
+from stackcheck.engine.launch_lines import sbatch_lines
+from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.engines import JobState, NodeFacts, Phase
 from stackcheck.fleet.job import read_state
@@ -74,10 +75,14 @@ class Slurm:
     program: tuple[str, ...] = ("python3", "-m", "stackcheck.fleet.node")
 
     def render(self, job: Job) -> str:
-        """The batch script: one task on each node, each with the whole node. Pure."""
-        directives = [f"#SBATCH {line}" for line in (*self._head(job), *self.options)]
+        """The batch script: one task on each node, each with the whole node. Pure.
+
+        Raises:
+            ConfigurationError: A text has a character that would begin another line of the script.
+        """
+        directives = [*sbatch_lines(self._head(job)), *(f"#SBATCH {line}" for line in self.options)]
         task = shlex.join([*self.program, str(job.folder)])
-        return "\n".join(
+        return _script(
             [
                 "#!/bin/sh",
                 *directives,
@@ -88,13 +93,12 @@ class Slurm:
                 "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \\",
                 f"  --output={shlex.quote(str(job.folder / 'task-%t.log'))} --open-mode=append \\",
                 f"  {task}",
-                "",
             ]
         )
 
-    def _head(self, job: Job) -> list[str]:
+    def _head(self, job: Job) -> dict[str, object]:
         minutes = math.ceil(job.limit_s / 60) + SLACK_MIN
-        wanted = {
+        return {
             "job-name": f"stackcheck-{job.id}",
             "nodes": job.nodes,
             "ntasks-per-node": 1,
@@ -105,9 +109,10 @@ class Slurm:
             "exclude": ",".join(self.exclude) or None,
             "output": job.folder / "batch.log",
             "open-mode": "append",
+            "exclusive": True,
+            "no-kill": True,
+            "requeue" if self.requeue else "no-requeue": True,
         }
-        flags = ["--exclusive", "--no-kill", "--requeue" if self.requeue else "--no-requeue"]
-        return [*(f"--{name}={value}" for name, value in wanted.items() if value is not None), *flags]
 
     def submit(self, job: Job) -> str:
         """Write the script, and hand it to Slurm; the id of its job.
@@ -224,6 +229,19 @@ def _topology() -> str:
         return _slurm("scontrol", "show", "topology")
     except EngineError:
         return ""  # a site without the plug-in
+
+
+def _script(lines: Sequence[str]) -> str:
+    for line in lines:
+        if not line.isprintable():
+            raise ConfigurationError(
+                "a batch script cannot hold this text",
+                where="an option of Slurm, or the folder of the checkout",
+                got=repr(line),
+                expected="text in one line, without control characters",
+                next_step="repeat the command without them",
+            )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _slurm(*command: str) -> str:

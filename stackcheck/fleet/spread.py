@@ -10,10 +10,11 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from stackcheck.history import regressions
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAD_TO_SD = 1.4826  # of a normal distribution
 LIMIT_Z = 3.5
 FEWEST = 5  # of fewer figures a spread says nothing
 # A fleet of equal figures has no spread: nobody cares about a node that is this much slower.
@@ -55,8 +56,7 @@ def outliers(values: Mapping[str, float], direction: Literal["min", "max"] | Non
     if len(values) < FEWEST:
         return {}
     median = statistics.median(values.values())
-    mad = statistics.median(abs(value - median) for value in values.values())
-    scale = max(mad * MAD_TO_SD, SMALLEST_LOSS * abs(median) / LIMIT_Z)
+    scale = max(regressions.deviation(list(values.values())), SMALLEST_LOSS * abs(median) / LIMIT_Z)
     found = {}
     for node, value in values.items():
         worse = {"min": median - value, "max": value - median, None: abs(value - median)}[direction]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from stackcheck import vendors
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
+from stackcheck.engine.devices import with_devices
 from stackcheck.errors import ChecksFailedError
 from stackcheck.fleet.gate import NotUpError
 from stackcheck.suite import container_user, inputs, interpreter, run, steering
@@ -34,7 +35,7 @@ SITE = ("GLOO_", "TP_")  # which interface gloo uses; vendors.site_environment h
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class EndedProgram:
     """How a program ended on this node: its last lines, and the error; None if the exit code is 0."""
 
     lines: list[str]
@@ -66,8 +67,8 @@ class Torchrun:
         limit_s: int,
         mounts: tuple[Mount, ...] = (),
         on_start: Callable[[], None] | None = None,
-    ) -> Ended:
-        """Run a module of the suites to its end, under torchrun's agent, with so many ranks here.
+    ) -> EndedProgram:
+        """Run a module of the suites to its end, under torchrun's agent, with `ranks` ranks on this node.
 
         Raises:
             EngineError: The container could not be started.
@@ -77,10 +78,10 @@ class Torchrun:
         try:
             code = self.engine.run(replace(spec, on_start=on_start, on_line=lines.append))
         except NotUpError as error:
-            return Ended(lines=[*lines], error=error.what)
+            return EndedProgram(lines=[*lines], error=error.what)
         except ChecksFailedError:
-            return Ended(lines=[*lines], error=f"did not end within {limit_s} s")
-        return Ended(lines=[*lines], error=_words(code, [*lines]) if code else None)
+            return EndedProgram(lines=[*lines], error=f"did not end within {limit_s} s")
+        return EndedProgram(lines=[*lines], error=_words(code, [*lines]) if code else None)
 
     def _container(
         self,
@@ -94,7 +95,7 @@ class Torchrun:
         image, vendor = self.subject.image.reference, self.job.vendor
         needs = vendors.module(vendor).container_needs()
         fabric = tuple(str(path) for path in sorted(INFINIBAND.glob("*"))) if vendor != "cpu" else ()
-        return RunSpec(
+        spec = RunSpec(
             image=image,
             entrypoint=(interpreter.find(image, self.engine, self.subject.accepted_python).path,),
             command=(
@@ -108,18 +109,16 @@ class Torchrun:
             mounts=(
                 Mount(source=self.suite / inputs.RUNNER, target=run.RUNNER),
                 Mount(source=self.suite / "tests", target=TESTS),
-                *(Mount(source=bind.source, target=bind.target) for bind in needs.binds),
                 *mounts,
             ),
-            devices=(*needs.devices, *fabric),
-            group_add=needs.groups,
-            ulimits=dict(needs.ulimits),
+            devices=fabric,
             shm_size_bytes=run.SHM_SIZE_BYTES[vendor],
             quota_bytes=run.QUOTA_BYTES if mounts else None,
             network="host",
             workdir="/tmp",  # noqa: S108  # the container's own
             timeout_s=limit_s,
         )
+        return with_devices(spec, needs)
 
     def _environment(self, needed: dict[str, str]) -> dict[str, str | None]:
         site = {name: value for name, value in os.environ.items() if name.startswith(SITE)}

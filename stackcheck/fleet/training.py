@@ -137,8 +137,8 @@ def make(
 ) -> tuple[Job, TrainingPlan]:
     """One try on these nodes, and its plan. Pure.
 
-    The batch of the first try can be divided among all nodes and among all but one. When more are lost, only
-    as many of the rest take part as divide it.
+    The batch of the first try can be divided among all nodes and among all but one. When more are lost, some
+    of the rest do not take part, so that the number that does divides it.
     """
     ranks = job.devices or RANKS_OF_A_CPU_NODE
     batch = before.batch if before else ranks * math.lcm(len(names), max(1, len(names) - 1))

@@ -98,6 +98,9 @@ def _whole(path: Path) -> Iterator[Path]:
         raise file_error(error, path) from error
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
 @contextmanager
 def _writer(path: Path, temporary: Path, fields: tuple[str, ...]) -> Iterator[Writer]:
     if path.suffix == ".csv":
@@ -128,7 +131,10 @@ class _Csv:
 
 def _text(value: object) -> object:
     if isinstance(value, tuple):
-        return "; ".join(map(str, value))
+        value = "; ".join(map(str, value))
+    # A spreadsheet would compute such a cell; after an apostrophe it is a text (OWASP, "CSV injection").
+    if isinstance(value, str) and value[:1] in FORMULA:
+        return f"'{value}"
     return value.isoformat() if isinstance(value, dt.datetime) else value
 
 

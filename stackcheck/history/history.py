@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.files.atomic import file_error
 from stackcheck.history import records as records_of
-from stackcheck.history.index import Index
+from stackcheck.history.index import RecordIndex
 from stackcheck.history.records import Records
 from stackcheck.matrix import matrix
 from stackcheck.oci.documents import sha256
@@ -34,7 +34,7 @@ class History:
 
     def __init__(self, records_url: str, index_url: str) -> None:
         self.records = Records(records_url)
-        self.index = Index(index_url)
+        self.index = RecordIndex(index_url)
 
     def append(
         self,

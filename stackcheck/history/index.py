@@ -37,7 +37,7 @@ _VALUES = ("value", "repeats", "direction", "bound", "ceiling", "chips")  # as `
 _PREFIX_LIMIT = 50
 
 
-class Index:
+class RecordIndex:
     """The index at one database URL.
 
     Args:

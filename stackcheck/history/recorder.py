@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
     from stackcheck.suite.judged import JudgedRun
     from stackcheck.suite.results import RunResult
-    from stackcheck.vendors import Host
 
 Fate = Literal["kept", "there already", "no result", "refused"]
 VERDICT_LIMIT_BYTES = 8 * 2**20
@@ -51,7 +50,7 @@ class Imported:
     error: StackcheckError | None = None
 
 
-def keep(root: Path, judged: JudgedRun, host: Host) -> str:
+def keep(root: Path, judged: JudgedRun) -> str:
     """Keep a judged run in the history of a checkout, and return its record's digest."""
     from stackcheck.history.history import open_history  # a verb without a new run needs no database
 
@@ -59,7 +58,7 @@ def keep(root: Path, judged: JudgedRun, host: Host) -> str:
     return open_history(root).append(
         body,
         judged.verdict.as_json(),
-        host.as_json(),
+        judged.plan.host.as_json(),
         source="this host",
         judged=dt.datetime.now(dt.UTC),
     )
@@ -143,7 +142,7 @@ def _require_one_result(history: History, result: RunResult, body: bytes, path: 
 
 
 def _own_verdict(path: Path, result: RunResult) -> dict[str, Any] | None:
-    """The verdict.json that came with a result; None if there is none.
+    """The verdict.json that came with a result; `None` if that file does not exist.
 
     Raises:
         HistoryError: It is damaged, or about another result.

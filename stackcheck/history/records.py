@@ -208,7 +208,9 @@ class Records:
 
 
 def _unpacked(packed: bytes, members: int = 2) -> bytes | None:
-    """The content of a file's first gzip members; None if it is none, has more members, or is too large."""
+    """The content of a file's first gzip members.
+    `None` if it is not a gzip file, has more members, or is too large.
+    """
     data = b""
     for _ in range(members):
         reader = zlib.decompressobj(wbits=31)

@@ -62,9 +62,13 @@ def loss(reference: float, value: float, direction: Direction) -> float:
 def spread(values: Sequence[float]) -> float:
     """The robust spread of some values, as a share of their median: outliers do not widen it."""
     middle = statistics.median(values)
-    if not middle:
-        return 0.0
-    return MAD_TO_SD * statistics.median(abs(value - middle) for value in values) / abs(middle)
+    return deviation(values) / abs(middle) if middle else 0.0
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The robust standard deviation of some values: from their median absolute deviation."""
+    middle = statistics.median(values)
+    return MAD_TO_SD * statistics.median(abs(value - middle) for value in values)
 
 
 def floor(

@@ -112,7 +112,7 @@ class Query:
         node: Pattern on `Run.node`.
         since: Runs that started at this time or later.
         until: Runs that started before this time.
-        limit: At most so many runs or points.
+        limit: The largest number of runs or points.
         newest_first: The order, by start; the oldest come first otherwise.
     """
 

@@ -142,7 +142,7 @@ def _target(
     for name, text in texts.items():
         (secrets / name).write_bytes(text)
     arguments = {name: os.environ[name] for name in PROXIES if name in os.environ}
-    arguments |= site.arguments(plan.stack, stage, supply.upstream.mirrors)
+    arguments |= site.arguments(stage, supply.upstream.mirrors)
     target: dict[str, Any] = {
         "context": str(context),
         "contexts": contexts,

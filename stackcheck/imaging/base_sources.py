@@ -1,7 +1,7 @@
 """Where the packages of a bootstrapped base can come from on this host, best first.
 
-In: a suite, the host's apt sources, the site's mirrors. Out: `Way`s; where there is none, an error with each
-reason and the lines to write. Only files are read here: whether an archive answers shows when it is asked.
+In: a suite, the host's apt sources, the site's mirrors. Out: `Way`s; without any, an error with each reason
+and the lines to write. Only files are read here: whether an archive answers shows when it is asked.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
+from stackcheck import mirrors
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import ConfigurationError
-from stackcheck.recipe import mirrors, openpgp
+from stackcheck.files import openpgp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from stackcheck.engine.apt import Distribution, Source
+    from stackcheck.engine.apt import AptSource, Distribution
 
 DISTRIBUTIONS = (apt.DEBIAN,)
 
@@ -70,7 +71,7 @@ def ways(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
         mirror: What the site's mirrors file has for it, one line a source.
 
     Raises:
-        ConfigurationError: There is none; the message has each reason, and what to type or write.
+        ConfigurationError: No way can work; the message has each reason, and what to type or write.
     """
     of = distribution_of(suite)
     asked = (_host(of, suite), _mirror(suite, os_name, mirror), _public(of))
@@ -98,8 +99,11 @@ def prepare(way: Way, report: Callable[[str], None]) -> str | None:
 def advice(of: Distribution, suite: str, os_name: str) -> str:
     """What to type, or to write into the mirrors file."""
     file = os.environ.get(mirrors.VARIABLE) or mirrors.default_file()
+    keys = f"sudo apt-get install -y {of.keyring_package}"
+    if _candidate_too_old(of):  # Ubuntu 22.04: its release has none that knows Debian's keys of today
+        keys = f"install {of.keyring_package} {of.keyring_since} or newer, from {of.name}, with dpkg -i"
     return (
-        f"sudo apt-get install -y {of.keyring_package}; or name a mirror, in {file}:\n"
+        f"{keys}; or name a mirror, in {file}:\n"
         f"      schema: 1\n      apt:\n        {os_name}:\n"
         f'          - "deb [signed-by=KEYRING] https://MIRROR/{of.name} {suite} main"'
     )
@@ -171,5 +175,5 @@ def _release_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
-def _text(found: Sequence[Source]) -> str:
+def _text(found: Sequence[AptSource]) -> str:
     return "\n".join(source.text() for source in found)

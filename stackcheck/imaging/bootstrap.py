@@ -8,6 +8,7 @@ digest, the version of every package and where they came from.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
+from stackcheck.files import dpkg_status
+from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import base_sources
 
 if TYPE_CHECKING:
@@ -151,7 +154,7 @@ def bootstrap(
         way = _make(found, lambda way: _command(suite, packages, selected, tar, way), report)
         facts = {
             "suite": suite,
-            "digest": _digest(tar),
+            "digest": "sha256:" + sha256_of(tar),
             "packages": installed_packages(tar),
             "way": way.name,
         }
@@ -185,7 +188,7 @@ def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
             expected="what makes base images from packages, without root in a user namespace",
             next_step=f"sudo apt-get install -y {' '.join(lacking)}",
         )
-    user = pwd.getpwuid(os.geteuid()).pw_name
+    user = _user()
     if not _has_subordinate_ids(user):
         raise EngineError(
             "this user has no subordinate ids, with which mmdebstrap works without root",
@@ -194,6 +197,14 @@ def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
             next_step=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
         )
     return found
+
+
+def _user() -> str:
+    """This user's name, or its number where no file knows it, as in a container that was started with one."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _has_subordinate_ids(user: str) -> bool:
@@ -225,11 +236,14 @@ def _make(found: Sequence[Way], command: Callable[[Way], list[str]], report: Cal
 
 
 def load(description: Path, *, reused: bool) -> RootFs | None:
-    """The base that a description file is about, or None when either file is not there."""
+    """The base that a description file is about, or None when either file is not there, or another tar is."""
     tar = description.with_suffix(".tar")
     if not (description.exists() and tar.exists()):
         return None
     facts = json.loads(description.read_text(encoding="utf-8"))
+    status = tar.stat()
+    if facts["digest"] != _digest_once(tar, (status.st_ino, status.st_size, status.st_mtime_ns)):
+        return None  # damaged or exchanged: it is made again
     return RootFs(
         path=tar,
         digest=facts["digest"],
@@ -244,8 +258,7 @@ def installed_packages(tar: Path) -> dict[str, str]:
     with tarfile.open(tar) as archive:
         status = archive.extractfile("./var/lib/dpkg/status")
         text = status.read().decode("utf-8") if status else ""
-    pairs = re.findall(r"^Package: (\S+)$.*?^Version: (\S+)$", text, flags=re.MULTILINE | re.DOTALL)
-    return dict(sorted(pairs))
+    return dict(sorted((fields["Package"], fields["Version"]) for fields, _ in dpkg_status.installed(text)))
 
 
 def _check_names(packages: Sequence[str]) -> None:
@@ -273,7 +286,9 @@ def _command(suite: str, packages: Sequence[str], selected: Selected, tar: Path,
         command.append(f"--keyring={way.keyring}")
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in (*EXCLUDED, *selected.excluded)]
     command += [f"--dpkgopt=path-include={pattern}" for pattern in (*INCLUDED, *selected.included)]
-    command += [f"--aptopt={line}" for line in (*apt.options(), *apt.logins())]
+    settings = tar.with_name("stackcheck.conf")  # in a file: a proxy's address may hold a password
+    settings.write_text("".join(f"{line}\n" for line in (*apt.options(), *apt.logins())), encoding="utf-8")
+    command.append(f"--aptopt={settings}")
     command += [f"--customize-hook={CLEAN}", "--skip=cleanup/apt/lists,cleanup/apt/cache", suite, str(tar)]
     if way.sources:
         sources = tar.with_name("stackcheck.sources")
@@ -303,6 +318,7 @@ def _run(command: list[str]) -> str | None:
     return "\n    ".join([f"exit code {done.returncode}", *map(apt.without_login, lines)])
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+@functools.lru_cache(maxsize=64)
+def _digest_once(path: Path, _state: tuple[int, int, int]) -> str:
+    """The digest of a file; many stacks of a build name one base."""
+    return "sha256:" + sha256_of(path)

@@ -22,15 +22,15 @@ from stackcheck.imaging.image import (
     StageUse,
     describe,
     load_image,
-    local_name,
     save_image,
     size_report,
 )
 from stackcheck.imaging.plans import BuildPlan, make_plan
 from stackcheck.imaging.wheels import host_settings, wheel_supply
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
+from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.oci import archive
-from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.oci.tags import local_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,12 +103,17 @@ def build(
 
 
 def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str], None]) -> Image:
-    """Make any image ready for tests: pull it if the engine does not have it, and write it as a layout."""
+    """Make any image ready for tests: pull it if the engine does not have it, and write it as a layout.
+
+    A tag may move at any moment: what it names is read once, and all that follows is by that id.
+
+    Raises:
+        EngineError: No registry has it, or the engine saved an image of another id.
+    """
     start = time.monotonic()
-    bring(reference, engine, report)
+    fixed = bring(reference, engine, report)
     report(f"{reference}: writing its layout")
-    engine.save(reference, folder / "oci")
-    fixed = engine.inspect(reference).id  # a tag may move between test and verdict
+    engine.save(fixed, folder / "oci")
     image = describe(
         folder / "oci",
         sizes=engine.step_sizes(fixed),
@@ -123,8 +128,11 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
     return image
 
 
-def bring(reference: str, engine: Engine, report: Callable[[str], None]) -> None:
+def bring(reference: str, engine: Engine, report: Callable[[str], None]) -> str:
     """Pull an image if the engine does not have it.
+
+    Returns:
+        The engine's id of the image.
 
     Raises:
         EngineError: No registry has it, or it is for a different processor than the engine's.
@@ -132,15 +140,16 @@ def bring(reference: str, engine: Engine, report: Callable[[str], None]) -> None
     if not engine.has(reference):
         report(f"{reference}: pulling")
         engine.pull(reference)
-    of_image, of_host = engine.inspect(reference).architecture, engine.architecture
-    if of_image != of_host:
+    found, of_host = engine.inspect(reference), engine.architecture
+    if found.architecture != of_host:
         raise EngineError(
             "the image is for a different processor",
             where=reference,
-            got=of_image or "an image that does not say for which",
+            got=found.architecture or "an image that does not say for which",
             expected=of_host,
             next_step=f"docker pull --platform linux/{of_host} {reference}, or use a host with its processor",
         )
+    return found.id
 
 
 def _kept(plan: BuildPlan, engine: Engine, report: Callable[[str], None]) -> Image | None:

@@ -1,4 +1,4 @@
-"""What dpkg says of this host: which packages are installed, what they need, which files are theirs.
+"""What dpkg says of this host: which packages are installed, what they need, which files they own.
 
 In: dpkg's own database (`/var/lib/dpkg`). Out: a `Database`; the closure of named packages; the files of
 one package with the MD5 sums that dpkg keeps. Formats: deb-control(5), dpkg-divert(1),
@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import BuildError
+from stackcheck.files import dpkg_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ADMIN = Path("/var/lib/dpkg")
-INSTALLED = "install ok installed"
-HELD = "hold ok installed"  # the same, and apt may not upgrade it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Package:
+class InstalledPackage:
     """One installed package.
 
     Attributes:
@@ -67,7 +66,7 @@ class Database:
         self.admin = admin
 
     @cached_property
-    def packages(self) -> Mapping[str, Package]:
+    def packages(self) -> Mapping[str, InstalledPackage]:
         """The installed packages of this host's architecture, by name.
 
         Raises:
@@ -84,18 +83,17 @@ class Database:
                 expected="the database of dpkg, on Debian or Ubuntu",
                 next_step="use a base from a registry, or a bootstrap on another host (docs/building.md)",
             ) from error
-        found: dict[str, Package] = {}
+        found: dict[str, InstalledPackage] = {}
         native = _native(text)
-        for stanza in re.split(r"\n\n+", text.strip()):
-            fields = _fields(stanza)
-            if fields.get("Status") in {INSTALLED, HELD} and fields["Architecture"] in {native, "all"}:
+        for fields, stanza in dpkg_status.installed(text):
+            if fields["Architecture"] in {native, "all"}:
                 found[fields["Package"]] = self._package(fields, stanza)
         return found
 
-    def _package(self, fields: Mapping[str, str], stanza: str) -> Package:
+    def _package(self, fields: Mapping[str, str], stanza: str) -> InstalledPackage:
         name = fields["Package"]
         key = f"{name}:{fields['Architecture']}"
-        return Package(
+        return InstalledPackage(
             name=name,
             version=fields["Version"],
             key=key if (self.admin / "info" / f"{key}.list").is_file() else name,
@@ -106,14 +104,14 @@ class Database:
             conffiles=dict(_conffiles(fields.get("Conffiles", ""))),
         )
 
-    def closure(self, names: Sequence[str]) -> tuple[Package, ...]:
+    def closure(self, names: Sequence[str]) -> tuple[InstalledPackage, ...]:
         """The named packages, the essential ones, and what they need; sorted by name.
 
         Raises:
             BuildError: One is not installed.
         """
         essential = [name for name, package in self.packages.items() if package.essential]
-        chosen: dict[str, Package] = {}
+        chosen: dict[str, InstalledPackage] = {}
         queue: list[tuple[tuple[str, ...], str]] = [((name,), "the stack") for name in names]
         queue += [((name,), "dpkg") for name in essential]
         absent = []
@@ -136,24 +134,26 @@ class Database:
             )
         return tuple(chosen[name] for name in sorted(chosen))
 
-    def _installed(self, alternatives: Sequence[str], chosen: Mapping[str, Package]) -> Package | None:
+    def _installed(
+        self, alternatives: Sequence[str], chosen: Mapping[str, InstalledPackage]
+    ) -> InstalledPackage | None:
         """The package that satisfies a dependency: one of the base, else the first that is installed."""
         offers = [package for name in alternatives for package in self._offering(name)]
         return next((package for package in offers if package.name in chosen), offers[0] if offers else None)
 
-    def _offering(self, name: str) -> list[Package]:
+    def _offering(self, name: str) -> list[InstalledPackage]:
         own = [self.packages[name]] if name in self.packages else []
         return own + self._providers.get(name, [])
 
     @cached_property
-    def _providers(self) -> Mapping[str, list[Package]]:
-        found: dict[str, list[Package]] = {}
+    def _providers(self) -> Mapping[str, list[InstalledPackage]]:
+        found: dict[str, list[InstalledPackage]] = {}
         for _, package in sorted(self.packages.items()):
             for name in package.provides:
                 found.setdefault(name, []).append(package)
         return found
 
-    def files(self, package: Package) -> tuple[str, ...]:
+    def files(self, package: InstalledPackage) -> tuple[str, ...]:
         """Every path of a package: folders, files and links.
 
         Raises:
@@ -171,14 +171,14 @@ class Database:
             ) from error
         return tuple(line for line in lines if line not in {"/.", ""})
 
-    def md5sums(self, package: Package) -> Mapping[str, str]:
+    def md5sums(self, package: InstalledPackage) -> Mapping[str, str]:
         """Path -> MD5 sum, of the files that are not for configuration, and of those that are."""
         path = self.admin / "info" / f"{package.key}.md5sums"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         pairs = (line.split(None, 1) for line in lines)
         return {f"/{name}": digest for digest, name in pairs} | dict(package.conffiles)
 
-    def info(self, package: Package) -> tuple[Path, ...]:
+    def info(self, package: InstalledPackage) -> tuple[Path, ...]:
         """Dpkg's own files about a package."""
         return tuple(sorted((self.admin / "info").glob(f"{package.key}.*")))
 
@@ -202,11 +202,6 @@ def _native(status: str) -> str:
     """The architecture of dpkg itself."""
     found = re.search(r"^Package: dpkg\n(?:.+\n)*?Architecture: (\S+)$", status, re.MULTILINE)
     return found[1] if found else "amd64"
-
-
-def _fields(stanza: str) -> dict[str, str]:
-    pairs = re.findall(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", stanza, re.MULTILINE)
-    return dict(pairs)
 
 
 def _relations(text: str) -> tuple[tuple[str, ...], ...]:

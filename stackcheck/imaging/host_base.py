@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 
 from stackcheck.errors import BuildError, FileError
 from stackcheck.files.atomic import NEXT_STEP, TEMPORARY, file_error
+from stackcheck.files.digest import sha256_of
 from stackcheck.imaging.bootstrap import EXCLUDED, INCLUDED, SOURCE_DATE_EPOCH, RootFs
 from stackcheck.imaging.dpkg import Database
-from stackcheck.imaging.wheels.wheelhouse import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stackcheck.imaging.dpkg import Package
+    from stackcheck.imaging.dpkg import InstalledPackage
     from stackcheck.matrix.stack import Stack
 
 # What a bootstrapped base and the distributions' own images have beside the essential packages; torch needs
@@ -146,7 +146,7 @@ def cut(
     path = _write(tree, folder, root)
     return Cut(
         path=path,
-        digest=f"sha256:{sha256(path)}",
+        digest=f"sha256:{sha256_of(path)}",
         packages={package.name: package.version for package in chosen},
         asked=tuple(sorted(packages)),
         system=system,
@@ -164,7 +164,7 @@ def load(stack: Stack, folder: Path) -> RootFs:
     """
     digest = str(stack.base.digest)
     path = folder / f"host-{digest.removeprefix('sha256:')[:16]}.tar"
-    if not path.is_file() or f"sha256:{sha256(path)}" != digest:
+    if not path.is_file() or f"sha256:{sha256_of(path)}" != digest:
         raise BuildError(
             "the base that was cut from a host is not here",
             where=str(path),
@@ -175,7 +175,9 @@ def load(stack: Stack, folder: Path) -> RootFs:
     return RootFs(path=path, digest=digest, packages={}, reused=True)
 
 
-def _take(tree: _Tree, package: Package, database: Database, root: Path, *, keep_changed: bool) -> None:
+def _take(
+    tree: _Tree, package: InstalledPackage, database: Database, root: Path, *, keep_changed: bool
+) -> None:
     """Add a package's files, each compared with dpkg's MD5 sum."""
     sums = database.md5sums(package)
     for listed in database.files(package):
@@ -207,7 +209,7 @@ def _take(tree: _Tree, package: Package, database: Database, root: Path, *, keep
             _problem(tree, package, f"{listed} of {package.name} is neither file, folder nor link")
 
 
-def _problem(tree: _Tree, package: Package, text: str) -> None:
+def _problem(tree: _Tree, package: InstalledPackage, text: str) -> None:
     tree.problems.append(text)
     tree.broken.add(package.name)
 
@@ -253,7 +255,7 @@ def _refuse(tree: _Tree, root: Path) -> None:
     )
 
 
-def _make(tree: _Tree, chosen: Sequence[Package], database: Database, root: Path) -> None:
+def _make(tree: _Tree, chosen: Sequence[InstalledPackage], database: Database, root: Path) -> None:
     """What the packages' own scripts make when they are installed."""
     for source, place in COPIED.items():
         if source in tree.sources and not tree.has(place):
@@ -292,7 +294,7 @@ def _link(tree: _Tree, name: str, link: str, target: str, root: Path) -> None:
     tree.links[f"etc/alternatives/{name}"] = target
 
 
-def _copy_database(tree: _Tree, chosen: Sequence[Package], database: Database) -> None:
+def _copy_database(tree: _Tree, chosen: Sequence[InstalledPackage], database: Database) -> None:
     """Dpkg's entries of these packages alone, so that dpkg, apt and an SBOM know what is there."""
     admin = "var/lib/dpkg"
     tree.texts[f"{admin}/status"] = "".join(f"{package.stanza}\n\n" for package in chosen).encode()
@@ -321,7 +323,7 @@ def _write(tree: _Tree, folder: Path, root: Path) -> Path:
             with tarfile.open(temporary, "x", format=tarfile.PAX_FORMAT) as archive:
                 for entry, data in _entries(tree, root):
                     _add(archive, entry, data)
-            target = folder / f"host-{sha256(temporary)[:16]}.tar"
+            target = folder / f"host-{sha256_of(temporary)[:16]}.tar"
             temporary.chmod(0o644)
             temporary.replace(target)
         finally:

@@ -230,8 +230,3 @@ def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...
         + ("  <- exceeds the budget" if number == over else "")
         for number, layer in layers
     )
-
-
-def local_name(stack_id: str | None, config_digest: str) -> str:
-    """The name of an image in any engine: it says which bytes they are."""
-    return f"stackcheck/{stack_id or 'image'}:{config_digest.removeprefix('sha256:')[:12]}".lower()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from stackcheck import vendors
 from stackcheck.errors import BuildError
 from stackcheck.imaging import bootstrap, host_base, platforms, stages
+from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.recipe import render
-from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ class BuildPlan:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is for another platform than this host's own."""
+        """Whether its platform differs from this host's own."""
         return self.platform != platforms.native()
 
 

@@ -17,6 +17,8 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stackcheck.matrix.stack import Stack
 
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -80,6 +82,18 @@ class InstallTarget:
             return bool(parse_wheel_filename(filename)[3] & _tags(self))
         except InvalidWheelFilename:
             return False
+
+    def best(self, filenames: Iterable[str]) -> str | None:
+        """The file that pip would take: a wheel for the newest platform that fits, else a source archive."""
+        fitting = [name for name in filenames if self.takes(name)]
+        wheels = [name for name in fitting if name.endswith(".whl")]
+        return max(wheels, key=self._rank, default=None) or next(iter(fitting), None)
+
+    def _rank(self, filename: str) -> tuple[bool, int]:
+        """An own interpreter's wheel before one for any; a newer glibc before an older one."""
+        python, _, platform = filename.removesuffix(".whl").split("-")[-3:]
+        order = {tag: -number for number, tag in enumerate(self.names)}
+        return python.startswith("cp"), max(order.get(tag, -1000) for tag in platform.split("."))
 
 
 def target(stack: Stack, platform: str) -> InstallTarget:

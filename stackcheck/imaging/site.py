@@ -6,10 +6,11 @@ by digest from wherever they are, an address is an argument of a stage that is n
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.imaging.wheels import host_settings
-from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import rocm
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from stackcheck.imaging.plans import BuildPlan
     from stackcheck.imaging.stages import Stage
     from stackcheck.matrix.stack import Stack
-    from stackcheck.recipe.mirrors import Mirrors
+    from stackcheck.mirrors import Mirrors
+
+# Each has the public address as its default, as recipe/render wrote it.
+_ADDRESS = re.compile(r"ARG (ROCM_ARCHIVE|TORCH_INDEX)=(\S+)")
 
 
 def images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
@@ -36,16 +40,11 @@ def images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
     }
 
 
-def arguments(stack: Stack, stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:
+def arguments(stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:
     """The addresses that a stage asks for by ARG, where this site has other ones."""
-    public = {"ROCM_ARCHIVE": rocm.archive(stack)} if rocm.takes_smi(stack) else {}
-    public |= {"TORCH_INDEX": f"{TORCH_INDEX}/{stack.wheel_tag}"} if stack.wheel_tag else {}
-    return {
-        name: mirrors.url(address)
-        for name, address in public.items()
-        if mirrors.url(address) != address
-        and any(line.startswith(f"ARG {name}=") for line in stage.instructions)
-    }
+    asked = (_ADDRESS.match(line) for line in stage.instructions)
+    public = {found[1]: found[2] for found in asked if found}
+    return {name: mirrors.url(address) for name, address in public.items() if mirrors.url(address) != address}
 
 
 def apt_sources(stack: Stack, mirrors: Mirrors) -> str:
@@ -61,7 +60,6 @@ def rocm_secrets(stack: Stack, mirrors: Mirrors) -> Mapping[str, bytes]:
     Raises:
         ConfigurationError: The key is not on this host.
     """
-    public = rocm.archive(stack)
-    source = rocm.source(stack, mirrors.url(public), mirrors.key(public, rocm.KEY))
+    source = rocm.source(stack, mirrors)
     line = f"deb [arch=amd64 signed-by={rocm.KEY}] {source.uris[0]} {source.suites[0]} main\n"
-    return {"rocm_sources": line.encode(), "rocm_key": mirrors.key(public, rocm.KEY).read_bytes()}
+    return {"rocm_sources": line.encode(), "rocm_key": Path(str(source.signed_by)).read_bytes()}

@@ -60,7 +60,7 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _StageText:
     name: str
     base: str
     instructions: tuple[str, ...]
@@ -142,7 +142,9 @@ def _blocks(dockerfile: str) -> Iterator[str]:
     yield "".join(block)
 
 
-def _stage(part: _Part, made: Mapping[str, Stage], files: Mapping[str, str], common: list[object]) -> Stage:
+def _stage(
+    part: _StageText, made: Mapping[str, Stage], files: Mapping[str, str], common: list[object]
+) -> Stage:
     known = [*made, GIVEN]
     sources = [part.base, *(name for line in part.instructions for name in _sources(line))]
     needs = tuple(dict.fromkeys(name for name in map(str.lower, sources) if name in known))
@@ -173,14 +175,14 @@ def _ancestors(made: Mapping[str, Stage], name: str) -> set[str]:
     return direct.union(*(_ancestors(made, need) for need in direct))
 
 
-def _parts(dockerfile: str) -> tuple[tuple[str, ...], list[_Part]]:
+def _parts(dockerfile: str) -> tuple[tuple[str, ...], list[_StageText]]:
     """The instructions before the first FROM, and the stages as they are written."""
     head: list[str] = []
-    parts: list[_Part] = []
+    parts: list[_StageText] = []
     for line in _instructions(dockerfile):
         if found := _FROM.match(line):
             name = (found["name"] or str(len(parts))).lower()
-            parts.append(_Part(name, found["base"], ()))
+            parts.append(_StageText(name, found["base"], ()))
         elif parts:
             parts[-1] = dataclasses.replace(parts[-1], instructions=(*parts[-1].instructions, line))
         else:

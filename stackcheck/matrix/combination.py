@@ -9,14 +9,14 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from stackcheck.matrix.rules import Judgement, Rule, RuleFinding
+from stackcheck.matrix.rules import Rule, RuleFinding, RuleJudgement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from stackcheck.matrix.expand import Cell
     from stackcheck.matrix.matrix import Matrix, StackSettings, TestTarget
-    from stackcheck.matrix.rules import Rules
+    from stackcheck.matrix.rules import RuleSet
     from stackcheck.vendors import Vendor
 
 # Packages of the matrix whose versions the rules judge.
@@ -27,19 +27,19 @@ COLLECTIVES: Mapping[str, str] = {"amd": "rccl", "nvidia": "nccl"}
 
 
 def judge_cell(
-    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
-) -> tuple[Judgement, ...]:
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: RuleSet
+) -> tuple[RuleJudgement, ...]:
     """A judgement of the combination, and one for each of its architectures and each driver of its tests."""
     undecided = tuple(RuleFinding(rule=rule, holds=False) for rule in _undecided(values))
     return (
         rules.judge(values),
-        Judgement(combination=values, findings=undecided),
+        RuleJudgement(combination=values, findings=undecided),
         *(rules.judge(asked, about=axis) for axis, asked in _narrowed(values, archs, targets)),
     )
 
 
 def broken_by_cell(
-    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: Rules
+    values: Mapping[str, str], archs: Iterable[str], targets: Iterable[TestTarget], rules: RuleSet
 ) -> dict[str, Rule]:
     """The rules that are broken in `judge_cell`, by id."""
     broken = [*rules.broken(values), *_undecided(values)]
@@ -78,12 +78,12 @@ def _decided(axis: str) -> Rule:
     )
 
 
-def combination(cell: Cell, vendor: Vendor, packages: Mapping[str, str], rules: Rules) -> dict[str, str]:
+def combination(cell: Cell, vendor: Vendor, packages: Mapping[str, str], rules: RuleSet) -> dict[str, str]:
     """The cell as axis -> value, with what the rules decide filled in."""
     return complete(chosen(cell, vendor, packages), rules)
 
 
-def replaced(values: Mapping[str, str], cell: Cell, rules: Rules) -> dict[str, str]:
+def replaced(values: Mapping[str, str], cell: Cell, rules: RuleSet) -> dict[str, str]:
     """What torch pins where the matrix chose another version, axis -> torch's own version.
 
     Args:
@@ -119,12 +119,12 @@ def chosen(cell: Cell, vendor: Vendor, packages: Mapping[str, str]) -> dict[str,
     return {axis: value for axis, value in values.items() if value is not None}
 
 
-def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
-    """A combination with what the rules decide: Triton, collective library, FlashAttention's form, layout."""
+def complete(known: Mapping[str, str], rules: RuleSet) -> dict[str, str]:
+    """A combination with what the rules decide: Triton, collectives, FlashAttention, layout, devices."""
     values = dict(known)
     collective = COLLECTIVES.get(values.get("vendor", ""))
     with_torch = ["triton", "triton_package", *([collective] if collective else []), "cxx11abi"]
-    for axis in ("layout", *(with_torch if "torch" in values else ())):
+    for axis in ("layout", "device_wheels", *(with_torch if "torch" in values else ())):
         if axis not in values and (value := rules.derive(values, axis)):
             values[axis] = value
     if "flash_attn" in values and "flash_attn_from" not in values:
@@ -132,7 +132,7 @@ def complete(known: Mapping[str, str], rules: Rules) -> dict[str, str]:
     return values
 
 
-def _flash_attn_from(values: Mapping[str, str], rules: Rules) -> str:
+def _flash_attn_from(values: Mapping[str, str], rules: RuleSet) -> str:
     """Where FlashAttention comes from: the first form that no rule refuses; it can always be compiled."""
     for form in ("wheel", "index"):
         if not rules.judge({**values, "flash_attn_from": form}, about="flash_attn_from").broken:

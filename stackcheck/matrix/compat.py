@@ -1,6 +1,6 @@
 """images/compat.yaml -> Rules: the compatibility facts, read strictly.
 
-In: the file. Out: `Rules`. A row of a table becomes a rule; a closed table adds one for what it does not
+In: the file. Out: `RuleSet`. A row of a table becomes a rule; a closed table adds one for what it does not
 list, with the answer *unknown*. Every rule has its source.
 """
 
@@ -10,12 +10,13 @@ import functools
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
-from stackcheck.matrix.rules import Axis, Rule, Rules
-from stackcheck.matrix.versions import VERSION_AXES, is_pattern, is_version
+from stackcheck.files.border import Closed
+from stackcheck.matrix.rules import Axis, Rule, RuleSet
+from stackcheck.versions import VERSION_AXES, is_pattern, is_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,11 +43,7 @@ Condition = Mapping[Axis, Patterns]
 Sentence = Annotated[str, Field(min_length=1, max_length=600)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Rule(_Strict):
+class _Rule(Closed):
     id: str = Field(pattern=r"^R[0-9]+[A-Za-z0-9.-]*$", max_length=80)
     when: Condition = Field(min_length=1)
     require: Condition = Field(min_length=1)
@@ -55,7 +52,7 @@ class _Rule(_Strict):
     unknown: bool = False
 
 
-class _Row(_Strict):
+class _CompatRow(Closed):
     require: Patterns
     because: Sentence | None = None
     unknown: bool = False
@@ -66,7 +63,7 @@ def _as_row(value: object) -> object:
     return {"require": value} if isinstance(value, str | list) else value
 
 
-class _Also(_Strict):
+class _Also(Closed):
     """Values beside those of the rows that load and that nobody tests: allowed as experimental.
 
     `{value}` in a pattern is the first value of the row.
@@ -77,7 +74,7 @@ class _Also(_Strict):
     source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
 
 
-class _Table(_Strict):
+class _Table(Closed):
     id: str = Field(pattern=r"^R[0-9]+[A-Za-z0-9.-]*$", max_length=80)
     when: Condition = Field(default_factory=dict)
     key: Axis
@@ -86,10 +83,10 @@ class _Table(_Strict):
     source: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
     closed: bool = True
     also: _Also | None = None
-    rows: Mapping[str, Annotated[_Row, BeforeValidator(_as_row)]] = Field(min_length=1, max_length=1000)
+    rows: Mapping[str, Annotated[_CompatRow, BeforeValidator(_as_row)]] = Field(min_length=1, max_length=1000)
 
 
-class _File(_Strict):
+class _CompatFile(Closed):
     schema_: Literal["1"] = Field(alias="schema")
     sources: Mapping[str, Sentence]
     versions: Mapping[Axis, Patterns]
@@ -97,7 +94,7 @@ class _File(_Strict):
     tables: tuple[_Table, ...] = Field(default=(), max_length=500)
 
 
-def load(path: Path) -> Rules:
+def load(path: Path) -> RuleSet:
     """Read compat.yaml.
 
     Raises:
@@ -107,15 +104,15 @@ def load(path: Path) -> Rules:
 
 
 @functools.lru_cache(maxsize=8)
-def _of_bytes(data: bytes, name: str) -> Rules:
+def _of_bytes(data: bytes, name: str) -> RuleSet:
     """The rules in a file. Equal bytes are the same object, which keeps what it found out of combinations."""
     return parse(yamlfile.parse(data, name), name)
 
 
-def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
+def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> RuleSet:
     """The rules in a mapping that was read from YAML."""
     try:
-        file = _File.model_validate(value)
+        file = _CompatFile.model_validate(value)
     except ValidationError as error:
         raise yamlfile.problems(error, name) from error
     rules = [Rule(**_sourced(rule, file, f"{name}: rules[{index}]")) for index, rule in enumerate(file.rules)]
@@ -125,14 +122,14 @@ def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> Rules:
     if problems:
         raise yamlfile.refused(problems)
     rules += [*_vocabulary(rules, file)]
-    return Rules(rules, {str(axis): values for axis, values in file.versions.items()})
+    return RuleSet(rules, {str(axis): values for axis, values in file.versions.items()})
 
 
-def _sourced(rule: _Rule, file: _File, place: str) -> dict[str, Any]:
+def _sourced(rule: _Rule, file: _CompatFile, place: str) -> dict[str, Any]:
     return {**dict(rule), "source": _source(rule.source, file, place)}
 
 
-def _source(keys: Sequence[str], file: _File, place: str) -> str:
+def _source(keys: Sequence[str], file: _CompatFile, place: str) -> str:
     """`KEY: what it is`, for every key."""
     for key in keys:
         if key not in file.sources:
@@ -144,7 +141,7 @@ def _plain(condition: Condition) -> dict[str, tuple[str, ...]]:
     return {str(axis): patterns for axis, patterns in condition.items()}
 
 
-def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
+def _rows(table: _Table, file: _CompatFile, place: str) -> Iterator[Rule]:
     """One rule for each row, and for a closed table one about what is not listed."""
     for key, row in table.rows.items():
         when = {**_plain(table.when), table.key: (key,)}
@@ -179,7 +176,7 @@ def _rows(table: _Table, file: _File, place: str) -> Iterator[Rule]:
         )
 
 
-def _vocabulary(rules: Sequence[Rule], file: _File) -> Iterator[Rule]:
+def _vocabulary(rules: Sequence[Rule], file: _CompatFile) -> Iterator[Rule]:
     """For each axis whose values no range covers, one rule: what is named nowhere is not known."""
     for axis, known in file.versions.items():
         if axis not in OPEN_AXES:

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from stackcheck.matrix.versions import VERSION_AXES, matcher
+from stackcheck.versions import VERSION_AXES, matcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from stackcheck.matrix.rules import Rule, Rules
+    from stackcheck.matrix.rules import Rule, RuleSet
 
 _Fitting = Callable[[str, tuple[str, ...]], frozenset[str]]
 
 
-def contradictions(rules: Rules) -> tuple[tuple[Rule, Rule, str], ...]:
+def contradictions(rules: RuleSet) -> tuple[tuple[Rule, Rule, str], ...]:
     """Pairs that can both apply to one combination and require values of an axis that exclude each other."""
     fitting = _fitting(rules)
     return tuple(
@@ -35,7 +35,7 @@ def contradictions(rules: Rules) -> tuple[tuple[Rule, Rule, str], ...]:
     )
 
 
-def _by_required_axis(rules: Rules) -> dict[str, list[Rule]]:
+def _by_required_axis(rules: RuleSet) -> dict[str, list[Rule]]:
     """The rules that are certain, by each axis of which they require something."""
     asking: dict[str, list[Rule]] = {}
     for rule in rules:
@@ -44,7 +44,7 @@ def _by_required_axis(rules: Rules) -> dict[str, list[Rule]]:
     return asking
 
 
-def _fitting(rules: Rules) -> _Fitting:
+def _fitting(rules: RuleSet) -> _Fitting:
     """What answers which of an axis's values fit one of some patterns."""
     pool = _pool(rules)
 
@@ -56,7 +56,7 @@ def _fitting(rules: Rules) -> _Fitting:
     return fitting
 
 
-def _pool(rules: Rules) -> Mapping[str, set[str]]:
+def _pool(rules: RuleSet) -> Mapping[str, set[str]]:
     """For each axis the values at which an answer can change: all that is named, and what lies just above."""
     pool: dict[str, set[str]] = {axis: set(values) for axis, values in rules.versions.items()}
     for rule in rules:

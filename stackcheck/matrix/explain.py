@@ -20,9 +20,9 @@ from stackcheck.matrix.combination import (
     replaced,
 )
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
-from stackcheck.matrix.rules import Judgement
-from stackcheck.matrix.versions import VERSION_AXES, numbers
+from stackcheck.matrix.rules import RuleJudgement
 from stackcheck.vendors import environment
+from stackcheck.versions import VERSION_AXES, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.expand import Cell
     from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Matrix
-    from stackcheck.matrix.rules import RuleFinding, Rules
+    from stackcheck.matrix.rules import RuleFinding, RuleSet
     from stackcheck.matrix.stack import Stack
     from stackcheck.vendors.environment import Renamed, Variable
 
@@ -56,7 +56,7 @@ class Explanation:
     """
 
     asked: Mapping[str, str]
-    judgement: Judgement
+    judgement: RuleJudgement
     nearest: tuple[Mapping[str, str], ...]
     stacks: tuple[str, ...] = ()
     excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -68,7 +68,7 @@ class Explanation:
 
 def explain(
     asked: Mapping[str, str],
-    rules: Rules,
+    rules: RuleSet,
     found: Matrix | None = None,
     issues: KnownIssues = NO_ISSUES,
 ) -> Explanation:
@@ -92,7 +92,7 @@ def explain(
 
 
 def explain_stack(
-    name: str, found: Matrix, rules: Rules, issues: KnownIssues = NO_ISSUES
+    name: str, found: Matrix, rules: RuleSet, issues: KnownIssues = NO_ISSUES
 ) -> Explanation | None:
     """Judge a stack of the matrix, with its architectures and test targets; None if it has no such stack."""
     cell = next((cell for cell in expand.candidates(found) if cell.id == name), None)
@@ -121,27 +121,29 @@ def explain_stack(
     )
 
 
-def merged(combination: Mapping[str, str], judgements: Iterable[Judgement]) -> Judgement:
+def merged(combination: Mapping[str, str], judgements: Iterable[RuleJudgement]) -> RuleJudgement:
     """One judgement of several about parts of a combination: a rule that is broken once is broken."""
     findings: dict[str, RuleFinding] = {}
     for finding in (finding for judgement in judgements for finding in judgement.findings):
         if finding.rule.id not in findings or not finding.holds:
             findings[finding.rule.id] = finding
-    return Judgement(combination=combination, findings=tuple(findings.values()))
+    return RuleJudgement(combination=combination, findings=tuple(findings.values()))
 
 
-def kindest_first(asked: Mapping[str, str], rules: Rules) -> list[Judgement]:
+def kindest_first(asked: Mapping[str, str], rules: RuleSet) -> list[RuleJudgement]:
     """A judgement for each place where torch can come from, where the combination does not say it."""
     sources = {"amd": ("upstream", "amd"), "nvidia": ("upstream", "index")}.get(asked.get("vendor", ""), ())
     open_ = "torch" in asked and "wheels" not in asked
     judgements = [rules.judge({**asked, "wheels": source}) for source in sources if open_]
-    return sorted(
-        judgements or [rules.judge(asked)],
-        key=lambda judged: (KINDNESS.index(judged.answer), len(judged.broken)),
-    )
+    return sorted(judgements or [rules.judge(asked)], key=kindness)
 
 
-def nearest_allowed(asked: Mapping[str, str], rules: Rules) -> Iterator[Mapping[str, str]]:
+def kindness(judged: RuleJudgement) -> tuple[int, int]:
+    """Sorts judgements, the kindest first."""
+    return KINDNESS.index(judged.answer), len(judged.broken)
+
+
+def nearest_allowed(asked: Mapping[str, str], rules: RuleSet) -> Iterator[Mapping[str, str]]:
     """Allowed combinations with the fewest axes changed, at most `NEAREST`, and where their torch comes from.
 
     A best-first search: to repair a broken rule, one of the axes that it looks at has to change. So only
@@ -167,7 +169,7 @@ def nearest_allowed(asked: Mapping[str, str], rules: Rules) -> Iterator[Mapping[
 class _Step:
     """A combination on the way: what was changed, how far, and which rules are still broken."""
 
-    def __init__(self, asked: Mapping[str, str], changes: _Changes, distance: int, rules: Rules) -> None:
+    def __init__(self, asked: Mapping[str, str], changes: _Changes, distance: int, rules: RuleSet) -> None:
         self.asked = asked
         self.changes = changes
         self.distance = distance
@@ -178,7 +180,7 @@ class _Step:
         """The order of the search."""
         return self.order < other.order
 
-    def further(self, rules: Rules) -> Iterator[_Step]:
+    def further(self, rules: RuleSet) -> Iterator[_Step]:
         """This one with one more axis changed."""
         for axis in _changeable(self.judged, self.asked, dict(self.changes)):
             for distance, value in _values(axis, self.asked[axis], rules):
@@ -186,7 +188,7 @@ class _Step:
                 yield _Step(self.asked, changes, self.distance + distance, rules)
 
 
-def _changeable(judged: Judgement, asked: Mapping[str, str], changed: Mapping[str, str]) -> list[str]:
+def _changeable(judged: RuleJudgement, asked: Mapping[str, str], changed: Mapping[str, str]) -> list[str]:
     """The axes of the broken rule that leaves the fewest to change: one of them must change."""
     choices = [
         sorted(axis for axis in rule.axes if axis in asked and axis not in changed and axis != "vendor")
@@ -195,7 +197,7 @@ def _changeable(judged: Judgement, asked: Mapping[str, str], changed: Mapping[st
     return min(choices, key=len)
 
 
-def _values(axis: str, value: str, rules: Rules) -> list[tuple[int, str]]:
+def _values(axis: str, value: str, rules: RuleSet) -> list[tuple[int, str]]:
     """The other known values of an axis, each with how many known versions lie between."""
     known = [other for other in rules.versions.get(axis, ()) if other != value]
     if axis not in VERSION_AXES:
@@ -205,7 +207,7 @@ def _values(axis: str, value: str, rules: Rules) -> list[tuple[int, str]]:
     return [(abs(ranked.index(other) - here), other) for other in known]
 
 
-def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: Rules) -> bool:
+def _is_such(cell: Cell, asked: Mapping[str, str], found: Matrix, rules: RuleSet) -> bool:
     """Whether a cell has every value that was asked for."""
     vendor = found.runtimes[cell.runtime].vendor
     settings = expand.settings_of(cell, found)

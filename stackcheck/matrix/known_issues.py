@@ -13,13 +13,14 @@ import itertools
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
 
 from stackcheck.files import yamlfile
+from stackcheck.files.border import Closed
 from stackcheck.matrix.compat import Condition
-from stackcheck.matrix.rules import Axis, Rule, Rules, one_of
-from stackcheck.matrix.versions import VERSION_AXES, is_pattern
+from stackcheck.matrix.rules import Axis, Rule, RuleSet, one_of
 from stackcheck.policy import CheckName, Link, Sentence
+from stackcheck.versions import VERSION_AXES, is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,11 +38,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Row(_Strict):
+class _IssueRow(Closed):
     id: str = Field(pattern=r"^K-[a-z0-9]+([.-][a-z0-9]+)*$", max_length=60)
     when: Condition = Field(min_length=1)
     symptom: Sentence
@@ -52,9 +49,9 @@ class _Row(_Strict):
     fixed_in: Annotated[Mapping[Axis, _FixedVersion], Field(min_length=1, max_length=1)] | None = None
 
 
-class _File(_Strict):
+class _IssuesFile(Closed):
     schema_: Literal["1"] = Field(alias="schema")
-    issues: tuple[_Row, ...] = Field(min_length=1, max_length=1000)
+    issues: tuple[_IssueRow, ...] = Field(min_length=1, max_length=1000)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,7 +110,7 @@ class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what i
 
     _axes: tuple[str, ...]
     _answers: dict[_Key, tuple[KnownIssue, ...]]
-    _refusing: tuple[Rules, Rules] | None  # the rules that were given last, and those with the refusals
+    _refusing: tuple[RuleSet, RuleSet] | None  # the rules that were given last, and those with the refusals
 
     def __new__(cls, issues: Iterable[KnownIssue] = ()) -> Self:
         """The issues in file order."""
@@ -133,11 +130,11 @@ class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what i
             self._answers[key] = tuple(issue for issue in self if any(map(issue.hits, cases)))
         return self._answers[key]
 
-    def refusing(self, rules: Rules) -> Rules:
+    def refusing(self, rules: RuleSet) -> RuleSet:
         """The rules, with those that refuse what a row of severity `refuse` names."""
         if self._refusing is None or self._refusing[0] is not rules:
             refusals = [issue.as_rule() for issue in self if issue.severity == "refuse"]
-            self._refusing = rules, Rules([*rules, *refusals], rules.versions)
+            self._refusing = rules, RuleSet([*rules, *refusals], rules.versions)
         return self._refusing[1]
 
 
@@ -171,7 +168,7 @@ def _of_bytes(data: bytes, name: str) -> KnownIssues:
 def parse(value: Mapping[str, Any], name: str = "known-issues.yaml") -> KnownIssues:
     """The issues in a mapping that was read from YAML."""
     try:
-        file = _File.model_validate(value)
+        file = _IssuesFile.model_validate(value)
     except ValidationError as error:
         raise yamlfile.problems(error, name) from error
     problems = [*_problems(file.issues)]
@@ -180,14 +177,14 @@ def parse(value: Mapping[str, Any], name: str = "known-issues.yaml") -> KnownIss
     return KnownIssues(_issue(row) for row in file.issues)
 
 
-def _issue(row: _Row) -> KnownIssue:
+def _issue(row: _IssueRow) -> KnownIssue:
     fixed = [f"{axis} {version}" for axis, version in (row.fixed_in or {}).items()]
     when = {str(axis): patterns for axis, patterns in row.when.items()}
     values = {name: value for name, value in dict(row).items() if name != "check"}
     return KnownIssue(**{**values, "when": when, "fixed_in": fixed[0] if fixed else None}, checks=row.check)
 
 
-def _problems(rows: Sequence[_Row]) -> Iterator[str]:
+def _problems(rows: Sequence[_IssueRow]) -> Iterator[str]:
     """Duplicate ids, text that is not a pattern for its axis, and a fix that the row itself contradicts."""
     seen: set[str] = set()
     for row in rows:

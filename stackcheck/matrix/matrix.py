@@ -10,22 +10,22 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from stackcheck import vendors
 from stackcheck.files import yamlfile
+from stackcheck.files.border import Closed
 from stackcheck.matrix.stack import flash_attention_package
 from stackcheck.policy import Policy
 from stackcheck.vendors import Vendor
@@ -87,11 +87,7 @@ _T = TypeVar("_T")
 Axis = Annotated[tuple[_T, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=1000)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TestTarget(_Strict):
+class TestTarget(Closed):
     """A machine on which an image of a stack must be tested: the test matrix, apart from the build matrix."""
 
     __test__ = False  # else pytest collects this class, because its name begins with Test
@@ -108,7 +104,7 @@ Targets = Annotated[tuple[TestTarget, ...], Field(max_length=50)]
 SystemPackages = Annotated[tuple[Token, ...], Field(max_length=200)]
 
 
-class StackSettings(_Strict):
+class StackSettings(Closed):
     """What a block may set and an override may change: all but the axes."""
 
     archs: Architectures | None = None
@@ -149,14 +145,14 @@ class Block(StackSettings):
     id: Token | None = None
 
 
-class Override(_Strict):
+class Override(Closed):
     """StackSettings for every stack whose id matches a pattern."""
 
     select: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+*?-]+$", max_length=200)]
     set: StackSettings
 
 
-class Exclude(_Strict):
+class Exclude(Closed):
     """Combinations left out of the product by choice, with the reason."""
 
     when: Mapping[
@@ -166,7 +162,7 @@ class Exclude(_Strict):
     because: str = Field(min_length=1, max_length=500)
 
 
-class System(_Strict):
+class System(Closed):
     """An operating system: bootstrapped from its distribution's packages, or a registry image by tag."""
 
     bootstrap: Token | None = None
@@ -174,7 +170,7 @@ class System(_Strict):
     packages: tuple[Token, ...] = ()
 
 
-class RuntimeDefaults(_Strict):
+class RuntimeDefaults(Closed):
     """What all stacks of a runtime share; without `tested_on`, any machine with all its bounds certifies."""
 
     vendor: Vendor
@@ -184,18 +180,19 @@ class RuntimeDefaults(_Strict):
     tested_on: Targets | None = None
 
 
-class HistoryUrls(_Strict):
+class HistoryUrls(Closed):
     """Where the history of runs is kept: a folder or fsspec URL, and a database URL without a password."""
 
     records: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     index: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
 
 
-class Foreign(_Strict):
+class Foreign(Closed):
     """An image that was not built here, which `stackcheck nightly` validates and certifies like a stack's.
 
     Attributes:
-        reference: As `docker pull` takes it: rocm/pytorch:latest.
+        reference: As `docker pull` takes it: rocm/pytorch@sha256:…, or a tag that is followed.
+        follow: Whether each image that the tag comes to name is validated, regardless of who pushed it.
         vendor: The vendor whose checks run.
         device: The device model on whose hosts it is validated.
         accept_python: Digests of the files that may be its Python although no package owns them.
@@ -205,9 +202,25 @@ class Foreign(_Strict):
     vendor: Vendor
     device: Token
     accept_python: Annotated[tuple[Digest, ...], Field(max_length=10)] = ()
+    follow: bool = False
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        """Refuse a tag without `follow`, and a digest with it.
+        All who may push can move a tag, so the matrix has to choose to follow it.
+        """
+        if ("@sha256:" in self.reference) == self.follow:
+            kind = "moves" if self.follow else "tag"
+            raise PydanticCustomError(
+                f"reference_{kind}",
+                "a digest, which nothing moves: leave out follow"
+                if self.follow
+                else "a tag, which can be moved: name IMAGE@sha256:DIGEST, or add follow: true",
+            )
+        return self
 
 
-class Matrix(_Strict):
+class Matrix(Closed):
     """The whole file."""
 
     schema_: Literal["1"] = Field(alias="schema")

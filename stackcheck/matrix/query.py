@@ -8,14 +8,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, get_args
 
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import ConfigurationError, did_you_mean
+from stackcheck.matrix.explain import kindest_first, kindness
 from stackcheck.matrix.rules import Axis
-from stackcheck.matrix.versions import VERSION_AXES, is_version
+from stackcheck.versions import VERSION_AXES, is_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from stackcheck.matrix.rules import Rules
+    from stackcheck.matrix.rules import RuleSet
 
 AXES: frozenset[str] = frozenset(get_args(Axis))
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,60}")
@@ -24,10 +25,11 @@ _NAMED = {"rocm": "rocm", "cuda": "cuda", "torch": "torch", "fa": "flash_attn", 
 _PART = re.compile(rf"({'|'.join(_NAMED)})([0-9][0-9A-Za-z.]*)")
 
 
-def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
-    """`rocm=7.2`, or `rocm7.2.4`, as axis -> value; a short version is its newest known patch.
+def parse_question(texts: Sequence[str], rules: RuleSet, stacks: Iterable[str] = ()) -> dict[str, str]:
+    """`rocm=7.2`, or `rocm7.2.4`, as axis -> value; a short version is its newest patch that fits.
 
     A text in the form of a stack id (`rocm7.2.4-torch2.6.0-py3.12-ubuntu24.04`) is all that it names.
+    `stacks` are the ids of the matrix: a wrong text may be meant as one of them.
 
     Raises:
         ConfigurationError: A text is not `axis=value`, or its axis is not known.
@@ -40,18 +42,39 @@ def parse_question(texts: Sequence[str], rules: Rules) -> dict[str, str]:
             raise ConfigurationError(
                 "no such axis" if "=" in text else "no such stack, and no such axis",
                 got=text[:80],
-                expected="axis=value with one of " + ", ".join(sorted(AXES)),
+                expected=_meant(texts, axis, stacks) or "axis=value with one of " + ", ".join(sorted(AXES)),
                 next_step=None if "=" in text else "stackcheck list",
             )
         if _VALUE.fullmatch(value) is None or (axis in VERSION_AXES and not is_version(value)):
             raise ConfigurationError(f"invalid value for {axis}", got=text[:80], expected=f"{axis}=VALUE")
         if axis in asked and asked[axis] != value:
             raise ConfigurationError(f"{axis} was given twice", got=text[:80])
-        asked[axis] = rules.newest(axis, value) if axis in VERSION_AXES else value
-    return _with_vendor(asked)
+        asked[axis] = value
+    return _newest(_with_vendor(asked), rules)
 
 
-def _parts(text: str, rules: Rules) -> Iterator[str]:
+def _meant(texts: Sequence[str], axis: str, stacks: Iterable[str]) -> str | None:
+    near_axis = did_you_mean(axis, AXES) if axis not in texts else None
+    return near_axis or (did_you_mean(texts[0], stacks) if len(texts) == 1 else None)
+
+
+def _newest(asked: Mapping[str, str], rules: RuleSet) -> dict[str, str]:
+    """Each short version as the newest known one that it means; of ROCm, as the one that fits best.
+
+    torch's wheels bring a ROCm of their own, and not the newest patch.
+    """
+    whole = {
+        axis: rules.newest(axis, value) if axis in VERSION_AXES else value for axis, value in asked.items()
+    }
+    patches = rules.meant("rocm", asked["rocm"]) if "rocm" in asked else []
+    return min(
+        [{**whole, "rocm": patch} for patch in patches],
+        key=lambda one: kindness(kindest_first(one, rules)[0]),
+        default=whole,
+    )
+
+
+def _parts(text: str, rules: RuleSet) -> Iterator[str]:
     """The `axis=value` texts that a part of a stack id, or the whole of it, stands for."""
     if "=" in text:
         yield text

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.errors import NothingSelectedError
+from stackcheck.errors import NothingSelectedError, did_you_mean
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, expand, known_issues, matrix
 from stackcheck.matrix import pins as pinned
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Matrix, StackSettings
     from stackcheck.matrix.pins import Pins
-    from stackcheck.matrix.rules import Rules
+    from stackcheck.matrix.rules import RuleSet
 
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -64,13 +64,20 @@ def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ..
         return tuple(stacks)
     chosen = tuple(stack for stack in stacks if any(fnmatchcase(stack.id, pattern) for pattern in selectors))
     if not chosen:
-        raise NothingSelectedError("no stack matches", got=" ".join(selectors), next_step="stackcheck list")
+        ids = [stack.id for stack in stacks]
+        near = [found for selector in selectors if (found := did_you_mean(selector, ids))]
+        raise NothingSelectedError(
+            "no stack matches",
+            got=" ".join(selectors),
+            expected=" ".join(near) or None,
+            next_step="stackcheck list",
+        )
     return chosen
 
 
 def resolve(
     found: Matrix,
-    rules: Rules,
+    rules: RuleSet,
     issues: KnownIssues = NO_ISSUES,
     *,
     pins: Mapping[str, Pins] | None = None,
@@ -101,7 +108,7 @@ def known_issues_of(stack: Stack, values: Mapping[str, str], issues: KnownIssues
     return issues.of(values, stack.archs, [target.driver for target in stack.tested_on or ()])
 
 
-def _refusals(stack: Stack, values: Mapping[str, str], rules: Rules) -> Iterator[str]:
+def _refusals(stack: Stack, values: Mapping[str, str], rules: RuleSet) -> Iterator[str]:
     for rule in broken_by_cell(values, stack.archs, stack.tested_on or (), rules).values():
         if not (rule.unknown and stack.experimental):
             yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"

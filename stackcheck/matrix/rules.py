@@ -1,6 +1,6 @@
 """Rules, and the judgement of a combination by them.
 
-In: rules (compat.py reads them); a combination, axis -> value. Out: a `Judgement` with every rule that
+In: rules (compat.py reads them); a combination, axis -> value. Out: a `RuleJudgement` with every rule that
 applies to the combination and whether it holds; the value that the rules ask for on an open axis. A rule
 reads: when these values, require those, because, source. What no source states is *unknown*: a third
 answer, which is not a yes. Pure.
@@ -15,7 +15,7 @@ from functools import cache, cached_property, lru_cache, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Self, TypeVar
 
-from stackcheck.matrix.versions import VERSION_AXES, is_version, matcher, matches, numbers
+from stackcheck.versions import VERSION_AXES, is_version, matcher, matches, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ Axis = Literal[
     "cxx11abi",
     "layout",
     "beside",  # another framework in the same image
-    "device_wheels",  # one | all: the kernels of one GPU or of all
+    "device_wheels",  # one | all: the kernels of the stack's own architectures, a wheel each, or of all
     "render_gid",  # host | a number built into the image
     "bitsandbytes",  # cuda | rocm: what it was compiled for
     "kernels",  # hip | triton | cuda | ptx: what the kernels of an extension are written in
@@ -53,7 +53,7 @@ Axis = Literal[
 ]
 Answer = Literal["allowed", "refused", "unknown"]
 # Axes that are no versions, whose value follows from the others.
-_CHOSEN = frozenset({"triton_package", "layout", "cxx11abi"})
+_CHOSEN = frozenset({"triton_package", "layout", "cxx11abi", "device_wheels"})
 _IS_NAME = re.compile(r"[A-Za-z0-9._-]+").fullmatch
 
 _T = TypeVar("_T")
@@ -130,7 +130,7 @@ class RuleFinding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judgement:
+class RuleJudgement:
     """The rules' answer for one combination."""
 
     combination: Mapping[str, str]
@@ -165,7 +165,7 @@ class _Answers(NamedTuple):
     broken: tuple[Rule, ...]
 
 
-class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by design
+class RuleSet(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by design
     """The rules of a file, with the versions it knows, and an index of them by the axes that they look at.
 
     Most combinations of a matrix share most of their values. So the rules that look at the same axes are
@@ -184,12 +184,12 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
         self._choices = {}
         return self
 
-    def judge(self, combination: Mapping[str, str], *, about: str | None = None) -> Judgement:
+    def judge(self, combination: Mapping[str, str], *, about: str | None = None) -> RuleJudgement:
         """What all rules say of a combination with one value an axis, or those alone about one axis."""
         findings: list[RuleFinding] = []
         for values, answers in self._judges_of(combination, about):
             findings += answers(values(combination)).findings
-        return Judgement(combination=combination, findings=tuple(findings))
+        return RuleJudgement(combination=combination, findings=tuple(findings))
 
     def broken(self, combination: Mapping[str, str], *, about: str | None = None) -> list[Rule]:
         """The rules that a combination breaks: of a judgement, what decides."""
@@ -230,8 +230,12 @@ class Rules(tuple[Rule, ...]):  # noqa: SLOT001  # it carries attributes by desi
 
     def newest(self, axis: str, value: str) -> str:
         """The newest known version that a short one means: `7.2` is 7.2.4."""
+        return next(iter(self.meant(axis, value)), value)
+
+    def meant(self, axis: str, value: str) -> list[str]:
+        """Every known version that a short one means, the newest first."""
         fitting = [known for known in self.versions.get(axis, ()) if matches(axis, value, known)]
-        return max(fitting, key=numbers, default=value)
+        return sorted(fitting, key=numbers, reverse=True)
 
 
 def _cached(axes: Sequence[str], answer: Callable[[Mapping[str, str]], _T]) -> _Cached[_T]:

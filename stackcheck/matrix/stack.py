@@ -69,7 +69,7 @@ class FlashAttention:
 
 
 def flash_attention_package(version: str) -> str:
-    """The name of FlashAttention's package: 4 is another one than 2, which has no such versions."""
+    """The name of FlashAttention's package: versions 2 and 4 are two packages."""
     return "flash-attn-4" if int(version.split(".", maxsplit=1)[0]) >= 4 else "flash-attn"
 
 

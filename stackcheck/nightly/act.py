@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stackcheck import flow
+from stackcheck.certificate import predecessor
 from stackcheck.certificate import renew as renewing
 from stackcheck.certificate.pull import pulled_subject
 from stackcheck.certificate.revoke import revoke as revoke_image
+from stackcheck.certificate.statement import SBOM
 from stackcheck.certificate.verify import Verified
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging import build
 from stackcheck.matrix import matrix, resolve
 from stackcheck.oci.store import parse_reference
-from stackcheck.suite import interpreter, sbom
+from stackcheck.suite import foreign, interpreter, sbom
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from stackcheck.engine.client import Engine
     from stackcheck.matrix.stack import Stack
@@ -121,18 +123,36 @@ def _stack(item: Item, settings: NightSettings) -> Stack | None:
     return found
 
 
+def _show_changes(item: Item, packages: Mapping[str, Any], place: Workplace) -> None:
+    """Report what changed in the packages of a followed tag since its image was certified last."""
+    settings = place.settings.flow
+    known = predecessor.read(
+        settings.target, item.tag, place.settings.key.public_key(), plain_http=settings.plain_http
+    )
+    before = next((each for each in known or () if each.predicate_type == SBOM), None)
+    if before:
+        found = foreign.changes(before.predicate, packages)
+        place.report(f"{item.tag}: {len(found)} packages changed since the last certificate")
+        for line in found:
+            place.report(f"{item.tag}:   {line}")
+
+
 def certify(item: Item, subject: Subject, judged: JudgedRun, place: Workplace) -> str:
     """Renew or widen the certificate of a published image; certify and publish one that is not published.
 
     Raises:
         PublishError: The image was revoked meanwhile, or the store failed.
-        ChecksFailedError: The verdict is not PASSED any more, because a waiver has ended.
+        ChecksFailedError: The verdict is not PASSED any more, because a waiver has ended,
+            or a figure is slower than certified.
     """
     settings, report = place.settings, place.report
     judged.require("PASSED")
     if item.image_id:
         accepted = subject.accepted_python
-        sbom.load_or_create(subject.image, place.engine, judged.folder, report, accepted=accepted)
+        packages = sbom.load_or_create(subject.image, place.engine, judged.folder, report, accepted=accepted)
+        _show_changes(item, packages, place)
+        judged = flow.hold_to_certified(subject, judged, settings.flow, report)
+        judged.require("PASSED")
         envelopes = flow.sign(subject, judged, settings.flow)
         done = flow.publish_signed(subject.image, item.tag, envelopes, settings.flow, report)
         return f"; published as {done.reference}"

@@ -15,9 +15,10 @@ from stackcheck.certificate.statement import (
     VSA,
     Statement,
     facts,
-    last_revoked,
+    lifts,
     name_of,
     newest,
+    revocations,
     status,
     time_verified,
 )
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PublishedTag:
     """A floating tag of a target, and what the pinned key says about the image that it names.
 
     Attributes:
@@ -108,7 +109,7 @@ class Tonight:
     force: bool = False
 
 
-def published(target: str, public_key: Pinned, *, plain_http: bool = False) -> Iterator[Published]:
+def published(target: str, public_key: Pinned, *, plain_http: bool = False) -> Iterator[PublishedTag]:
     """Every floating tag of a target."""
     store = open_store(target, plain_http=plain_http)
     for tag in sorted(store.tags()):
@@ -116,18 +117,18 @@ def published(target: str, public_key: Pinned, *, plain_http: bool = False) -> I
             yield _read(store, tag, public_key)
 
 
-def _read(store: Store, tag: str, public_key: Pinned) -> Published:
+def _read(store: Store, tag: str, public_key: Pinned) -> PublishedTag:
     name = f"{store.target}:{tag}"
     try:
         digest = store.read_manifest(tag).digest
         envelopes = attachments.read_envelopes(store, digest, public_key)
     except StackcheckError as error:  # one damaged image does not hide the others
-        return Published(tag=tag, reference=name, digest="", problem=error)
+        return PublishedTag(tag=tag, reference=name, digest="", problem=error)
     statements = tuple(envelope.statement for envelope in envelopes)
-    return Published(tag=tag, reference=f"{store.target}@{digest}", digest=digest, statements=statements)
+    return PublishedTag(tag=tag, reference=f"{store.target}@{digest}", digest=digest, statements=statements)
 
 
-def assess(image: Published, tonight: Tonight) -> Due | Skipped:
+def assess(image: PublishedTag, tonight: Tonight) -> Due | Skipped:
     """Whether an image that could be read is due tonight on this host, and why. Pure."""
     latest = newest(image.statements)
     if latest is None:
@@ -162,25 +163,27 @@ def assess(image: Published, tonight: Tonight) -> Due | Skipped:
 
 def _valid(statements: Sequence[Statement]) -> list[Statement]:
     """The PASSED summaries that no revocation has ended, the newest first; one that is too old counts too."""
-    revoked_at = last_revoked(statements)
+    revoked = revocations(statements)
     passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
-    kept = [item for item in passed if revoked_at is None or time_verified(item) >= revoked_at]
-    return sorted(kept, key=time_verified, reverse=True)
+    return sorted((item for item in passed if lifts(item, revoked)), key=time_verified, reverse=True)
 
 
 def _is_for(host: Mapping[str, Any], here: Fingerprint) -> bool:
-    """Whether a certificate is about as many devices of the same model."""
+    """Whether a certificate is about the same number of devices of the same model."""
     certified = sorted(device["model"] for device in host["devices"])
     return host["vendor"] == here.vendor and certified == sorted(device.model for device in here.devices)
 
 
 def _certified(mine: Sequence[Statement], here: Fingerprint) -> tuple[Certified, Statement]:
     found, changes, index = standing([facts(item)["host"] for item in mine], here.model_dump())
-    passed = frozenset(facts(mine[index]).get("passed", ()))
-    return Certified(standing=found, changes=changes, passed=passed), mine[index]
+    nearest = facts(mine[index])
+    passed, suites = frozenset(nearest.get("passed", ())), nearest.get("inputs", {}).get("suites", "")
+    return Certified(standing=found, changes=changes, passed=passed, suites=suites), mine[index]
 
 
-def _reasons(certified: Certified, nearest: Statement, image: Published, tonight: Tonight) -> Iterator[str]:
+def _reasons(
+    certified: Certified, nearest: Statement, image: PublishedTag, tonight: Tonight
+) -> Iterator[str]:
     last, age = tonight.last, tonight.now - time_verified(nearest)
     if last is None:
         yield "the first night on this host"

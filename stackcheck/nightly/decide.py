@@ -2,14 +2,16 @@
 
 Pure.
 
-The rule behind the table: a certificate is taken back only for what it states. So an image is revoked if a
-check that its certificate names as passed fails twice on the configuration that the certificate names; what
-fails on anything new is reported, and nobody is told to use it there.
+The rule behind the table: a certificate is taken back only for what it states, and never by one machine's
+word alone. After a failure up to three runs decide, and two of them have to agree on the check. If that check
+passed in the certificate, on the configuration that it names, by the same suites, and nothing speaks against
+the machine or the suites, `policy.revoke` says who has to agree; what fails on anything new is reported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from stackcheck.nightly.fingerprint import configuration_changes
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from stackcheck.suite.results import RunResult
     from stackcheck.suite.verdict import Verdict
 
 # How this host relates to the image's certificates.
 Standing = Literal["same", "changed", "new driver", "new image"]
 Action = Literal["repeat", "renew", "widen", "certify", "revoke", "warn", "hold", "nothing"]
 RunStatus = Literal["PASSED", "FAILED", "UNFIT"]
+RUNS, AGREE = 3, 2  # after a failure: so many runs at most, and so many of them have to agree
+THE_RUN = "the run itself"  # stands for a check, where a run that failed names none
 # What ends the night well; `stackcheck nightly` ends with an error for all others.
 GOOD: frozenset[Action] = frozenset({"renew", "widen", "certify"})
 
@@ -37,11 +42,26 @@ class Certified:
             something else has changed. `new driver`: none names it. `new image`: it has no certificate.
         changes: How this host differs from the nearest certificate, in words.
         passed: The checks that this certificate names as passed.
+        suites: Digest of the suites of its run; empty if it does not say.
     """
 
     standing: Standing
     changes: tuple[str, ...] = ()
     passed: frozenset[str] = frozenset()
+    suites: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Who has to agree before an image is revoked.
+
+    Attributes:
+        nodes: How many different nodes, this one included; None: no night revokes, a person does.
+        others: Node -> the checks that fail there, of the same image on the same configuration.
+    """
+
+    nodes: int | None = 2
+    others: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +73,9 @@ class RunOutcome:
         reasons: The verdict's reasons.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
         slow: The checks with a figure far below the certified one (`floor.py`).
+        unfit: The checks that ended invalid: evidence against the machine.
+        broken: The checks in which the suites themselves raised an exception.
+        suites: Digest of the suites that ran.
     """
 
     status: RunStatus
@@ -60,6 +83,15 @@ class RunOutcome:
     reasons: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
     slow: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    suites: str = ""
+
+    @property
+    def bad(self) -> tuple[str, ...]:
+        """What failed or was slow; `THE_RUN` where a failed run names no check."""
+        found = tuple(dict.fromkeys((*self.failed, *self.slow)))
+        return found or ((THE_RUN,) if self.status == "FAILED" else ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +102,7 @@ class Decision:
         because: One sentence.
         failed: The failing checks, to be named to people.
         rollout: What must not be rolled out: `driver 6.14 -> 6.16`. Empty unless the action is `warn`.
-        flaky: Whether the image failed once and passed the repeat.
+        flaky: Whether one run failed, and two others passed; such an image is due again.
     """
 
     action: Action
@@ -98,7 +130,7 @@ def standing(
     return "new driver", differences[0], 0
 
 
-def outcome(verdict: Verdict) -> RunOutcome:
+def outcome(verdict: Verdict, result: RunResult) -> RunOutcome:
     """What counts of a verdict. A skip that was not accepted is a failure; an accepted one has no line."""
     refused = {
         name for name in verdict.skipped if any(line.startswith(f"{name} ") for line in verdict.reasons)
@@ -109,34 +141,56 @@ def outcome(verdict: Verdict) -> RunOutcome:
         failed=failed,
         reasons=verdict.reasons,
         lacks_only_bounds=verdict.lacks_only_bounds,
+        unfit=verdict.invalid,
+        broken=tuple(
+            check.id for check in result.checks if check.outcome == "error" or check.cause == "exception"
+        ),
+        suites=result.inputs.suites,
     )
 
 
-def decide(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
-    """What follows from the runs of one image: one, or two if the first one failed."""
+def decide(certified: Certified, runs: Sequence[RunOutcome], agreement: Agreement | None = None) -> Decision:
+    """What follows from the runs of one image: one, or up to three if the first one failed."""
+    last, agreed = runs[-1], _agreed(runs)
+    if nothing := _nothing(runs):
+        return nothing
+    if len(runs) == 1 and not last.bad:
+        return _passed(certified)
+    if agreed:
+        return _failed(certified, runs, agreed, agreement or Agreement())
+    if len(runs) < RUNS:
+        return Decision(action="repeat", because="two of three runs have to agree", failed=runs[0].bad)
+    if sum(not run.bad for run in runs) < AGREE:
+        why = f"{RUNS} runs do not agree, so a person has to look: {', '.join(_named(runs))}"
+        return Decision(action="hold", because=why, failed=_named(runs))
+    return _passed_in_the_end(certified, runs)
+
+
+def _nothing(runs: Sequence[RunOutcome]) -> Decision | None:
+    """What follows where the last run says nothing of the image; None if it does."""
     last = runs[-1]
     if last.status == "UNFIT":
         why = "the machine is unfit, so nothing is concluded: " + _first(last.reasons)
-        return Decision(action="nothing", because=why, failed=_bad(runs[0]))
-    if last.status == "PASSED" and not _slow(runs):
-        return _passed(certified, runs)
+        return Decision(action="nothing", because=why, failed=runs[0].bad)
     if last.lacks_only_bounds:
         why = "figures have no bound on this device model, so nothing is known to be slow"
         return Decision(action="hold", because=why, failed=last.failed)
-    if len(runs) == 1:
-        return Decision(action="repeat", because="a failure counts if it repeats", failed=_bad(last))
-    return _failed_twice(certified, runs)
+    return None
 
 
-def _passed(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
-    flaky, failed = len(runs) > 1, _bad(runs[0])
-    if certified.standing == "same":
-        why = "this configuration passed again" + (" on the repeat, after one failure" if flaky else "")
-        return Decision(action="renew", because=why, failed=failed, flaky=flaky)
-    if flaky:  # one failure and one pass: neither decides
-        why = f"it failed once and passed once with {_changes(certified)}: it runs again next night"
-        return Decision(action="hold", because=why, failed=failed, flaky=True)
+def _agreed(runs: Sequence[RunOutcome]) -> tuple[str, ...]:
+    """The checks that are bad in two of the runs."""
+    counts = Counter(name for run in runs for name in run.bad)
+    return tuple(name for name, count in counts.items() if count >= AGREE)
+
+
+def _named(runs: Sequence[RunOutcome]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for run in runs for name in run.bad))
+
+
+def _passed(certified: Certified) -> Decision:
     actions: dict[Standing, tuple[Action, str]] = {
+        "same": ("renew", "this configuration passed again"),
         "changed": ("renew", f"it passed with {_changes(certified)}"),
         "new driver": ("widen", f"it passed with {_changes(certified)}"),
         "new image": ("certify", "an image without a certificate passed"),
@@ -145,30 +199,58 @@ def _passed(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
     return Decision(action=action, because=why)
 
 
-def _failed_twice(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
-    failed = tuple(dict.fromkeys((*(name for run in runs for name in run.failed), *_slow(runs))))
-    named = ", ".join(failed) or _first(runs[-1].reasons)
+def _passed_in_the_end(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:
+    """Two of three runs passed: what is certified stays so, and nothing new is."""
+    if certified.standing == "same":
+        why = "two of three runs of this configuration passed: it runs again next night"
+        return Decision(action="renew", because=why, failed=_named(runs), flaky=True)
+    where = _changes(certified) or "no certificate"
+    why = f"it failed once and passed twice with {where}: it runs again next night"
+    return Decision(action="hold", because=why, failed=_named(runs), flaky=True)
+
+
+def _failed(
+    certified: Certified, runs: Sequence[RunOutcome], agreed: tuple[str, ...], agreement: Agreement
+) -> Decision:
+    named = ", ".join(agreed) if agreed != (THE_RUN,) else _first(runs[-1].reasons)
     if certified.standing == "new image":
         why = f"an image without a certificate failed twice: {named}"
-        return Decision(action="hold", because=why, failed=failed)
+        return Decision(action="hold", because=why, failed=agreed)
     if certified.standing != "same":
         why = f"it failed twice with {_changes(certified)}: {named}"
-        return Decision(action="warn", because=why, failed=failed, rollout=certified.changes)
-    lost = tuple(name for name in failed if name in certified.passed)
-    if not lost:
-        why = f"what failed twice is not in the certificate, so a person has to decide: {named}"
-        return Decision(action="hold", because=why, failed=failed)
+        return Decision(action="warn", because=why, failed=agreed, rollout=certified.changes)
+    bad = [run for run in runs if run.bad]
+    broken = {name for run in bad for name in run.broken}  # by the suites, so it says nothing of the image
+    lost = tuple(name for name in agreed if name in certified.passed and name not in broken)
+    doubt = _doubt(certified, bad, lost, named) or _alone(lost, agreement)
+    if doubt:
+        return Decision(action="hold", because=f"a person has to decide: {doubt}", failed=agreed)
     why = f"it failed twice on the certified configuration: {', '.join(lost)}"
-    return Decision(action="revoke", because=why, failed=failed)
+    return Decision(action="revoke", because=why, failed=agreed)
 
 
-def _slow(runs: Sequence[RunOutcome]) -> tuple[str, ...]:
-    """The checks that are far below their certified figures in every run of the night."""
-    return tuple(name for name in runs[0].slow if all(name in run.slow for run in runs))
+def _doubt(certified: Certified, bad: Sequence[RunOutcome], lost: tuple[str, ...], named: str) -> str | None:
+    """Why two failures say nothing certain about the image; None if they do."""
+    if not lost and any(run.broken for run in bad):
+        return f"the suites themselves raised an exception: {named}"
+    if not lost:
+        return f"what failed twice is not in the certificate: {named}"
+    if any(run.suites != certified.suites for run in bad):
+        return f"other suites than the certificate's failed it twice: {named}"
+    if against := sorted({name for run in bad for name in run.unfit}):
+        return f"it failed twice, and {', '.join(against)} found the machine unfit: {named}"
+    return None
 
 
-def _bad(run: RunOutcome) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*run.failed, *run.slow)))
+def _alone(lost: Sequence[str], agreement: Agreement) -> str | None:
+    """Why the nodes that agree are not enough to revoke; None if they are."""
+    named = ", ".join(lost)
+    if agreement.nodes is None:
+        return f"policy.revoke is report, and it failed twice: {named}"
+    agreeing = 1 + sum(not failed.isdisjoint(lost) for failed in agreement.others.values())
+    if agreeing < agreement.nodes:
+        return f"it failed twice, on {agreeing} of the {agreement.nodes} nodes that revoke: {named}"
+    return None
 
 
 def _changes(certified: Certified) -> str:

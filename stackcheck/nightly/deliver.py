@@ -1,5 +1,6 @@
-"""Where the outcome of a night goes. In: a finished `Plan`. Out: night.json, junit.xml and summary.md under
-`build/nightly/`, and the summary of the GitHub job, if this is one.
+"""Where the outcome of a night goes. In: a finished `Plan`.
+Out: night.json, junit.xml and summary.md under `build/nightly/`, and the summary of the GitHub job, if this
+is one.
 """
 
 from __future__ import annotations

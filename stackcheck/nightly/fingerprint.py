@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
+from stackcheck.files.border import Closed
 from stackcheck.vendors import Nvls, Vendor
 
 if TYPE_CHECKING:
@@ -23,11 +22,7 @@ OF_HOST = ("vendor", "driver", "kernel", "partition", "nvls")
 OF_DEVICES = {"model": "devices", "firmware": "firmware", "power_cap_w": "power cap in W"}
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DeviceState(_Part):
+class DeviceState(Closed):
     """One device; its id is the hash of its UUID."""
 
     model: str
@@ -36,7 +31,7 @@ class DeviceState(_Part):
     power_cap_w: float | None
 
 
-class Fingerprint(_Part):
+class Fingerprint(Closed):
     """A host's state. Two that are equal need no second validation.
 
     Attributes:

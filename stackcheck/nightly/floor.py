@@ -22,7 +22,7 @@ Key = tuple[str, str, str, str]
 
 def figures(certificate: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The judged figures that a certificate states, as a plan keeps them."""
-    for metric in certificate.get("metrics", ()):
+    for metric in (*certificate.get("metrics", ()), *certificate.get("baselines", ())):
         if metric.get("direction") and metric.get("value"):
             key = _key(metric["check"], metric["name"], metric["unit"], metric.get("conditions", {}))
             yield {"key": key, "value": metric["value"], "direction": metric["direction"]}

@@ -28,7 +28,8 @@ UNIT = "stackcheck-nightly"
 FILES: Mapping[Kind, Mapping[str, str]] = {
     "systemd": {
         f"{UNIT}.{kind}": f"/etc/systemd/system/{UNIT}.{kind}" for kind in ("service", "timer", "path")
-    },
+    }
+    | {f"{UNIT}-failed.service": f"/etc/systemd/system/{UNIT}-failed.service"},
     "cron": {"crontab": f"/etc/cron.d/{UNIT}"},
     "github": {"workflow.yml": f"{{root}}/.github/workflows/{UNIT}.yml"},
     "kubernetes": {"cronjob.yaml": f"{{root}}/build/nightly/{UNIT}.yaml"},
@@ -52,7 +53,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TimerSettings:
     """What the files say.
 
     Attributes:
@@ -60,6 +61,7 @@ class Wanted:
         program: The stackcheck that is called there.
         user: The user that runs it; needs Docker and the signing key.
         options: Options of `stackcheck nightly`.
+        alerts: The option that names who hears of the nights.
         hour: When a night begins, in the machine's time zone; UTC on GitHub.
         labels: Labels of the self-hosted runners, one for each machine (GitHub).
         nodes: Names of the nodes (Kubernetes).
@@ -70,6 +72,7 @@ class Wanted:
     program: str
     user: str
     options: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
     hour: int = 2
     labels: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -84,7 +87,7 @@ class Installation:
     next_steps: tuple[str, ...]
 
 
-def installation(kind: Kind, wanted: Wanted, folder: Path | None = None) -> Installation:
+def installation(kind: Kind, wanted: TimerSettings, folder: Path | None = None) -> Installation:
     """The files of one kind of timer; `folder` takes them instead of their usual places. Pure.
 
     Raises:
@@ -104,7 +107,7 @@ def minute(name: str) -> int:
     return hashlib.sha256(name.encode()).digest()[0] % 60
 
 
-def _render(template: str, wanted: Wanted) -> str:
+def _render(template: str, wanted: TimerSettings) -> str:
     source = files("stackcheck.nightly").joinpath("templates", template).read_text(encoding="utf-8")
     # GitHub's expressions are ${{ … }}, so ours have other brackets. The output is no HTML.
     environment = Environment(  # noqa: S701
@@ -121,7 +124,8 @@ def _render(template: str, wanted: Wanted) -> str:
         root=wanted.root,
         program=wanted.program,
         user=wanted.user,
-        options="".join(f" {option}" for option in wanted.options),
+        options="".join(f" {option}" for option in (*wanted.options, *wanted.alerts)),
+        alerts="".join(f" {option}" for option in wanted.alerts),
         hour=wanted.hour,
         minute=minute(platform.node()),
         labels=json.dumps(list(wanted.labels)),
@@ -136,9 +140,9 @@ def _label(node: str) -> str:
     return f"{re.sub(r'[^a-z0-9-]', '-', node.lower())[:24].strip('-')}-{short}"
 
 
-def _check(kind: Kind, wanted: Wanted) -> None:
+def _check(kind: Kind, wanted: TimerSettings) -> None:
     plain = {"--root": str(wanted.root), "the program": wanted.program, "--user": wanted.user}
-    plain |= {f"option {option}": option for option in (*wanted.options, wanted.image)}
+    plain |= {f"option {option}": option for option in (*wanted.options, *wanted.alerts, wanted.image)}
     for where, text in plain.items():
         if not _PLAIN.fullmatch(text):
             raise ConfigurationError(

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
 from stackcheck.history import alerts
-from stackcheck.nightly import act, floor, planning, rerun, state
+from stackcheck.nightly import act, floor, planning, state, witnesses
 from stackcheck.nightly.act import Workplace
-from stackcheck.nightly.decide import GOOD, Certified, Decision, RunOutcome, decide, outcome
+from stackcheck.nightly.decide import GOOD, Agreement, Certified, Decision, RunOutcome, decide, outcome
 from stackcheck.nightly.state import Ended, Item, JudgedStep, LastNight, Plan
 from stackcheck.oci.documents import sha256
+from stackcheck.suite.judged import run_and_judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ def finish(plan: Plan, settings: NightSettings) -> None:
         unsettled = {
             item.key: item.ended.because
             for item in plan.items
-            if item.ended and item.ended.action not in GOOD | {"revoke"}
+            if item.ended and (item.ended.flaky or item.ended.action not in GOOD | {"revoke"})
         }
         postponed = {skip.postponed: skip.why for skip in plan.skipped if skip.postponed}
         kept = LastNight(
@@ -125,7 +126,7 @@ class _Stage:
         subject = act.subject_of(item, self.plan, self._place)
         judged: JudgedRun | None = None
         while True:
-            decision = _decision(item) if item.runs else None
+            decision = self._decision(item) if item.runs else None
             if decision is None or decision.action == "repeat":
                 item, judged = self._run(item, subject)
                 continue
@@ -133,6 +134,15 @@ class _Stage:
                 item, judged = self._found_again(item, subject)
                 continue
             return item, self._act(item, subject, decision, judged)
+
+    def _decision(self, item: Item) -> Decision:
+        certified = Certified(
+            standing=item.standing, changes=item.changes, passed=frozenset(item.passed), suites=item.suites
+        )
+        fields = set(RunOutcome.__dataclass_fields__)
+        runs = [RunOutcome(**step.model_dump(include=fields)) for step in item.runs]
+        others = witnesses.of(item, self.plan, self._history) if len(runs) > 1 else {}
+        return decide(certified, runs, Agreement(nodes=self.plan.revoke_nodes, others=others))
 
     def _run(self, item: Item, subject: Subject) -> tuple[Item, JudgedRun]:
         """One more run of the image; the one of this night that was not yet recorded, if there is one."""
@@ -155,7 +165,16 @@ class _Stage:
 
     def _judged(self, item: Item, subject: Subject, finished: Callable[[RunResult], bool]) -> JudgedRun:
         """A run of the image: the one that `finished` finds in its folder, or a new one."""
-        return rerun.judged_run(subject, self._place, self._folder / RUNS / item.tag, finished)
+        settings = self._place.settings.flow
+        return run_and_judge(
+            subject,
+            self._place.engine,
+            tier=settings.tier_of(subject),
+            root=settings.root,
+            out=self._folder / RUNS / item.tag,  # `build/<name>/` is about an image that was built here
+            report=self._report,
+            reuse=finished,
+        )
 
     def _recorded(self, item: Item, judged: JudgedRun) -> JudgedStep:
         # The end of the run, and not this moment: a step that is repeated has to say the same.
@@ -163,7 +182,7 @@ class _Stage:
         body = (judged.folder / "run" / "result.json").read_bytes()
         host = judged.result.host.model_dump(mode="json")
         record = self._history.append(body, judged.verdict.as_json(), host, source="nightly", judged=now)
-        found, slow = outcome(judged.verdict), floor.below(item.figures, judged.result)
+        found, slow = outcome(judged.verdict, judged.result), floor.below(item.figures, judged.result)
         kept = self._history.index.of_result(sha256(body))
         return JudgedStep(
             run_id=judged.result.run_id,
@@ -173,6 +192,9 @@ class _Stage:
             failed=found.failed,
             reasons=found.reasons,
             lacks_only_bounds=found.lacks_only_bounds,
+            unfit=found.unfit,
+            broken=found.broken,
+            suites=found.suites,
             slow=tuple(slow),
             slow_words=tuple(slow.values()),
             warnings=tuple(each.words for each in alerts.look(self._history, kept)) if kept else (),
@@ -180,6 +202,8 @@ class _Stage:
 
     def _act(self, item: Item, subject: Subject, decision: Decision, judged: JudgedRun | None) -> Ended:
         done = ""
+        if decision.action == "hold" and item.standing == "same" and decision.failed:
+            done = f"; to take it back: stackcheck revoke {item.reference} --reason TEXT"
         if decision.action == "revoke":
             done = act.revoke(item, decision, self._place)
         elif decision.action in GOOD:
@@ -199,12 +223,6 @@ class _Stage:
 
     def _keep(self, item: Item) -> None:
         self.plan = _saved(self.plan.with_item(item), self._folder)
-
-
-def _decision(item: Item) -> Decision:
-    certified = Certified(standing=item.standing, changes=item.changes, passed=frozenset(item.passed))
-    fields = set(RunOutcome.__dataclass_fields__)
-    return decide(certified, [RunOutcome(**step.model_dump(include=fields)) for step in item.runs])
 
 
 def _exit_code(decision: Decision) -> int:

@@ -18,7 +18,7 @@ from stackcheck.errors import EngineError
 from stackcheck.history.metrics import node_id
 from stackcheck.matrix import matrix
 from stackcheck.nightly import candidates, fingerprint, floor
-from stackcheck.nightly.candidates import Due, Published, Skipped, Tonight
+from stackcheck.nightly.candidates import Due, PublishedTag, Skipped, Tonight
 from stackcheck.nightly.state import Ended, Figure, Item, NotRun, Plan
 from stackcheck.oci.tags import label
 
@@ -111,6 +111,7 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
         fingerprint=here,
         changes=tonight.changes,
         notes=tuple(_notes(module, settings)),
+        revoke_nodes=chosen.policy.revoke_nodes,
         reboot_pending=pending,
         items=kept,
         skipped=(
@@ -121,7 +122,7 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
     )
 
 
-def _step(image: Published, tonight: Tonight) -> Item | NotRun:
+def _step(image: PublishedTag, tonight: Tonight) -> Item | NotRun:
     if image.problem:
         because = f"{image.problem.what}: {image.problem.got or image.problem.where}"
         ended = Ended(action="error", because=because, exit_code=image.problem.exit_code)
@@ -140,6 +141,7 @@ def _as_item(found: Due | Skipped) -> Item | NotRun:
         standing=found.certified.standing,
         changes=found.certified.changes,
         passed=tuple(sorted(found.certified.passed)),
+        suites=found.certified.suites,
         stack_id=found.certificate["stackId"],
         config_digest=found.certificate["configDigest"],
         python=found.certificate.get("python"),
@@ -149,7 +151,7 @@ def _as_item(found: Due | Skipped) -> Item | NotRun:
 
 def _foreign(
     entries: Sequence[Foreign],
-    images: Sequence[Published],
+    images: Sequence[PublishedTag],
     tonight: Tonight,
     engine: Engine | None,
 ) -> Iterator[Item | NotRun]:
@@ -167,7 +169,7 @@ def _foreign(
 
 
 def _pulled(
-    entry: Foreign, tag: str, image: Published | None, known: Mapping[str, str], engine: Engine
+    entry: Foreign, tag: str, image: PublishedTag | None, known: Mapping[str, str], engine: Engine
 ) -> Iterator[Item]:
     try:
         engine.pull(entry.reference)

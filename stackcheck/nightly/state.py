@@ -10,10 +10,11 @@ import datetime as dt  # pydantic reads annotations at run time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, Field, JsonValue, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.border import Closed
 from stackcheck.nightly.decide import Action, RunStatus, Standing
 from stackcheck.nightly.fingerprint import Fingerprint
 
@@ -24,11 +25,7 @@ LAST_NIGHT = "validated.json"
 PLAN = "plan.json"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LastNight(_Part):
+class LastNight(Closed):
     """The last night that came to its end.
 
     Attributes:
@@ -44,7 +41,7 @@ class LastNight(_Part):
     foreign: Mapping[str, str] = Field(default_factory=dict)
 
 
-class Figure(_Part):
+class Figure(Closed):
     """A judged figure of a certificate: check, metric, unit and conditions; its value; what is better."""
 
     key: tuple[str, str, str, str]
@@ -52,10 +49,11 @@ class Figure(_Part):
     direction: Literal["min", "max"]
 
 
-class JudgedStep(_Part):
+class JudgedStep(Closed):
     """A run that was judged and recorded.
 
     Attributes:
+        unfit, broken, suites: As in `RunOutcome`.
         slow: Checks with a figure far below the certified one.
         slow_words: The same in sentences.
         warnings: What earlier nights say of the run; nothing follows from it.
@@ -68,12 +66,15 @@ class JudgedStep(_Part):
     failed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
+    unfit: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    suites: str = ""
     slow: tuple[str, ...] = ()
     slow_words: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-class Ended(_Part):
+class Ended(Closed):
     """How one image's part of the night ended.
 
     Attributes:
@@ -90,7 +91,7 @@ class Ended(_Part):
     exit_code: int = 0
 
 
-class Item(_Part):
+class Item(Closed):
     """One image of the night, and its finished steps.
 
     Attributes:
@@ -104,6 +105,7 @@ class Item(_Part):
         standing: How this host relates to its certificates.
         changes: How this host differs from the nearest certificate.
         passed: The checks that this certificate names as passed.
+        suites: Digest of the suites of its run.
         python: The image's Python as this certificate states it.
         figures: The judged figures that this certificate states.
         runs: The judged runs of this night.
@@ -119,6 +121,7 @@ class Item(_Part):
     standing: Standing = "same"
     changes: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    suites: str = ""
     stack_id: str | None = None
     config_digest: str = ""
     python: dict[str, JsonValue] | None = None
@@ -132,7 +135,7 @@ class Item(_Part):
         return self.digest or self.reference
 
 
-class NotRun(_Part):
+class NotRun(Closed):
     """An image that is not run tonight, and why.
 
     Attributes:
@@ -146,7 +149,7 @@ class NotRun(_Part):
     postponed: str | None = None
 
 
-class Plan(_Part):
+class Plan(Closed):
     """A night: what it is about, and how far it got.
 
     Attributes:
@@ -154,6 +157,7 @@ class Plan(_Part):
         node: Anonymous id of the machine, as the history has it.
         changes: What changed on the host since the last night.
         notes: What a reader should know of the host.
+        revoke_nodes: How many nodes have to agree before an image is revoked; None: no night revokes.
         reboot_pending: What runs and what is installed, if these differ: then nothing is run.
         foreign: As in `LastNight`; what this night publishes is added.
     """
@@ -167,6 +171,7 @@ class Plan(_Part):
     fingerprint: Fingerprint
     changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    revoke_nodes: int | None = 2
     reboot_pending: str | None = None
     items: tuple[Item, ...] = ()
     skipped: tuple[NotRun, ...] = ()
@@ -182,7 +187,7 @@ _Kept = TypeVar("_Kept", LastNight, Plan)
 
 
 def load(path: Path, kind: type[_Kept]) -> _Kept | None:
-    """A file of the nights; None if there is none.
+    """A file of the nights; `None` if it does not exist.
 
     Raises:
         ConfigurationError: It is damaged, or from a different version.

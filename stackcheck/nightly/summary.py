@@ -1,5 +1,6 @@
-"""What a night says to people and machines. In: a finished `Plan`. Out: one line for a chat, Markdown for a
-job summary, JUnit XML, JSON, and the exit code. What was not run is in all of them, with its reason. Pure.
+"""What a night says to people and machines. In: a finished `Plan`.
+Out: one line for a chat, Markdown for a job summary, JUnit XML, JSON, and the exit code. What was not run is
+in all of them, with its reason. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def exit_code(plan: Plan) -> int:
 def line(plan: Plan) -> str:
     """The night in one line, for a chat."""
     head = f"stackcheck nightly, {plan.fingerprint.words()} (node {plan.node}): "
-    return _one_line(head + ". ".join([_result(plan), *warnings(plan)]))
+    return one_line(head + ". ".join([_result(plan), *warnings(plan)]))
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -61,7 +62,7 @@ def warnings(plan: Plan) -> list[str]:
     others = _with(plan, "hold", "error", "nothing")
     found += [f"{item.tag}: {item.ended.because}" for item in others if item.ended]
     found += [
-        f"{item.tag} failed once and passed the repeat: {', '.join(item.ended.failed)}"
+        f"{item.tag} failed once and passed twice: {', '.join(item.ended.failed)}"
         for item in _with(plan, "renew")
         if item.ended and item.ended.flaky
     ]
@@ -72,7 +73,7 @@ def warnings(plan: Plan) -> list[str]:
         found.append("every image failed on this host: look at the machine before you blame the images")
     if plan.reboot_pending:
         found.append(f"REBOOT PENDING, nothing was run: {plan.reboot_pending}")
-    return [_one_line(text) for text in dict.fromkeys([*found, *plan.notes])]
+    return [one_line(text) for text in dict.fromkeys([*found, *plan.notes])]
 
 
 def markdown(plan: Plan) -> str:
@@ -99,11 +100,11 @@ def junit(plan: Plan) -> bytes:
         if item.ended and (kind := _kind(item.ended)):
             counts[kind] += 1
             lines = (*item.ended.failed, *(reason for run in item.runs for reason in run.reasons))
-            message = _one_line(item.ended.because)
-            ET.SubElement(case, kind, message=message).text = "\n".join(map(_one_line, lines))
+            message = one_line(item.ended.because)
+            ET.SubElement(case, kind, message=message).text = "\n".join(map(one_line, lines))
     for skip in plan.skipped:
         case = ET.SubElement(suite, "testcase", classname=_model(plan), name=skip.tag)
-        ET.SubElement(case, "skipped", message=_one_line(skip.why))
+        ET.SubElement(case, "skipped", message=one_line(skip.why))
     if plan.reboot_pending:
         case = ET.SubElement(suite, "testcase", classname=_model(plan), name="host")
         ET.SubElement(case, "error", message=f"reboot pending: {plan.reboot_pending}")
@@ -142,9 +143,9 @@ def rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         words, why = "due", "; ".join(item.reasons)
         if item.ended:
             words, why = WORDS[item.ended.action], item.ended.because
-        yield item.tag, words, _one_line(why)
+        yield item.tag, words, one_line(why)
     for skip in plan.skipped:
-        yield skip.tag, "not run", _one_line(skip.why)
+        yield skip.tag, "not run", one_line(skip.why)
 
 
 def _result(plan: Plan) -> str:
@@ -211,9 +212,9 @@ def _escaped(text: str) -> str:
     """Text that cannot break a table of GitHub's Markdown, nor become a link or a tag."""
     for character in "\\`*_<>[]|":
         text = text.replace(character, f"\\{character}")
-    return _one_line(text)
+    return one_line(text)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Text without line breaks and control characters: an image writes reasons, and may write anything."""
     return "".join(filter(str.isprintable, " ".join(text.split())))

@@ -22,10 +22,13 @@ from typing import IO, TYPE_CHECKING, Any
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.oci.documents import (
+    CHUNK_BYTES,
     DOCKER_INDEX,
     OCI_INDEX,
     OCI_MANIFEST,
+    IntegrityError,
     RegistryError,
+    checked,
     compact_json,
     json_object,
     sha256,
@@ -125,11 +128,20 @@ def stream(layout: Path, reference: str) -> Iterator[IO[bytes]]:
         ) from failed[0]
 
 
-def unpack(chunks: Iterable[bytes], layout: Path, *, architecture: str) -> str:
+def unpack(chunks: Iterable[bytes], layout: Path, *, architecture: str, image_id: str) -> str:
     """Make a layout from a saved tar, whole or not at all.
+
+    Args:
+        chunks: The tar.
+        layout: Where it goes; what was there is replaced.
+        architecture: Which image of an index is taken.
+        image_id: The engine's id: the digest of the config, of the manifest, or of an index above it.
 
     Returns:
         The manifest's digest.
+
+    Raises:
+        EngineError: The tar does not hold the image with this id, or has no image for this architecture.
     """
     layout.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=layout.parent) as scratch:
@@ -141,9 +153,19 @@ def unpack(chunks: Iterable[bytes], layout: Path, *, architecture: str) -> str:
             tar.extractall(fresh, filter="data")
         saved.unlink()
         if (fresh / "index.json").exists():
-            digest = _choose(fresh, json.loads((fresh / "index.json").read_bytes()), architecture)
+            named = _choose(fresh, json.loads((fresh / "index.json").read_bytes()), architecture)
         else:
-            digest = _from_docker(fresh)
+            named = (_from_docker(fresh),)
+        digest = named[-1]
+        config = read_json(fresh, digest)["config"]["digest"]
+        if image_id not in {*named, config}:
+            raise EngineError(
+                "the engine saved another image than the one that was asked for",
+                where=str(layout),
+                got=f"manifest {digest}, config {config}",
+                expected=image_id,
+                next_step="run the same command again; if it fails again, restart the engine",
+            )
         keep_only(fresh, digest)
         replace(fresh, layout)
     return digest
@@ -202,16 +224,16 @@ def _index(layout: Path, digest: str, manifest: dict[str, Any], reference: str |
     return json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}).encode()
 
 
-def _choose(layout: Path, index: dict[str, Any], architecture: str) -> str:
-    """The image manifest for an architecture, through nested indexes; attestations have none."""
+def _choose(layout: Path, index: dict[str, Any], architecture: str) -> tuple[str, ...]:
+    """The image manifest for an architecture, after the indexes that lead to it; attestations have none."""
     for entry in index["manifests"]:
         digest = str(entry["digest"])
         platform = entry.get("platform", {}).get("architecture", architecture)
         if platform != architecture or not blob(layout, digest).exists():
             continue
         if entry["mediaType"] in {OCI_INDEX, DOCKER_INDEX}:
-            return _choose(layout, read_json(layout, digest), architecture)
-        return digest
+            return (digest, *_choose(layout, read_json(layout, digest), architecture))
+        return (digest,)
     raise EngineError("the saved image has no manifest for this architecture", got=architecture)
 
 
@@ -244,3 +266,35 @@ def _header(name: str, size: int) -> tarfile.TarInfo:
 
 def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(_header(name, len(data)), io.BytesIO(data))
+
+
+def export(layout: Path, reference: str, path: Path) -> None:
+    """Write an image as one tar for docker, podman and Apptainer, whole or not at all.
+
+    Raises:
+        IntegrityError: A blob of the layout is not what its digest names.
+        ConfigurationError: The disk is full or the folder is not writable; no partial file is left.
+    """
+    for digest in blobs_of(layout, manifest_digest(layout)):
+        stored = blob(layout, digest)
+        if not stored.exists():
+            raise IntegrityError("the layout is incomplete", where=str(stored), got="no such file")
+        with stored.open("rb") as file:
+            for _ in checked(_chunks(file), digest, str(stored)):
+                pass
+    write_atomically(path, _streamed(layout, reference))
+
+
+def size_bytes(layout: Path) -> int:
+    """How large the blobs of a layout's image are: the tar is a few kilobytes more."""
+    manifest = read_json(layout, manifest_digest(layout))
+    return sum(int(entry["size"]) for entry in (manifest["config"], *manifest["layers"]))
+
+
+def _streamed(layout: Path, reference: str) -> Iterator[bytes]:
+    with stream(layout, reference) as source:
+        yield from _chunks(source)
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(CHUNK_BYTES), b"")

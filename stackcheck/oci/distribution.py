@@ -24,6 +24,7 @@ from stackcheck.oci.documents import (
     MANIFEST_LIMIT_BYTES,
     OCI_INDEX,
     OCI_MANIFEST,
+    TIMEOUT_S,
     Descriptor,
     IntegrityError,
     Manifest,
@@ -31,7 +32,7 @@ from stackcheck.oci.documents import (
     checked,
     is_digest,
 )
-from stackcheck.oci.transport import RETRY_DELAYS_S, TIMEOUT_S, Transport
+from stackcheck.oci.transport import RETRY_DELAYS_S, Transport
 from stackcheck.oci.upload import Uploading
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.errors import PublishError
+from stackcheck.errors import PublishError, StackcheckError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +26,7 @@ IMAGE_MANIFESTS = frozenset({OCI_MANIFEST, DOCKER_MANIFEST})
 
 MANIFEST_LIMIT_BYTES = 4 * 2**20  # what registries accept at most
 SMALL_BLOB_LIMIT_BYTES = 32 * 2**20  # configs and attestations; layers are streamed
+TIMEOUT_S = (10.0, 60.0)  # to connect, and between two bytes of an answer
 CHUNK_BYTES = 2**20
 
 TAGS_SHOWN = 4  # in the error about a tag that does not exist
@@ -34,12 +35,22 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ATTACHMENT = re.compile(r"cert-[0-9a-f]{12}-[0-9a-f]{12}|sha256-[0-9a-f]{64}(\.[a-z]+)?")
 
 
-class RegistryError(PublishError):
-    """A store refused, did not answer, or sent an invalid answer."""
+class RegistryError(StackcheckError):
+    """A store refused, did not answer, or sent an invalid answer: nothing is known of what it holds.
+
+    No kind of `PublishError` or `CertificateError`, so code that handles those never takes it for an absence.
+    """
+
+    exit_code = PublishError.exit_code
+    usual_step = "check the reference and the store that it names, then run the command again"
 
 
 class MissingError(RegistryError):
     """The store has no such tag, manifest or blob."""
+
+
+class DanglingError(MissingError):
+    """The store has the tag, and lacks the manifest that it names: something was taken away."""
 
 
 class IntegrityError(RegistryError):

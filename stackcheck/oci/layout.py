@@ -20,6 +20,7 @@ from stackcheck.oci.documents import (
     MANIFEST_LIMIT_BYTES,
     OCI_INDEX,
     OCI_MANIFEST,
+    DanglingError,
     Descriptor,
     IntegrityError,
     Manifest,
@@ -97,7 +98,17 @@ class OciLayout:
         entry = self._index().by_name.get(name)
         if entry is None:
             raise no_such_tag(name, self.target, self._names())
-        manifest = Manifest(media_type=entry.media_type, body=self._manifest_body(entry.digest))
+        try:
+            body = self._manifest_body(entry.digest)
+        except MissingError as error:
+            raise DanglingError(
+                "the layout names a manifest that is not there",
+                where=f"{self.target}:{name}",
+                got=f"no file {error.where}",
+                expected="the manifest of each tag: without one, a revocation could be hidden",
+                next_step="copy the layout again from where it was published",
+            ) from error
+        manifest = Manifest(media_type=entry.media_type, body=body)
         agree(entry, manifest, str(self.root / "index.json"))
         return manifest
 
@@ -270,11 +281,20 @@ class OciLayout:
         for digest, size in stored.items():
             if size > MANIFEST_LIMIT_BYTES:
                 continue
-            with contextlib.suppress(OSError, RegistryError):  # a layer, or no manifest
-                document = json_object(read_regular(self.blob_path(digest), MANIFEST_LIMIT_BYTES), digest)
+            with contextlib.suppress(RegistryError):  # a layer, or no manifest
+                document = json_object(self._small(digest), digest)
                 if "subject" in document:
                     found.setdefault(descriptor(document["subject"], digest).digest, []).append(digest)
         return found
+
+    def _small(self, digest: str) -> bytes:
+        """The bytes of a blob; nothing if it was removed meanwhile. A disk that fails is an error."""
+        try:
+            return read_regular(self.blob_path(digest), MANIFEST_LIMIT_BYTES)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise file_error(error) from error
 
     def _blobs(self) -> dict[str, int]:
         """Every blob and its size in bytes; other files of the folder are not of this project."""
@@ -298,7 +318,11 @@ class OciLayout:
         if not (self.root / "index.json").exists():
             self._write_entries([])
 
-    def _no_layout(self, file: str, error: OSError) -> MissingError:
+    def _no_layout(self, file: str, error: OSError) -> RegistryError:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            return RegistryError(
+                "the layout cannot be read", where=str(self.root), got=f"{file}: {error.strerror}"
+            )
         if self.root.is_dir():
             return MissingError(
                 "the folder is not an OCI image layout",
@@ -320,7 +344,8 @@ class OciLayout:
                 while chunk := file.read(CHUNK_BYTES):
                     yield chunk
         except OSError as error:
-            raise MissingError(
+            kind = MissingError if isinstance(error, FileNotFoundError) else RegistryError
+            raise kind(
                 "a blob cannot be read", where=str(self.blob_path(digest)), got=error.strerror
             ) from error
 

@@ -76,3 +76,8 @@ def digest_of(store: Store, tag: str) -> str | None:
         return store.read_manifest(tag).digest
     except MissingError:  # removed since the tags were listed
         return None
+
+
+def local_name(stack_id: str | None, config_digest: str) -> str:
+    """The name of an image in any engine: it says which bytes they are."""
+    return f"stackcheck/{stack_id or 'image'}:{config_digest.removeprefix('sha256:')[:12]}".lower()

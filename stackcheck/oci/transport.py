@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import email.utils
 import json
+import os
 import re
+import ssl
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
 
 from stackcheck import __version__
-from stackcheck.oci import certificates, credentials
+from stackcheck.errors import ConfigurationError
+from stackcheck.oci import credentials
 from stackcheck.oci.addresses import is_loopback, origin
-from stackcheck.oci.documents import CHUNK_BYTES, MissingError, RegistryError
+from stackcheck.oci.documents import CHUNK_BYTES, TIMEOUT_S, MissingError, RegistryError
 from stackcheck.oci.patience import Adapter, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping  # a named tuple's annotations are read at run time
 
-TIMEOUT_S = (10.0, 60.0)  # to connect, and between two bytes of an answer
 RETRY_DELAYS_S = (0.5, 2.0)
 LONGEST_WAIT_S = 30.0  # if a busy registry asks for a longer wait, the request fails at once
 RETRIED = frozenset({429, 500, 502, 503, 504})
@@ -32,6 +35,7 @@ READING = frozenset({"GET", "HEAD"})  # sent again when the connection breaks; a
 IGNORED_LIMIT_BYTES = 2**16
 TOKEN_LIMIT_BYTES = 2**20
 _TOKEN = re.compile(r"[\x21-\x7e]+")
+CERTIFICATES = (Path("/etc/docker/certs.d"), Path("/etc/containers/certs.d"))
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -67,7 +71,7 @@ class Transport:
         self._authorization: str | None = None
         self._patience = patience or Patience()
         self._session = requests.Session()
-        context = certificates.context(host)
+        context = _tls(host)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, Adapter(self._patience, context))
         self._session.headers["User-Agent"] = f"stackcheck/{__version__}"
@@ -83,8 +87,8 @@ class Transport:
         body: Callable[[], Any] | None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """One request, repeated when the registry is busy or asks for credentials, and a read when its
-        connection is reset before the answer.
+        """One request, repeated when the registry is busy or asks for credentials.
+        A read is also repeated when its connection is reset before the answer.
 
         Args:
             method: HTTP method.
@@ -298,3 +302,37 @@ def _cause(error: BaseException) -> BaseException:
     while inner and (isinstance(inner, requests.RequestException) or not isinstance(inner, OSError)):
         inner = inner.__cause__ or inner.__context__
     return inner or error
+
+
+def _tls(host: str) -> ssl.SSLContext | None:
+    """Trust the authorities in `certs.d/HOST[:PORT]/*.crt` as docker and podman do; None if there are none.
+
+    A client certificate there is used too: `NAME.cert` with `NAME.key`.
+
+    Raises:
+        ConfigurationError: A file there is not a certificate, or a client certificate has no key.
+    """
+    files = [file for folder in _folders(host) for file in sorted(folder.glob("*")) if file.is_file()]
+    if not any(file.suffix in {".crt", ".cert"} for file in files):
+        return None
+    found = ssl.create_default_context()
+    for file in files:
+        try:
+            if file.suffix == ".crt":
+                found.load_verify_locations(file)
+            elif file.suffix == ".cert":
+                found.load_cert_chain(file, file.with_suffix(".key"))
+        except OSError as error:  # also ssl.SSLError
+            raise ConfigurationError(
+                "a certificate for a registry cannot be used",
+                where=str(file),
+                got=str(error),
+                expected="PEM; for NAME.cert also NAME.key beside it",
+            ) from error
+    return found
+
+
+def _folders(host: str) -> list[Path]:
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    places = (*CERTIFICATES, home / "docker" / "certs.d", home / "containers" / "certs.d")
+    return [place / host for place in places if (place / host).is_dir()]

@@ -15,6 +15,7 @@ import statistics
 from typing import TYPE_CHECKING, Literal
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.history import regressions
 from stackcheck.proof import thresholds
 from stackcheck.proof.comparable import require_comparable, require_healthy
 
@@ -30,7 +31,6 @@ SPREADS = 3
 # host decides too (docs/results/suites-h100.md).
 ONE_RUN_MARGIN, ONE_RUN_MARGIN_WITH_HOST = 0.10, 0.15
 WITH_HOST = ("h2d_", "d2h_", "train_")
-NORMAL_CONSISTENCY = 1.4826  # MAD to standard deviation, of a normal distribution
 
 Change = Literal["new", "tighter", "looser", "same"]
 
@@ -99,7 +99,7 @@ def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> 
 
     Raises:
         ConfigurationError: Too few runs, one given twice, or runs that differ in more than chance.
-        ChecksFailedError: A run did not finish, or a check failed for another reason than a missing bound.
+        ChecksFailedError: A run did not finish, or a check failed for a reason other than a missing bound.
         MachineUnfitError: A check of a run was invalid: the machine was throttled, shared or unfit.
     """
     require_comparable(runs, *([1] if one_run else []))
@@ -125,7 +125,7 @@ def margin(metric: str, values: Sequence[float]) -> tuple[float, float, float]:
     median = statistics.median(values)
     if len(values) == 1:
         return median, 0.0, ONE_RUN_MARGIN_WITH_HOST if metric.startswith(WITH_HOST) else ONE_RUN_MARGIN
-    spread = NORMAL_CONSISTENCY * statistics.median([abs(value - median) for value in values]) / median
+    spread = regressions.spread(values)
     return median, spread, max(LEAST_MARGIN, SPREADS * spread)
 
 

@@ -61,9 +61,17 @@ def require_healthy(run: RunResult, figures: Collection[str] | None = None) -> N
         figures: Names of metrics. If given, a failed check matters only if it measured one of them.
 
     Raises:
-        ChecksFailedError: It did not finish, or a check failed for another reason than a missing bound.
+        ChecksFailedError: It is made up, did not finish, or a check failed for more than a missing bound.
         MachineUnfitError: A check was invalid: the machine was throttled, shared or unfit.
     """
+    if run.made_up:
+        raise ChecksFailedError(
+            "a made-up result cannot be a baseline",
+            where=f"run {run.run_id}",
+            got="figures that no device measured",
+            expected="a run of the suites",
+            next_step=RUN_AGAIN,
+        )
     if run.state != "finished":
         raise ChecksFailedError(
             "a run that did not finish cannot be a baseline",

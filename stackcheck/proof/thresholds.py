@@ -12,10 +12,11 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
+from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.border import Closed
 from stackcheck.suite import bounds
 
 if TYPE_CHECKING:
@@ -27,14 +28,10 @@ Conditions = dict[str, JsonValue]
 Key = tuple[str, str]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Entry(_Part):
+class Entry(Closed):
     """One bound, as the suites read it: `class` in the file, a keyword of Python, is `kind` here."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True)
     metric: str
     conditions: Conditions
     bound: Number
@@ -60,11 +57,11 @@ class Entry(_Part):
         return metric == self.metric and all(same)
 
 
-class _FileContent(_Part):
+class _FileContent(Closed, strict=True, allow_inf_nan=False):
     thresholds: tuple[Entry, ...]
 
 
-class MetricRule(_Part):
+class MetricRule(Closed, strict=True, allow_inf_nan=False):
     """A metric of the suites: its unit, the direction of its bound, and the conditions that select one."""
 
     unit: str
@@ -72,7 +69,7 @@ class MetricRule(_Part):
     conditions: tuple[str, ...]
 
 
-class Rules(_Part):
+class Rules(Closed, strict=True, allow_inf_nan=False):
     """The suites' answer about entries and figures.
 
     Attributes:

@@ -7,14 +7,20 @@ templates take. Pure. Versions are the matrix's; how a package is built is a fac
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from typing import TYPE_CHECKING, Any, Literal
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping  # a named tuple's annotations are read at run time
+    from collections.abc import (
+        Callable,
+        Mapping,
+        Sequence,
+    )  # a named tuple's annotations are read at run time
 
     from stackcheck.matrix.stack import FlashAttention, Stack
 
@@ -55,6 +61,18 @@ class Extension:
         """The requirement for pip; the version of an official wheel has a local part."""
         return f"{self.name}=={self.wheel.split('-')[1].lower() if self.wheel else self.version}"
 
+    @property
+    def releases(self) -> str:
+        """The page of the project's own releases that has the official wheel."""
+        return RELEASES.format(version=self.version)
+
+    @property
+    def pip_wants(self) -> str:
+        """What `pip download` takes to get it: the address of the official wheel, or the source archive."""
+        if self.wheel:
+            return shlex.quote(f"{self.releases}/{self.wheel}")
+        return f"--no-binary {self.name} {self.pin}"
+
 
 def extensions(stack: Stack) -> tuple[Extension, ...]:
     """The packages of the image that no index has as a wheel."""
@@ -72,6 +90,24 @@ def needs(stack: Stack) -> tuple[str, ...]:
     builds = ("setuptools", "wheel") if stack.layout == "amdrocm" and stack.torch else ()
     own = (need for extension in extensions(stack) for need in extension.needs)
     return (*own, *_needs_of_flash_attn_4(stack), *builds)
+
+
+def overrides(stack: Stack, wanted: Sequence[str]) -> tuple[str, ...]:
+    """What replaces every requirement on ROCm's selector: device code of the stack's architectures alone.
+
+    torch's wheel asks for `rocm[device-all]`, 25 wheels of 6.8 GB (pytorch/pytorch#191688); each has the code
+    of one architecture (ROCm/TheRock docs/packaging/python_packaging.md). Rule R11-one-device.
+
+    Args:
+        stack: The stack.
+        wanted: The direct requirements; extras that they ask `rocm` for are kept.
+    """
+    if stack.values.get("device_wheels") != "one" or not stack.torch:
+        return ()
+    asked = (Requirement(one) for one in wanted)
+    own = {extra for one in asked if one.name == "rocm" for extra in one.extras}
+    extras = {"libraries", *(f"device-{arch}" for arch in stack.archs), *own}
+    return (f"rocm[{','.join(sorted(extras))}]=={stack.runtime_version}",)
 
 
 def _needs_of_flash_attn_4(stack: Stack) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.requirements import split_places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,12 +42,32 @@ class UnresolvedError(ConfigurationError):
         self.package = package
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a resolution is held to.
+
+    Attributes:
+        constraints: Versions that a package has if it is needed at all.
+        overrides: Requirements that replace every other one on their package.
+    """
+
+    constraints: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+
+    def texts(self) -> dict[str, Sequence[str]]:
+        """File -> its lines, as uv reads them."""
+        return {"constraints.txt": self.constraints, "overrides.txt": self.overrides}
+
+
+FREE = Held()
+
+
 def resolve(
     requirements: Sequence[str],
     *,
     python: str,
     places: Sequence[str],
-    constraints: Sequence[str] = (),
+    held: Held = FREE,
     with_hashes: bool = True,
 ) -> str:
     """A lock of every package that the requirements ask for, and of what those need, as pip reads it.
@@ -54,7 +76,7 @@ def resolve(
         requirements: As in a requirements file.
         python: `3.12`.
         places: uv's options that name indexes and folders.
-        constraints: Versions that a package has if it is needed at all.
+        held: Constraints and overrides.
         with_hashes: Whether each package has the hashes of its files.
 
     Raises:
@@ -63,9 +85,9 @@ def resolve(
     """
     if not with_hashes:
         options = ["--no-header", "--no-annotate", *places]
-        return _compile(requirements, python, options, {"constraints.txt": constraints})
+        return _compile(requirements, python, options, held.texts())
     options = ["--generate-hashes", "--no-header", "--no-annotate", *places]
-    text = _compile(requirements, python, options, {"constraints.txt": constraints})
+    text = _compile(requirements, python, options, held.texts())
     return _with_hashes(text, python=python, places=places)
 
 
@@ -138,13 +160,14 @@ def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...]
         pre: Whether pre-releases count.
         also: pip's options that name other places to ask.
     """
-    options = ["--python-version", python, *(["--pre"] if pre else []), *also]
+    options = ["--python-version", python, *(["--pre"] if pre else [])]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "index", "versions", name, *options],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
+        env={**os.environ, **_variables([*pip_places(find_links=True), *also])},
     )
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
     return tuple(listed[1].split(", ")) if listed else ()
@@ -181,19 +204,47 @@ def pip_places(*, find_links: bool) -> list[str]:
     return list(options)
 
 
+def _variables(places: Sequence[str]) -> dict[str, str]:
+    """Pip's variables for these places, which replace those of its configuration."""
+    named, _ = split_places(places)
+    return {f"PIP_{name.replace('-', '_').upper()}": " ".join(values) for name, values in named.items()}
+
+
+def _uv_settings(places: Mapping[str, Sequence[str]]) -> list[str]:
+    """The same places as lines of a uv.toml; JSON's texts are TOML's."""
+    absolute = {
+        name: [value if "://" in value else str(Path(value).absolute()) for value in values]
+        for name, values in places.items()
+    }
+    return [
+        f"{name} = {json.dumps(values[-1] if name == 'index-url' else values)}"
+        for name, values in absolute.items()
+    ]
+
+
 @functools.lru_cache(maxsize=1)
 def _pip_config(_environment: tuple[tuple[str, str], ...]) -> str:
     """What `pip config list` prints: asked once a command, not half a second for each lock of each stack."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:  # without its answer a site's own index would be left out in silence
+        raise ConfigurationError(
+            "pip cannot be asked where this site's packages are",
+            where=sys.executable,
+            got=done.stderr.strip()[-200:],
+            next_step=f"{sys.executable} -m ensurepip",
+        )
+    return done.stdout
 
 
 def _compile(
     requirements: Sequence[str], python: str, options: Sequence[str], texts: Mapping[str, Sequence[str]]
 ) -> str:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name:  # which no other user can read
         folder = Path(name)
-        for file, lines in {"wanted.in": requirements, "constraints.txt": (), "uv.toml": (), **texts}.items():
+        named, options = split_places(options)
+        texts = {**FREE.texts(), **texts, "uv.toml": [*_uv_settings(named), *texts.get("uv.toml", ())]}
+        for file, lines in {"wanted.in": requirements, **texts}.items():
             (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         output = folder / (
             "pylock.toml" if "pylock.toml" in options else "locked.txt"
@@ -205,6 +256,8 @@ def _compile(
             str(folder / "uv.toml"),
             "--constraints",
             str(folder / "constraints.txt"),
+            "--overrides",
+            str(folder / "overrides.txt"),
         ]
         command += ["--python-version", python, "--python-platform", PLATFORM]
         # pip takes the best match of all indexes; uv would stop at the first that has the name.

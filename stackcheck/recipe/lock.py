@@ -19,9 +19,9 @@ from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import indexes, rocm
-from stackcheck.recipe.extensions import extensions, needs, toolchain
+from stackcheck.recipe.extensions import extensions, needs, overrides, toolchain
 from stackcheck.recipe.indexes import UnresolvedError
-from stackcheck.recipe.upstream import OutOfReachError, Upstream
+from stackcheck.recipe.upstream import OutOfReachError, Upstream, torch_places
 from stackcheck.recipe.wheel_folder import WheelFolder
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from stackcheck.recipe.extensions import Extension
 
 _Answer = TypeVar("_Answer")
-AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 _HEAD = """\
 # {what} with the hashes of its files: written by `stackcheck lock`. Do not edit.
 # torch's own index, where its wheel is not in yours: {index}
@@ -128,11 +127,12 @@ class _Locking:
             (self.folder / f"{CHOSEN}.lock").unlink(missing_ok=True)
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
+        held = indexes.Held(constraints=constraints, overrides=overrides(self.stack, wanted))
         if self.wheel_folder:
-            return self.wheel_folder.resolve(wanted, python=self.stack.python, constraints=constraints)
+            return self.wheel_folder.resolve(wanted, python=self.stack.python, held=held)
 
         def question(places: Sequence[str]) -> str:
-            return indexes.resolve(wanted, python=self.stack.python, places=places, constraints=constraints)
+            return indexes.resolve(wanted, python=self.stack.python, places=places, held=held)
 
         return ask(self.stack, self.upstream, question)
 
@@ -194,7 +194,8 @@ class _Locking:
             found = self._deb()
         except (ConfigurationError, EngineError) as error:
             # The lines of apt's message name the addresses of this site, so the first sentence alone is kept.
-            kept = self.before.get("debs", {}).get(rocm.SMI, {}).get("archive") == rocm.archive(self.stack)
+            before = self.before.get("debs", {}).get(rocm.SMI) or {}  # None: it was out of reach then too
+            kept = before.get("archive") == rocm.archive(self.stack)
             known = self.kept if kept and path.is_file() else self.missing
             known.append(f"{rocm.SMI} of {rocm.archive(self.stack)}: {error.what}")
             if known is self.missing:
@@ -206,12 +207,8 @@ class _Locking:
         return {"debs": {rocm.SMI: {name: entry[name] for name in entry if name != "name"}}}
 
     def _deb(self) -> apt_archive.Deb:
-        public = rocm.archive(self.stack)
-        mirrors = self.upstream.mirrors
-        own = mirrors.url(public)
-        self.upstream.reach(public)
-        source = rocm.source(self.stack, own, mirrors.key(public, rocm.KEY))
-        return apt_archive.find(source, rocm.SMI)
+        self.upstream.reach(rocm.archive(self.stack))
+        return apt_archive.find(rocm.source(self.stack, self.upstream.mirrors), rocm.SMI)
 
     def _file(self, extension: Extension) -> Mapping[str, str]:
         if extension.wheel:
@@ -265,31 +262,7 @@ def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _A
             package = error.package
     ((_, place),) = torch_places(stack)
     _reach(place, package, upstream)
-    return question([*places, *(f"{option}={own}" for option, own in beside(stack, upstream, alone=alone))])
-
-
-def beside(stack: Stack, upstream: Upstream, *, alone: bool = False) -> tuple[tuple[str, str], ...]:
-    """What is asked beside pip's own places where these lack a package: option of uv and pip, and address.
-
-    `lock` and `build` both ask this, or one would find what the other cannot install. The site's mirror of a
-    place is always asked; a public place that this machine does not reach would only delay pip. Where pip is
-    to ask no index (`alone`), pages of links are asked only.
-    """
-    return tuple(
-        (option, upstream.mirrors.url(place))
-        for option, place in torch_places(stack)
-        if not (alone and option == "--extra-index-url")
-        if upstream.mirrors.url(place) != place or upstream.answers(f"{place.rstrip('/')}/") is None
-    )
-
-
-def torch_places(stack: Stack) -> tuple[tuple[str, str], ...]:
-    """Where the makers of a stack's torch put their wheels: uv's option and the address; the index has the
-    default one.
-    """
-    if stack.wheels == "amd":
-        return (("--find-links", AMD_WHEELS.format(version=stack.runtime_version)),)
-    return (("--extra-index-url", f"{TORCH_INDEX}/{stack.wheel_tag}"),) if stack.wheel_tag else ()
+    return question([*places, *(f"{option}={own}" for option, own in upstream.beside(stack, alone=alone))])
 
 
 def _reach(place: str, package: str, upstream: Upstream) -> None:
@@ -329,3 +302,24 @@ def covers(path: Path, wanted: Sequence[str]) -> bool:
         if found is None or not requirement.specifier.contains(found, prereleases=True):
             return False
     return path.is_file()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Downloads:
+    """How a user downloads the files of a lock by hand.
+
+    Attributes:
+        options: Pip's options that name the places of torch's makers.
+        by_hand: A package that no index has as a wheel -> what `pip download` takes in place of a lock.
+    """
+
+    options: str
+    by_hand: Mapping[str, str]
+
+
+def downloads(stack: Stack) -> Downloads:
+    """What the command takes that downloads the files of a stack's locks."""
+    return Downloads(
+        options="".join(f" {option}={place}" for option, place in torch_places(stack)),
+        by_hand={one.name: one.pip_wants for one in extensions(stack)},
+    )

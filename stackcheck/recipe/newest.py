@@ -17,7 +17,7 @@ from stackcheck.matrix.explain import kindest_first
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stackcheck.matrix.rules import Rules
+    from stackcheck.matrix.rules import RuleSet
     from stackcheck.matrix.stack import Stack
 
 # Packages whose versions torch decides, by the axis that the rules know them as.
@@ -29,7 +29,7 @@ _AXES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Behind:
-    """A pin with something newer, or of which no index has any version: `newest` is None."""
+    """A pin with something newer, or of which no index has any version: `newest` is `None`."""
 
     name: str
     pinned: str
@@ -38,7 +38,7 @@ class Behind:
 
 
 def behind(
-    stacks: Sequence[Stack], rules: Rules, versions: Callable[[str, bool, Stack], Sequence[str]]
+    stacks: Sequence[Stack], rules: RuleSet, versions: Callable[[str, bool, Stack], Sequence[str]]
 ) -> tuple[Behind, ...]:
     """The pins that are behind, by name and version.
 
@@ -69,7 +69,7 @@ def _pins(stack: Stack) -> Iterator[tuple[str, str]]:
         yield name, version
 
 
-def _fits(stack: Stack, name: str, version: Version, pinned: str, rules: Rules) -> bool:
+def _fits(stack: Stack, name: str, version: Version, pinned: str, rules: RuleSet) -> bool:
     if version <= Version(pinned):
         return True
     if version.is_prerelease and not Version(pinned).is_prerelease:

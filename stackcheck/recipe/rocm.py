@@ -10,14 +10,15 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.engine.apt import Source
+from stackcheck.engine.apt import AptSource
 from stackcheck.errors import ConfigurationError
-from stackcheck.recipe import openpgp
+from stackcheck.files import openpgp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stackcheck.matrix.stack import Stack
+    from stackcheck.mirrors import Mirrors
 
 # One archive a release, with Ubuntu's release names as suites: rocm.docs.amd.com/projects/install-on-linux,
 # install/install-methods/package-manager/package-manager-ubuntu.
@@ -71,13 +72,14 @@ def suite(stack: Stack) -> str:
     return SUITES[stack.os]
 
 
-def source(stack: Stack, address: str, key: Path) -> Source:
-    """The archive, at the address that this site has for it, as apt takes it.
+def source(stack: Stack, mirrors: Mirrors) -> AptSource:
+    """The archive, at the address and with the key that this site has for it, as apt takes it.
 
     Raises:
         ConfigurationError: The key that signs the archive is not on this host, or is not AMD's. A key that
             the mirrors name is the site's own choice, and may be any.
     """
+    key = mirrors.key(archive(stack), KEY)
     if not key.is_file():
         raise ConfigurationError(
             "the key of AMD's package archive is not on this host",
@@ -88,7 +90,9 @@ def source(stack: Stack, address: str, key: Path) -> Source:
         )
     if key == KEY:
         _require_key_of_amd(key)
-    return Source(uris=(address,), suites=(suite(stack),), components=("main",), signed_by=str(key))
+    return AptSource(
+        uris=(mirrors.url(archive(stack)),), suites=(suite(stack),), components=("main",), signed_by=str(key)
+    )
 
 
 def _require_key_of_amd(key: Path) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from stackcheck.files import yamlfile
-from stackcheck.matrix.versions import matches
+from stackcheck.files.border import Closed
 from stackcheck.recipe import rocm
+from stackcheck.versions import matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +31,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Library(_Strict):
+class Library(Closed):
     """A library that a wheel opens and does not contain, and where it comes from."""
 
     library: str
@@ -44,14 +41,14 @@ class Library(_Strict):
     source: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(min_length=1)
 
 
-class _Brought(_Strict):
+class _Brought(Closed):
     rocm: str
     by: tuple[Who, ...]
     source: str
     libraries: tuple[tuple[str, ...], ...]
 
 
-class Libraries(_Strict):
+class Libraries(Closed):
     """The whole file."""
 
     schema_: Literal["1"] = Field(alias="schema")

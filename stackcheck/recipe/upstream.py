@@ -6,20 +6,23 @@ In: an image's name and tag, a wheel's name. Out: the digest or checksum that is
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import requests
-
 from stackcheck.errors import ConfigurationError
-from stackcheck.oci.distribution import Repository
-from stackcheck.oci.documents import RegistryError
-from stackcheck.oci.transport import TIMEOUT_S
-from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.matrix.stack import TORCH_INDEX
+from stackcheck.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.oci.documents import TIMEOUT_S, RegistryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import requests  # imported where it is used: most verbs ask nobody, and it takes a third of their time
+
+    from stackcheck.matrix.stack import Stack
+
+AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 _Answer = TypeVar("_Answer")
 DEFAULT_REGISTRY = "docker.io"
 FLASH_ATTN_RELEASES = "https://api.github.com/repos/Dao-AILab/flash-attention/releases/tags"
@@ -49,7 +52,12 @@ class Upstream:
         self._releases = releases
         self._timeout_s = timeout_s
         self._silent: dict[str, str] = {}
-        self._session = requests.Session()
+
+    @functools.cached_property
+    def _session(self) -> requests.Session:
+        import requests
+
+        return requests.Session()
 
     def base_digest(self, reference: str) -> str:
         """The digest that a tag names now: of the index where an image has several platforms.
@@ -57,6 +65,8 @@ class Upstream:
         Raises:
             OutOfReachError: The registry does not answer, refuses, or has no such tag.
         """
+        from stackcheck.oci.distribution import Repository
+
         public = split_reference(reference)[0]
         host, repository, tag = split_reference(self.mirrors.image(reference))
         store = Repository(host, repository, timeout_s=self._timeout_s)
@@ -91,6 +101,20 @@ class Upstream:
             return str(error)
         return None
 
+    def beside(self, stack: Stack, *, alone: bool = False) -> tuple[tuple[str, str], ...]:
+        """What is asked where pip's own places lack a package: option of uv and pip, and address.
+
+        `lock` and `build` both ask this, or one would find what the other cannot install. The site's mirror
+        of a place is always asked; a public place that this machine does not reach would only delay pip.
+        Where pip is to ask no index (`alone`), pages of links are asked only.
+        """
+        return tuple(
+            (option, self.mirrors.url(place))
+            for option, place in torch_places(stack)
+            if not (alone and option == "--extra-index-url")
+            if self.mirrors.url(place) != place or self.answers(f"{place.rstrip('/')}/") is None
+        )
+
     def reach(self, url: str) -> None:
         """Check that a host can be connected to; any answer is enough.
 
@@ -103,6 +127,8 @@ class Upstream:
         )
 
     def _ask(self, host: str, question: Callable[[], _Answer]) -> _Answer:
+        import requests
+
         if host not in self._silent:
             try:
                 return question()
@@ -134,6 +160,15 @@ class Upstream:
         for chunk in self._get(url).iter_content(1 << 20):
             digest.update(chunk)
         return digest.hexdigest()
+
+
+def torch_places(stack: Stack) -> tuple[tuple[str, str], ...]:
+    """Where the makers of a stack's torch put their wheels: uv's option and the address.
+    The index has the default one.
+    """
+    if stack.wheels == "amd":
+        return (("--find-links", AMD_WHEELS.format(version=stack.runtime_version)),)
+    return (("--extra-index-url", f"{TORCH_INDEX}/{stack.wheel_tag}"),) if stack.wheel_tag else ()
 
 
 def split_reference(reference: str) -> tuple[str, str, str]:

@@ -6,15 +6,15 @@ hashes are read from the files here, because not every uv states those of a fold
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import BuildError
+from stackcheck.files.digest import sha256_of
+from stackcheck.files.requirements import read_packages
 from stackcheck.recipe import indexes
-from stackcheck.recipe.requirements import read_packages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,13 +32,11 @@ class WheelFolder:
         self.folder = folder
         self._hashes: dict[str, str] = {}
 
-    def resolve(self, wanted: Sequence[str], *, python: str, constraints: Sequence[str] = ()) -> str:
+    def resolve(self, wanted: Sequence[str], *, python: str, held: indexes.Held = indexes.FREE) -> str:
         """A lock of the requirements and of all that they need, as pip reads it."""
         places = ["--no-index", f"--find-links={self.folder}"]
         try:
-            text = indexes.resolve(
-                wanted, python=python, places=places, constraints=constraints, with_hashes=False
-            )
+            text = indexes.resolve(wanted, python=python, places=places, held=held, with_hashes=False)
         except indexes.UnresolvedError as error:
             raise self._refusal(error.package, python) from error
         pins = re.findall(r"^[\w.-]+==\S+", text, re.MULTILINE)
@@ -55,12 +53,10 @@ class WheelFolder:
         of = {pin: [name for name in names if read_packages(pin)[0].is_of(name)] for pin in pins}
         missing = [name for found in of.values() for name in found if name not in self._hashes]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            self._hashes |= dict(zip(missing, pool.map(self._sha256, missing), strict=True))
+            self._hashes |= dict(
+                zip(missing, pool.map(sha256_of, map(self.folder.joinpath, missing)), strict=True)
+            )
         return {pin: {name: self._hashes[name] for name in found} for pin, found in of.items()}
-
-    def _sha256(self, name: str) -> str:
-        with (self.folder / name).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _refusal(self, package: str, python: str) -> BuildError:
         return BuildError(

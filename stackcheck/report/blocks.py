@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from stackcheck.history.runs import Run
     from stackcheck.report.content import Content, Detail
-    from stackcheck.report.speed import Group, Series
+    from stackcheck.report.speed import SpeedGroup, SpeedSeries
 
 DIGITS = 5
 WARNED, DAY_S = 3, 24 * 3600
@@ -93,7 +93,7 @@ def _short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:SHORT]
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: SpeedGroup) -> dict[str, Any]:
     return {
         "title": group.title,
         "runs": len(group.runs),
@@ -111,14 +111,14 @@ def _simulated(runs: Iterable[Run]) -> str:
     return "all" if found == {True} else "some" if True in found else "none"
 
 
-def _series_block(group: Group, at: Mapping[str, int]) -> dict[str, Any]:
+def _series_block(group: SpeedGroup, at: Mapping[str, int]) -> dict[str, Any]:
     return {
         "runs": [at[run.record] for run in group.runs],
         "series": [_series(series) for series in group.series],
     }
 
 
-def _series(series: Series) -> dict[str, Any]:
+def _series(series: SpeedSeries) -> dict[str, Any]:
     return {
         "check": series.check,
         "name": series.name,

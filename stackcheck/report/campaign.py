@@ -23,7 +23,7 @@ class _Fault(BaseModel):
     state: str
 
 
-class _Document(BaseModel):
+class _CampaignFile(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     planted: int
     caught: int
@@ -65,7 +65,7 @@ def load(path: Path) -> Campaign:
     try:
         text = path.read_bytes()
         strictjson.check(text)
-        found = _Document.model_validate_json(text)
+        found = _CampaignFile.model_validate_json(text)
     except (OSError, ValueError, RecursionError) as error:  # pydantic's error is a ValueError
         first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
         raise ConfigurationError(
@@ -84,7 +84,7 @@ def load(path: Path) -> Campaign:
     )
 
 
-def _suites(found: _Document) -> tuple[Suite, ...]:
+def _suites(found: _CampaignFile) -> tuple[Suite, ...]:
     suites: dict[str, list[tuple[str, str]]] = {}
     for fault in found.faults:
         suites.setdefault(fault.check.partition("::")[0], []).append((fault.name, fault.state))

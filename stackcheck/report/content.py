@@ -9,7 +9,6 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.compare import published_figures
 from stackcheck.errors import StackcheckError
 from stackcheck.history import alerts
 from stackcheck.history.records import result_of
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from stackcheck.compare.published_figures import FoundingRow
     from stackcheck.history.alerts import Finding
     from stackcheck.history.history import History
     from stackcheck.history.runs import Point, Run
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from stackcheck.report.details import LossBand
     from stackcheck.report.fleet_file import FleetFile
     from stackcheck.report.nightly_file import NightlyFile
-    from stackcheck.report.published import Published
+    from stackcheck.report.published import PublishedImage
 
 WINDOW = 400  # runs whose points are read at once: more would need gigabytes
 COMPARED = 60  # runs of last night that are compared with earlier ones
@@ -40,9 +38,9 @@ DETAILED = 80  # runs whose records are read; a record has up to a megabyte
 class Detail:
     """What the record of one run tells beyond the index."""
 
-    failures: tuple[details.Failure, ...]
+    failures: tuple[details.ShownFailure, ...]
     readings: tuple[details.Reading, ...]
-    curves: tuple[details.Curve, ...]
+    curves: tuple[details.DetailCurve, ...]
     losses: tuple[float | None, ...]
 
 
@@ -57,7 +55,7 @@ class Offered:
     """
 
     target: str
-    images: tuple[Published, ...] = ()
+    images: tuple[PublishedImage, ...] = ()
     problem: str | None = None
 
 
@@ -70,26 +68,24 @@ class Content:
         here: The machine that is shown first; None if there is nothing to show.
         runs: All runs, oldest first.
         details: Record of a run -> what it tells; only of the runs that are looked at most.
-        founding: The founding documents' figures, and ours.
         below: Figures of last night that are worse than the last nights of the same chips.
         fleets: The runs of many nodes at once, the newest first.
         problems: What could not be read.
     """
 
     made: dt.datetime
-    here: standing.Machine | None
-    machines: tuple[standing.Machine, ...]
+    here: standing.StandingMachine | None
+    machines: tuple[standing.StandingMachine, ...]
     offered: Offered
     runs: tuple[Run, ...]
-    cells: tuple[standing.Cell, ...]
+    cells: tuple[standing.StandingCell, ...]
     warnings: tuple[str, ...]
     night: night.Night
-    groups: tuple[speed.Group, ...]
+    groups: tuple[speed.SpeedGroup, ...]
     details: dict[str, Detail]
     band: LossBand | None
     campaign: Campaign | None
     nightly: NightlyFile | None
-    founding: tuple[FoundingRow, ...]
     below: tuple[Finding, ...]
     problems: tuple[str, ...]
     fleets: tuple[FleetFile, ...] = ()
@@ -111,8 +107,8 @@ def gather(
     root: Path,
     now: dt.datetime,
     since: dt.datetime | None,
-    here: standing.Machine | None = None,
-    asked: standing.Machine | None = None,
+    here: standing.StandingMachine | None = None,
+    asked: standing.StandingMachine | None = None,
     campaign: Campaign | None = None,
     nightly: NightlyFile | None = None,
     report: Callable[[str], None],
@@ -157,7 +153,6 @@ def gather(
         band=details.loss_band(root),
         campaign=campaign,
         nightly=nightly,
-        founding=published_figures.load(root),
         below=_below(history, found_night),
         problems=(*problems, *unread),
         fleets=fleets,
@@ -183,9 +178,10 @@ def _below(history: History, last: night.Night) -> tuple[Finding, ...]:
     return tuple(each for run in chosen for each in alerts.below_own_nights(history, run))
 
 
-def _notable(runs: Sequence[Run], groups: Iterable[speed.Group], last: night.Night) -> list[Run]:
-    """The runs that readers look at, the most important first: last night's failures, the newest of each
-    stack and machine, the rest of last night, then earlier failures.
+def _notable(runs: Sequence[Run], groups: Iterable[speed.SpeedGroup], last: night.Night) -> list[Run]:
+    """The runs that readers look at, the most important first:
+    last night's failures, the newest of each stack and machine, the rest of last night, then earlier
+    failures.
     """
     newest = {(run.stack, standing.machine_of(run), run.device_count): run for run in runs}
     grouped = [group.runs[-1] for group in groups]
@@ -220,15 +216,15 @@ def _detail(result: results.RunResult) -> Detail:
 
 
 def _machines(
-    known: tuple[standing.Machine, ...], asked: standing.Machine | None
-) -> tuple[standing.Machine, ...]:
+    known: tuple[standing.StandingMachine, ...], asked: standing.StandingMachine | None
+) -> tuple[standing.StandingMachine, ...]:
     """The known machines and the one that is asked for: that nothing is certified for it is an answer."""
     return known if asked is None or asked in known else tuple(sorted((*known, asked)))
 
 
 def _first(
-    here: standing.Machine | None, machines: Sequence[standing.Machine], runs: Sequence[Run]
-) -> standing.Machine | None:
+    here: standing.StandingMachine | None, machines: Sequence[standing.StandingMachine], runs: Sequence[Run]
+) -> standing.StandingMachine | None:
     """This host if anything is known about it, else the machine of the newest run."""
     if here in machines:
         return here

@@ -25,7 +25,7 @@ REFERENCE = "trainers/curves/CPU/llama-tiny.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class ShownFailure:
     """A check that did not pass: what it proves, and the first lines of why."""
 
     check: str
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The machine while one check ran; a reading that the machine does not have is None."""
+    """The machine while one check ran; `None` is a reading that the machine does not have."""
 
     check: str
     seconds: float
@@ -48,7 +48,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class DetailCurve:
     """Bandwidth over message size; a size without a bound has None there."""
 
     name: str
@@ -69,11 +69,11 @@ class LossBand:
     source: str
 
 
-def failures(result: RunResult) -> tuple[Failure, ...]:
+def failures(result: RunResult) -> tuple[ShownFailure, ...]:
     """The checks that failed, ended with an error or found the machine unfit."""
     bad = [check for check in result.checks if check.outcome in {"failed", "error", "invalid"}]
     return tuple(
-        Failure(check=check.id, outcome=check.outcome, proves=check.doc, reason=_lines(check.reason))
+        ShownFailure(check=check.id, outcome=check.outcome, proves=check.doc, reason=_lines(check.reason))
         for check in bad
     )
 
@@ -117,7 +117,7 @@ def _number(value: object) -> float | None:
     return round(float(value), 3) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
-def bandwidth(result: RunResult) -> tuple[Curve, ...]:
+def bandwidth(result: RunResult) -> tuple[DetailCurve, ...]:
     """Each bandwidth that was measured at three message sizes or more."""
     found: dict[str, dict[int, Metric]] = {}
     for metric in _metrics(result):
@@ -138,9 +138,9 @@ def _curve_name(metric: Metric) -> str:
     return f"{metric.name} ({dtype})" if isinstance(dtype, str) else metric.name
 
 
-def _curve(name: str, sizes: Mapping[int, Metric]) -> Curve:
+def _curve(name: str, sizes: Mapping[int, Metric]) -> DetailCurve:
     ordered = [sizes[size] for size in sorted(sizes)]
-    return Curve(
+    return DetailCurve(
         name=name,
         unit=ordered[0].unit,
         sizes=tuple(sorted(sizes)),

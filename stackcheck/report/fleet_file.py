@@ -10,7 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import AwareDatetime, FiniteFloat, ValidationError
+
+from stackcheck.files.border import Open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +25,7 @@ Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 BAD = ("FAILED", "UNFIT")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class JobPart(_Part):
+class JobPart(Open):
     """What the nodes ran."""
 
     id: str
@@ -39,7 +37,7 @@ class JobPart(_Part):
     created: AwareDatetime
 
 
-class NodePart(_Part):
+class NodePart(Open):
     """How one node ended."""
 
     node: str
@@ -56,7 +54,7 @@ class NodePart(_Part):
         return sum(outcome == "passed" for outcome in self.checks.values())
 
 
-class StragglerPart(_Part):
+class StragglerPart(Open):
     """A figure that stands out from the fleet."""
 
     node: str
@@ -68,15 +66,15 @@ class StragglerPart(_Part):
     loss: float
 
 
-class CulpritPart(_Part):
+class CulpritPart(Open):
     """What bad pairs come from."""
 
-    kind: Literal["node", "link"]
+    kind: Literal["node", "switch", "link"]
     names: tuple[str, ...]
     because: str
 
 
-class LinksPart(_Part):
+class LinksPart(Open):
     """What the pairs showed: GB/s, or why there is no speed."""
 
     pairs: tuple[tuple[str, str, FiniteFloat], ...]
@@ -102,7 +100,7 @@ class LinksPart(_Part):
         return any(names <= {one, other} for names in blamed)
 
 
-class LostPart(_Part):
+class LostPart(Open):
     """A node that was lost while it trained."""
 
     node: str
@@ -110,14 +108,14 @@ class LostPart(_Part):
     at_step: dict[str, int]
 
 
-class LayoutPart(_Part):
+class LayoutPart(Open):
     """How one layout trained."""
 
     first_step: int
     losses: tuple[FiniteFloat, ...]
 
 
-class TrainingPart(_Part):
+class TrainingPart(Open):
     """How the nodes trained together."""
 
     nodes: tuple[str, ...]
@@ -128,7 +126,7 @@ class TrainingPart(_Part):
 
 
 @dataclass(frozen=True)
-class Group:
+class FleetGroup:
     """The nodes of a rack and a partition."""
 
     rack: str
@@ -141,7 +139,7 @@ class Group:
         return sum(node.status in BAD for node in self.nodes)
 
 
-class FleetFile(_Part):
+class FleetFile(Open):
     """One run of a fleet."""
 
     job: JobPart
@@ -180,12 +178,12 @@ class FleetFile(_Part):
         names = {node.node for node in telling}
         return telling + [node for node in self.nodes if node.node not in names][:SHOWN_NODES]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[FleetGroup]:
         """The racks and partitions, the worst first; in each the nodes that stand out first."""
         found: dict[tuple[str, str], list[NodePart]] = {}
         for node in self._shown():
             found.setdefault((node.rack, node.partition), []).append(node)
-        made = [Group(rack, partition, tuple(nodes)) for (rack, partition), nodes in found.items()]
+        made = [FleetGroup(rack, partition, tuple(nodes)) for (rack, partition), nodes in found.items()]
         return sorted(made, key=lambda group: (-group.bad / len(group.nodes), group.rack, group.partition))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stackcheck.report.content import Content
     from stackcheck.report.night import Trouble
-    from stackcheck.report.speed import Group, Series
+    from stackcheck.report.speed import SpeedGroup, SpeedSeries
 
 SIGNS: dict[standing.State, str] = {
     "certified": "✔",
@@ -39,14 +39,15 @@ def render(content: Content) -> str:
     """The report."""
     parts = (
         *(_head(content), _certified(content), _grid(content)),
-        *(_night(content), _fleet(content), _speed(content), _founding(content)),
+        *(_night(content), _fleet(content), _speed(content)),
     )
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
 
 
 def escaped(text: str) -> str:
     """A text that Markdown shows as it is, in one line."""
-    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
+    printable = "".join(filter(str.isprintable, " ".join(text.split())))
+    return _MARKUP.sub(r"\\\1", printable)
 
 
 def _head(content: Content) -> Iterator[str]:
@@ -73,7 +74,7 @@ def _certified(content: Content) -> Iterator[str]:
         yield f"- **{escaped(warning)}**"
 
 
-def _machine(content: Content, machine: standing.Machine) -> Iterator[str]:
+def _machine(content: Content, machine: standing.StandingMachine) -> Iterator[str]:
     found = standing.offers(content.offered.images, machine)
     valid = [offer for offer in found if offer.image.current and offer.valid(content.made)]
     if not valid:
@@ -100,7 +101,7 @@ def _grid(content: Content) -> Iterator[str]:
         yield _row(escaped(title_of(stack)), *row)
 
 
-def _cell(cell: standing.Cell | None) -> str:
+def _cell(cell: standing.StandingCell | None) -> str:
     if cell is None:
         return "not run"
     return f"{SIGNS[cell.state]} {standing.WORDS[cell.state]}{SIMULATED if cell.simulated else ''}"
@@ -108,22 +109,6 @@ def _cell(cell: standing.Cell | None) -> str:
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _founding(content: Content) -> Iterator[str]:
-    """The rows that were tried here; a checkout without the file has none."""
-    tried = [(row, ours) for row in content.founding for ours in row.ours[-1:]]
-    if not tried:
-        return
-    yield "## The founding documents' figures, and ours"
-    yield ""
-    yield _row("Row", "Published on", "Published", "Ours on", "Ours", "Ratio", "Unit")
-    yield _row(*["---"] * 7)
-    for row, ours in tried:
-        value = "-" if ours.value is None else f"{ours.value:.5g}"
-        ratio = f"{ours.value / row.value:.2f}" if ours.value is not None and row.value else "-"
-        cells = (row.name, row.machine, row.published, ours.machine, value, ratio, row.unit)
-        yield _row(*map(escaped, cells))
 
 
 def _night(content: Content) -> Iterator[str]:
@@ -191,7 +176,7 @@ def _speed(content: Content) -> Iterator[str]:
         yield from _group(group)
 
 
-def _group(group: Group) -> Iterator[str]:
+def _group(group: SpeedGroup) -> Iterator[str]:
     judged = sorted(_judged(group.series), key=lambda series: series.margin or 0.0)
     mark = SIMULATED if group.runs[-1].simulated else ""
     yield f"\n<details><summary>{escaped(title_of(group.title))}{mark and ' (simulated)'}</summary>\n"
@@ -204,11 +189,11 @@ def _group(group: Group) -> Iterator[str]:
     yield "\n</details>"
 
 
-def _judged(series: Iterable[Series]) -> Sequence[Series]:
+def _judged(series: Iterable[SpeedSeries]) -> Sequence[SpeedSeries]:
     return [each for each in series if each.margin is not None]
 
 
-def _figure(series: Series) -> str:
+def _figure(series: SpeedSeries) -> str:
     latest = series.latest
     ceiling = f"{latest / series.ceiling:.1%}" if latest is not None and series.ceiling else NOTHING
     change = NOTHING if series.change is None else f"{series.change:+.1%}"

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stackcheck.history.runs import Run
-    from stackcheck.report.standing import Machine
+    from stackcheck.report.standing import StandingMachine
 
-_Place = tuple[str, "Machine", int]
+_Place = tuple[str, "StandingMachine", int]
 LENGTH = dt.timedelta(hours=24)
 
 

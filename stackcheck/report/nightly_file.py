@@ -1,31 +1,28 @@
-"""What `stackcheck nightly` did on this host. In: build/nightly/night.json. Out: `NightlyFile`: its line, its
-warnings, and each image that was not run with its reason.
+"""What `stackcheck nightly` did on this host. In: build/nightly/night.json.
+Out: `NightlyFile`: its line, its warnings, and each image that was not run with its reason.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.border import Open
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class NotRun(_Part):
+class ImageNotRun(Open):
     """An image that was not run, and why."""
 
     tag: str
     why: str
 
 
-class NightlyFile(_Part):
+class NightlyFile(Open):
     """The file, as far as the report shows it."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
@@ -34,7 +31,7 @@ class NightlyFile(_Part):
     line: str
     warnings: tuple[str, ...]
     reboot_pending: str | None
-    skipped: tuple[NotRun, ...]
+    skipped: tuple[ImageNotRun, ...]
 
 
 def load(path: Path) -> NightlyFile:

@@ -115,7 +115,7 @@ def title_of(stack: str) -> str:
 def _first_group(content: Content) -> int:
     """The group that is shown first: of the machine that is shown first, the one nearest to its bounds."""
 
-    def rank(group: speed.Group) -> tuple[bool, float]:
+    def rank(group: speed.SpeedGroup) -> tuple[bool, float]:
         here = content.here is not None and group.device_model == content.here.device_model
         margins = [series.margin for series in group.series if series.margin is not None]
         return not here, min(margins, default=math.inf)
@@ -128,7 +128,7 @@ def _short(digest: str) -> str:
     return re.sub(r"^sha256:", "", digest)[: blocks.SHORT]
 
 
-def _offers(content: Content, machine: standing.Machine) -> dict[str, Any]:
+def _offers(content: Content, machine: standing.StandingMachine) -> dict[str, Any]:
     """What is published for a machine: valid now, and no longer valid."""
     found = standing.offers(content.offered.images, machine)
     valid = [offer for offer in found if offer.image.current and offer.valid(content.made)]
@@ -137,7 +137,9 @@ def _offers(content: Content, machine: standing.Machine) -> dict[str, Any]:
     return {"valid": valid, "lost": lost, "earlier": earlier}
 
 
-def _elsewhere(content: Content, machine: standing.Machine) -> list[tuple[standing.Machine, int]]:
+def _elsewhere(
+    content: Content, machine: standing.StandingMachine
+) -> list[tuple[standing.StandingMachine, int]]:
     """The machines that are most like this one, with how many images are certified for each."""
     counted = [
         (other, len(_offers(content, other)["valid"])) for other in content.machines if other != machine
@@ -148,7 +150,7 @@ def _elsewhere(content: Content, machine: standing.Machine) -> list[tuple[standi
     )[:3]
 
 
-def _cell(content: Content, stack: str, machine: standing.Machine) -> standing.Cell | None:
+def _cell(content: Content, stack: str, machine: standing.StandingMachine) -> standing.StandingCell | None:
     found = (cell for cell in content.cells if (cell.stack, cell.machine) == (stack, machine))
     return next(found, None)
 

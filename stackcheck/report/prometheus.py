@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stackcheck.history.runs import Run
     from stackcheck.report.content import Content
-    from stackcheck.report.speed import Group
+    from stackcheck.report.speed import SpeedGroup
 
 HELP = {
     "stackcheck_report_time_seconds": "When these figures were written.",
@@ -64,7 +64,7 @@ def _samples(content: Content) -> Iterator[Sample]:
         yield from _figures(group)
 
 
-def _cell(cell: standing.Cell, *, known: bool) -> Iterator[Sample]:
+def _cell(cell: standing.StandingCell, *, known: bool) -> Iterator[Sample]:
     labels = {
         "stack": cell.stack,
         "device_model": cell.machine.device_model,
@@ -90,7 +90,7 @@ def _newest(runs: Sequence[Run]) -> Iterator[Sample]:
         yield ("stackcheck_run_failed_checks", labels, float(len(run.failed)))
 
 
-def _figures(group: Group) -> Iterator[Sample]:
+def _figures(group: SpeedGroup) -> Iterator[Sample]:
     for series in group.series:
         if series.margin is None or series.latest is None or series.bound is None:
             continue
@@ -129,5 +129,6 @@ def _sorted(labels: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 
 
 def _escaped(text: str) -> str:
-    """A label's value: backslash, quote and line feed are escaped, as the format asks."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """A label's value: backslash, quote and line feed are escaped, as the format asks; no other controls."""
+    printable = "".join(char for char in text if char.isprintable() or char == "\n")
+    return printable.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

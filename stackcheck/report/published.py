@@ -1,6 +1,6 @@
 """What a target publishes, and for which machines it is certified.
 
-In: a target, a pinned public key, a time. Out: one `Published` for each image, with one `CertifiedFor` for
+In: a target, a pinned public key, a time. Out: a `PublishedImage` for each image, with a `CertifiedFor` for
 each device model and driver. The page lists; before an image runs, `stackcheck verify` reads its bytes too.
 """
 
@@ -59,7 +59,7 @@ class CertifiedFor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PublishedImage:
     """One image in a target.
 
     Attributes:
@@ -86,7 +86,7 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rule:
+class _Counted:
     """Which statements count: of which key, how old, at which time."""
 
     public_key: Pinned
@@ -101,14 +101,14 @@ def published(
     max_age: dt.timedelta,
     *,
     plain_http: bool = False,
-) -> tuple[Published, ...]:
+) -> tuple[PublishedImage, ...]:
     """Every image of a target, by stack, the current one of a stack first.
 
     Raises:
         RegistryError: The target cannot be read.
     """
     store = open_store(target, plain_http=plain_http)
-    rule = _Rule(public_key=public_key, now=now, max_age=max_age)
+    rule = _Counted(public_key=public_key, now=now, max_age=max_age)
     found = [_image(store, digest, names, rule) for digest, names in _images(store).items()]
     return tuple(sorted(found, key=lambda image: (image.stack, not image.current, image.reference)))
 
@@ -130,7 +130,7 @@ def _images(store: Store) -> dict[str, list[str]]:
     return found
 
 
-def _image(store: Store, digest: str, names: Sequence[str], rule: _Rule) -> Published:
+def _image(store: Store, digest: str, names: Sequence[str], rule: _Counted) -> PublishedImage:
     floating = [name for name in names if not tags.is_unique(name)]
     name = min(floating or names)
     statements = _statements(store, digest, rule.public_key)
@@ -138,7 +138,7 @@ def _image(store: Store, digest: str, names: Sequence[str], rule: _Rule) -> Publ
     certificate = facts(latest) if latest else {}
     revoked = latest is not None and status(latest) != "PASSED"
     machines = _machines(_passed(statements, rule.now), rule.max_age)
-    return Published(
+    return PublishedImage(
         digest=digest,
         reference=f"{store.target}:{name}",
         current=bool(floating),

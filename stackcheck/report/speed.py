@@ -1,4 +1,4 @@
-"""How fast each stack is. In: runs and points. Out: `Group`s of `Series`: one metric over the runs. Pure.
+"""How fast each stack is. In: runs and points. Out: `SpeedGroup`s, each of one metric over the runs. Pure.
 
 A group is one stack on one number of one device model; drivers change inside of it, so that a step at a new
 driver shows. Of the points those that a bound judges count; where there are none (a processor has no bounds),
@@ -37,14 +37,14 @@ class Shift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class SpeedSeries:
     """One metric of one check over the runs of a group.
 
     Attributes:
         values: One for each run of the group; None where the run has no such figure.
         bound: The bound of the newest figure.
         ceiling: What the device could reach at most.
-        month: The median of the figures a month before the newest; None if there is none.
+        month: The median of the figures a month before the newest; `None` without such figures.
         shifts: Where the level changed, on each node.
     """
 
@@ -78,7 +78,7 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class SpeedGroup:
     """One stack on one number of one device model, with its runs, oldest first.
 
     Attributes:
@@ -89,7 +89,7 @@ class Group:
     device_model: str
     device_count: int
     runs: tuple[Run, ...]
-    series: tuple[Series, ...]
+    series: tuple[SpeedSeries, ...]
     warned: tuple[regressions.Warned, ...] = ()
 
     @property
@@ -123,7 +123,7 @@ class _Gathered:
         return sorted(judged or (name for name, (_, point) in self.newest.items() if alerts.is_figure(point)))
 
 
-def groups(points: Iterable[tuple[Run, Point]]) -> tuple[Group, ...]:
+def groups(points: Iterable[tuple[Run, Point]]) -> tuple[SpeedGroup, ...]:
     """The groups of measured points, by stack and device."""
     places: dict[_Place, _Gathered] = {}
     for run, point in points:
@@ -136,11 +136,11 @@ def _is_judged(point: Point) -> bool:
     return point.direction is not None and point.bound is not None
 
 
-def _group(place: _Place, gathered: _Gathered) -> Group:
+def _group(place: _Place, gathered: _Gathered) -> SpeedGroup:
     runs = tuple(sorted(gathered.runs.values(), key=lambda run: run.started))
     series = tuple(_series(gathered, name, runs) for name in gathered.chosen())
     by_node = [each for item in series for each in _by_node(item, runs)]
-    return Group(
+    return SpeedGroup(
         stack=place[0],
         device_model=place[1],
         device_count=place[2],
@@ -150,10 +150,10 @@ def _group(place: _Place, gathered: _Gathered) -> Group:
     )
 
 
-def _series(gathered: _Gathered, name: _Name, runs: Sequence[Run]) -> Series:
+def _series(gathered: _Gathered, name: _Name, runs: Sequence[Run]) -> SpeedSeries:
     values = [gathered.values[name].get(run.record) for run in runs]
     _, last = gathered.newest[name]
-    found = Series(
+    found = SpeedSeries(
         check=last.check,
         name=last.name,
         unit=last.unit,
@@ -166,7 +166,7 @@ def _series(gathered: _Gathered, name: _Name, runs: Sequence[Run]) -> Series:
     return dataclasses.replace(found, shifts=tuple(_shifts(found, runs)))
 
 
-def _shifts(series: Series, runs: Sequence[Run]) -> Iterator[Shift]:
+def _shifts(series: SpeedSeries, runs: Sequence[Run]) -> Iterator[Shift]:
     """The steps on each node: chips differ more than nights do, so nodes are never mixed."""
     if series.direction is None:
         return
@@ -176,7 +176,7 @@ def _shifts(series: Series, runs: Sequence[Run]) -> Iterator[Shift]:
             yield Shift(at=numbers[step.night], node=node, loss=step.loss)
 
 
-def _by_node(series: Series, runs: Sequence[Run]) -> Iterator[regressions.Series]:
+def _by_node(series: SpeedSeries, runs: Sequence[Run]) -> Iterator[regressions.Series]:
     """A series as regressions.py reads it: one for each node."""
     if series.direction is None:
         return
@@ -191,7 +191,7 @@ def _by_node(series: Series, runs: Sequence[Run]) -> Iterator[regressions.Series
         )
 
 
-def _numbers(series: Series, runs: Sequence[Run]) -> dict[str, list[int]]:
+def _numbers(series: SpeedSeries, runs: Sequence[Run]) -> dict[str, list[int]]:
     """Node -> the numbers of its runs that have a figure."""
     found: dict[str, list[int]] = {}
     for number, run in enumerate(runs):

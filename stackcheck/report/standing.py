@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from stackcheck.history.runs import Run
-    from stackcheck.report.published import CertifiedFor, Published
+    from stackcheck.report.published import CertifiedFor, PublishedImage
 
 State = Literal["certified", "passed", "failed", "unfit", "expired", "revoked"]
 WORDS: Mapping[State, str] = {
@@ -28,7 +28,7 @@ WORDS: Mapping[State, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Machine:
+class StandingMachine:
     """What a certificate is for: a device model and its driver; an empty driver stands for none."""
 
     device_model: str
@@ -43,7 +43,7 @@ class Machine:
 class Offer:
     """A published image and what it is certified for on one machine."""
 
-    image: Published
+    image: PublishedImage
     machine: CertifiedFor
 
     def valid(self, now: dt.datetime) -> bool:
@@ -52,7 +52,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class StandingCell:
     """One stack on one machine.
 
     Attributes:
@@ -63,7 +63,7 @@ class Cell:
     """
 
     stack: str
-    machine: Machine
+    machine: StandingMachine
     state: State
     newest: Run | None
     runs: int
@@ -75,12 +75,12 @@ class Cell:
         return self.newest is not None and self.newest.simulated
 
 
-def machine_of(run: Run) -> Machine:
+def machine_of(run: Run) -> StandingMachine:
     """The machine of a run."""
-    return Machine(device_model=run.device_model, driver=run.driver or "")
+    return StandingMachine(device_model=run.device_model, driver=run.driver or "")
 
 
-def offers(images: Iterable[Published], machine: Machine) -> tuple[Offer, ...]:
+def offers(images: Iterable[PublishedImage], machine: StandingMachine) -> tuple[Offer, ...]:
     """The images that are or were certified for a machine: of most devices first, the newest first."""
     found = [
         Offer(image=image, machine=each)
@@ -91,19 +91,21 @@ def offers(images: Iterable[Published], machine: Machine) -> tuple[Offer, ...]:
     return tuple(sorted(found, key=lambda offer: (offer.image.stack, -offer.machine.verified.timestamp())))
 
 
-def machines(runs: Iterable[Run], images: Iterable[Published]) -> tuple[Machine, ...]:
+def machines(runs: Iterable[Run], images: Iterable[PublishedImage]) -> tuple[StandingMachine, ...]:
     """Every machine that a run or a certificate names, in order."""
     certified = {
-        Machine(device_model=each.device_model, driver=each.driver or "")
+        StandingMachine(device_model=each.device_model, driver=each.driver or "")
         for image in images
         for each in image.machines
     }
     return tuple(sorted(certified | {machine_of(run) for run in runs}))
 
 
-def cells(runs: Sequence[Run], images: Sequence[Published], now: dt.datetime) -> tuple[Cell, ...]:
+def cells(
+    runs: Sequence[Run], images: Sequence[PublishedImage], now: dt.datetime
+) -> tuple[StandingCell, ...]:
     """Every stack on every machine on which it ran or is certified; runs come oldest first."""
-    ran: dict[tuple[str, Machine], list[Run]] = {}
+    ran: dict[tuple[str, StandingMachine], list[Run]] = {}
     for run in runs:
         ran.setdefault((run.stack, machine_of(run)), []).append(run)
     offered = {
@@ -118,16 +120,16 @@ def cells(runs: Sequence[Run], images: Sequence[Published], now: dt.datetime) ->
 
 
 def _cell(
-    key: tuple[str, Machine],
+    key: tuple[str, StandingMachine],
     runs: Sequence[Run],
     offer: Offer | None,
-    images: Iterable[Published],
+    images: Iterable[PublishedImage],
     now: dt.datetime,
-) -> Cell:
+) -> StandingCell:
     stack, machine = key
     newest = runs[-1] if runs else None
     valid = offer is not None and offer.valid(now)
-    return Cell(
+    return StandingCell(
         stack=stack,
         machine=machine,
         state=_state(newest, offer, now, revoked=_revoked(stack, machine, newest, images)),
@@ -152,7 +154,9 @@ def _state(newest: Run | None, offer: Offer | None, now: dt.datetime, *, revoked
     return states[newest.status]
 
 
-def _revoked(stack: str, machine: Machine, newest: Run | None, images: Iterable[Published]) -> bool:
+def _revoked(
+    stack: str, machine: StandingMachine, newest: Run | None, images: Iterable[PublishedImage]
+) -> bool:
     """Whether all that was certified there was revoked, or the image of the newest run was."""
     mine = [offer.image for offer in offers(images, machine) if offer.image.stack == stack]
     revoked = {image.digest for image in mine if image.standing == "revoked"}
@@ -160,9 +164,9 @@ def _revoked(stack: str, machine: Machine, newest: Run | None, images: Iterable[
     return ran in revoked or (bool(mine) and all(image.standing == "revoked" for image in mine))
 
 
-def warnings(found: Iterable[Cell]) -> tuple[str, ...]:
+def warnings(found: Iterable[StandingCell]) -> tuple[str, ...]:
     """The drivers not to roll out: the newest run failed on it, and another driver is certified."""
-    by_place: dict[tuple[str, str], list[Cell]] = {}
+    by_place: dict[tuple[str, str], list[StandingCell]] = {}
     for cell in found:
         by_place.setdefault((cell.stack, cell.machine.device_model), []).append(cell)
     lines = []
@@ -172,11 +176,11 @@ def warnings(found: Iterable[Cell]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _unproven(cell: Cell) -> bool:
+def _unproven(cell: StandingCell) -> bool:
     return cell.state == "failed" and cell.newest is not None and cell.offer is None
 
 
-def _warning(stack: str, model: str, cell: Cell, certified: Sequence[str]) -> str:
+def _warning(stack: str, model: str, cell: StandingCell, certified: Sequence[str]) -> str:
     mark = " (simulated)" if cell.simulated else ""
     return (
         f"Do not roll out driver {cell.machine.driver or 'none'} on {model}: {stack} failed on it"

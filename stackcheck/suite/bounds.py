@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.border import Open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ DRIVER = "driver_listed"  # the metric of the check that compares driver and run
 Key = tuple[str, int]  # check id, index of the metric in it
 
 
-class Bound(BaseModel):
+class Bound(Open):
     """One committed bound, and where it comes from: `class` in the file is `kind` here, because of Python."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, validate_by_name=True, validate_by_alias=True)
@@ -52,13 +53,11 @@ class Bound(BaseModel):
 class DriverSupport(BaseModel):
     """What the documents say about this driver and runtime: listed, unlisted or refused, in words."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
     state: Literal["listed", "unlisted", "refused"]
     says: str
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class _BoundsAnswer(Open):
     driver: DriverSupport | None = None
     reached: tuple[bool, ...]
     bounds: tuple[Bound | None, ...]
@@ -122,10 +121,11 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
         "devices": len(host.devices),
         "nvls": host.nvls,
         "tier": result.tier,
+        "skipped": [check.id for check in result.checks if check.outcome == "skipped"],
         "torch": result.software.get("torch"),
         "driver": _driver(result),
     }
-    answer = _Answer.model_validate_json((ask or ask_suites)(root, asked))
+    answer = _BoundsAnswer.model_validate_json((ask or ask_suites)(root, asked))
     found = zip(keys, answer.reached, answer.bounds, strict=True)
     return Bounds(
         of={key: bound for key, reached, bound in found if reached},
@@ -137,13 +137,13 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
 
 
 def missing(root: Path, model: str, devices: int, tier: str) -> tuple[str, ...]:
-    """The figures that a run of a tier judges on so many devices of a model, and that have no bound.
+    """The figures without a bound that a run of a tier judges on a number of devices of a model.
 
     Raises:
         ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
     """
     asked = {"model": model, "entries": [], "figures": [], "devices": devices, "nvls": None, "tier": tier}
-    return _Answer.model_validate_json(ask_suites(root, asked)).missing
+    return _BoundsAnswer.model_validate_json(ask_suites(root, asked)).missing
 
 
 def _driver(result: RunResult) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _driver(result: RunResult) -> dict[str, Any]:
 
 
 def told_runtime(result: RunResult) -> str | None:
-    """The ROCm or CUDA release that torch was built with, as the run told it."""
+    """The ROCm or CUDA release that torch was built with, as the run's result says."""
     told = _shown(result).get("runtime")
     return told if isinstance(told, str) else None
 

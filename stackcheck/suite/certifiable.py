@@ -115,7 +115,7 @@ def serves(built: str, arch: str) -> bool:
 
 @functools.cache
 def missing_bounds(root: Path, model: str, count: int, tier: Tier = "standard") -> tuple[str, ...]:
-    """The figures that a run of the tier judges on so many devices of a model, and that have no bound.
+    """The figures without a bound that a run of the tier judges on `count` devices of a model.
 
     Raises:
         ConfigurationError: The checkout has no suites, or no row for the model.

@@ -6,7 +6,6 @@ with its package URL, its declared licences, and the hash of its wheel where pip
 
 from __future__ import annotations
 
-import email.parser
 import functools
 import json
 import re
@@ -21,6 +20,8 @@ from packageurl import PackageURL
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 
+from stackcheck.files import dpkg_status
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -33,7 +34,6 @@ Record = dict[str, Any]
 LONGEST_NAME = 80
 DECLARED = LicenseAcknowledgement.DECLARED
 LICENCE_CLASSIFIER = "License :: "
-INSTALLED = "install ok installed"
 UNKNOWN = "UNKNOWN"  # what setuptools writes for a missing field
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -65,11 +65,9 @@ def _debian(records: Sequence[Record], release: Mapping[str, str]) -> Iterator[C
     files = {item["package"]: item["digest"] for item in records if item["kind"] == "files"}
     origin = release.get("ID", "debian")
     distribution = {"distro": f"{origin}-{release['VERSION_ID']}"} if "VERSION_ID" in release else {}
-    for stanza in _stanzas(records):
-        name = stanza.get("Package", "").strip()
-        if stanza.get("Status") != INSTALLED or not name:
-            continue
-        version, arch = stanza.get("Version"), stanza.get("Architecture", "")
+    text = "\n\n".join(item["text"] for item in records if item["kind"] == "dpkg")
+    for stanza, _ in dpkg_status.installed(text):
+        name, version, arch = stanza["Package"], stanza.get("Version"), stanza.get("Architecture", "")
         purl = PackageURL("deb", origin, name, version, qualifiers={"arch": arch, **distribution})
         listed = files.get(name) or files.get(f"{name}:{arch}")
         yield Component(
@@ -80,14 +78,6 @@ def _debian(records: Sequence[Record], release: Mapping[str, str]) -> Iterator[C
             licenses=_licences(licences.get(name, ())),
             properties=_properties(source=stanza.get("Source"), files_sha256=listed),
         )
-
-
-def _stanzas(records: Sequence[Record]) -> Iterator[Mapping[str, str]]:
-    """The paragraphs of dpkg's database."""
-    parser = email.parser.HeaderParser()
-    for item in records:
-        if item["kind"] == "dpkg":
-            yield from (dict(parser.parsestr(part)) for part in item["text"].split("\n\n") if part.strip())
 
 
 def _python(records: Sequence[Record]) -> Iterator[Component]:

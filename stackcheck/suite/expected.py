@@ -33,7 +33,7 @@ def check_ids(root: Path, *, vendor: Vendor, tier: Tier, count: int) -> tuple[st
         count: How many devices run: some checks are parametrized by it.
 
     Raises:
-        ConfigurationError: The file is missing or malformed, or has no list for so many devices.
+        ConfigurationError: The file is missing or malformed, or has no list for this number of devices.
     """
     path = root / "tests" / "acceptance" / "checks.json"
     try:

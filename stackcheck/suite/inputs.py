@@ -12,6 +12,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.digest import sha256_of
 from stackcheck.suite import toolkit
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 class InputDigests:
     """Digests (sha256:…) of what a result depends on besides the image and the host.
 
-    `matrix` is None for a checkout without matrix.yaml. `runner` is of the tool's pytest and its launcher.
+    `matrix` is `None` for a checkout without matrix.yaml. `runner` is of the tool's pytest and its launcher.
     """
 
     suites: str
@@ -77,15 +78,11 @@ def digest(frozen: Path, *, matrix: Path | None) -> InputDigests:
         suites=_tree_digest(frozen, (path for path in files if not path.is_relative_to(thresholds))),
         trainers=_tree_digest(frozen, (path for path in (frozen / "trainers").rglob("*") if path.is_file())),
         thresholds=_tree_digest(frozen, (path for path in files if path.is_relative_to(thresholds))),
-        matrix=_file_digest(matrix) if matrix is not None and matrix.exists() else None,
+        matrix="sha256:" + sha256_of(matrix) if matrix is not None and matrix.exists() else None,
         runner=_tree_digest(frozen, (path for path in (frozen / RUNNER).rglob("*") if path.is_file())),
     )
 
 
 def _tree_digest(root: Path, files: Iterable[Path]) -> str:
-    lines = sorted(f"{path.relative_to(root).as_posix()} {_file_digest(path)}" for path in files)
+    lines = sorted(f"{path.relative_to(root).as_posix()} sha256:{sha256_of(path)}" for path in files)
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()

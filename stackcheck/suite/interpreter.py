@@ -2,8 +2,9 @@
 
 The engine reads the files, so nothing in the image runs for this. The program that PATH names first is
 accepted only if a package of the image owns it with this very content: Debian's packages, or conda's. Where
-none does (python:3.12, uv), whoever certifies names the digests that they accept, and the certificate says
-so. Whoever forges the package database too is not stopped here; docs/certificates.md says what remains.
+none does (python:3.12, uv), the person who certifies names the digests that they accept, and the certificate
+says so. This does not stop an attacker who also forges the package database; docs/certificates.md says what
+remains.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class UnownedPythonError(ChecksFailedError):
     Args:
         reference: The image.
         of_file: File -> digest, of the program and of the libraries that hold the interpreter.
-        accepted: The digests that whoever certifies accepts.
+        accepted: The digests that the person who certifies accepts.
     """
 
     def __init__(self, reference: str, of_file: Mapping[str, str], accepted: Collection[str]) -> None:
@@ -59,7 +60,7 @@ class Interpreter:
         path: As PATH names it; a virtual environment is found by this path.
         file: The file at the end of its links.
         sha256: Of that file.
-        package: The package that owns the file, and its version. None: no package does, and whoever
+        package: The package that owns the file, and its version. `None`: no package does, and the person who
             certifies accepted the file by its digest.
         libraries: Of a file that no package owns: the shared libraries that hold the interpreter, and the
             digest of each.
@@ -87,8 +88,8 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
 
     Raises:
         UnownedPythonError: No package owns it, and its digest is not accepted.
-        ChecksFailedError: There is none, it is a script, it takes its library from somewhere else, or the
-            image loads a library into every program.
+        ChecksFailedError: There is no Python, it is a script, it takes its library from somewhere else, or
+            the image loads a library into every program.
         EngineError: The engine does not have the image.
     """
     env = engine.inspect(reference).env
@@ -222,7 +223,7 @@ def _require_no_preload(files: ImageFiles, reference: str) -> None:
 
 
 def _require_accepted(found: Interpreter, body: bytes, accepted: Collection[str], reference: str) -> None:
-    """A Python of no package counts only if whoever certifies named the digest of each of its files."""
+    """Refuse a Python that no package owns unless the digest of each of its files is in `accepted`."""
     of_file = {found.file: found.sha256, **found.libraries}
     is_program = body.startswith(libpython.ELF)
     if is_program and set(of_file.values()) <= set(accepted):

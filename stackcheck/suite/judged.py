@@ -1,16 +1,31 @@
-"""A run of the suites with its verdict: what the flow, a night and a comparison hand on."""
+"""Run the suites in an image and judge the run: the only caller of `suite.run.run` and of `verdict.judge`.
+
+In: a subject, a tier, a folder. Out: a `JudgedRun`, and verdict.json in that folder. The flow, a night, a
+pair, a search and a node of a fleet differ in what they run and in what follows, never in how.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
-from stackcheck.suite import verdict
+from stackcheck.files.atomic import write_atomically
+from stackcheck.policy import is_enough
+from stackcheck.suite import bounds, certifiable, foreign, needed, requirements, run, sbom, verdict
+from stackcheck.suite.last_run import CANNOT_CERTIFY
+from stackcheck.vendors import seen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from stackcheck.engine.client import Engine
+    from stackcheck.policy import Tier
+    from stackcheck.suite.requirements import Requirements
     from stackcheck.suite.results import RunResult
+    from stackcheck.suite.run import RunPlan
+    from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Status, Verdict
 
 
@@ -19,6 +34,7 @@ class JudgedRun:
     """A run of the suites and its verdict.
 
     Attributes:
+        plan: What ran, and on which host.
         result: What the suites measured.
         verdict: PASSED, FAILED or UNFIT, with reasons.
         folder: `build/<name>/`, with the log of the run.
@@ -26,6 +42,7 @@ class JudgedRun:
         record: Digest of the run's record in the history; None if it is not kept.
     """
 
+    plan: RunPlan
     result: RunResult
     verdict: Verdict
     folder: Path
@@ -41,3 +58,84 @@ class JudgedRun:
         """
         if self.verdict.status not in accepted:
             raise verdict.refusal(self.verdict, self.folder)
+
+    def judged_as(self, changed: Verdict) -> JudgedRun:
+        """The same run with a verdict that further measurements changed, also in verdict.json."""
+        _write(changed, self.folder)
+        return dataclasses.replace(self, verdict=changed)
+
+
+def run_and_judge(
+    subject: Subject,
+    engine: Engine,
+    *,
+    tier: Tier,
+    root: Path,
+    out: Path,
+    report: Callable[[str], None],
+    reuse: Callable[[RunResult], bool],
+) -> JudgedRun:
+    """Run the suites, or take the earlier result if nothing changed; then judge it.
+
+    Args:
+        subject: The image under test.
+        engine: Starts the containers.
+        tier: How thorough the suites are.
+        root: The checkout, whose suites, bounds, waivers and list of checks decide.
+        out: Takes the files of the run.
+        report: Called with each line of progress.
+        reuse: Whether the earlier result in `out`, of the same plan, may stand for a new run.
+
+    Raises:
+        ChecksFailedError: The run has no valid result, or an image from elsewhere lacks what the suites need.
+    """
+    plan = run.plan(subject, tier=tier, root=root, out=out)
+    for reason in certifiable.before_a_run(subject, plan.host, tier, root):
+        report(f"{subject.name}: this run cannot end PASSED: {reason}")
+    earlier = run.earlier_result(plan, out)
+    kept = earlier if earlier and reuse(earlier) else None
+    if kept:
+        report(f"{subject.name}: not run again: same image, suites, thresholds and host")
+    required = requirements.of(subject, plan.host, tier, root)
+    if subject.stack is None:
+        packages = sbom.load_or_create(subject.image, engine, out, report, accepted=subject.accepted_python)
+        required = dataclasses.replace(required, known_issues=foreign.issues(packages, plan.host, root))
+        for issue in required.known_issues:
+            report(f"{subject.name}: known issue {issue.id}: {issue.symptom} ({issue.issue}; {issue.fix})")
+        if kept is None:
+            needed.require(packages, subject, engine)
+    result = kept or measure(plan, engine, out=out, report=report)
+    found = judge(result, dataclasses.replace(required, seen=seen.look(plan.host)), root)
+    _write(found, out)
+    _announce(plan, result, found, report)
+    return JudgedRun(plan=plan, result=result, verdict=found, folder=out, reused=kept is not None)
+
+
+def measure(
+    plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], None], only: str | None = None
+) -> RunResult:
+    """Run a plan without a verdict; `only` selects checks (pytest's -k).
+
+    Raises:
+        ChecksFailedError: The run has no valid result.
+    """
+    return run.run(dataclasses.replace(plan, only=only), engine, out=out, report=report)
+
+
+def judge(result: RunResult, required: Requirements, root: Path, ask: bounds.Ask | None = None) -> Verdict:
+    """The verdict of the checkout `root` on a run; `ask` is for a caller that keeps answers about bounds."""
+    return verdict.judge(result, required, bounds.look_up(result, root, ask))
+
+
+def _announce(plan: RunPlan, result: RunResult, found: Verdict, report: Callable[[str], None]) -> None:
+    name, vendor = plan.subject.name, plan.subject.vendor
+    if not is_enough(plan.tier, plan.subject.policy.certifies[vendor]):
+        report(f"{name}: a {plan.tier} run does not certify {vendor}; {CANNOT_CERTIFY}")
+    report(f"{name}: {found.words(len(result.checks))}")
+    for waiver in found.waivers:
+        if any(waiver.covers(check) for check in found.warned):
+            report(f"{name}: {waiver.words()}")
+
+
+def _write(found: Verdict, folder: Path) -> None:
+    write_atomically(folder / "verdict.json", (json.dumps(found.as_json(), indent=2).encode(),))

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.imaging.image import load_image
 from stackcheck.matrix import matrix
 from stackcheck.policy import is_enough
-from stackcheck.suite import bounds, expected, inputs, results, verdict
+from stackcheck.suite import bounds, expected, inputs, results
+from stackcheck.suite.judged import judge
 from stackcheck.suite.requirements import Requirements, facts_of
+from stackcheck.suite.subject import find_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,13 +49,14 @@ class Judgement:
     not_compared: tuple[str, ...]
 
 
-def judge_file(path: Path, root: Path, stack: Stack | None) -> Judgement:
+def judge_file(path: Path, root: Path, stack: Stack | None, *, made_up: bool = False) -> Judgement:
     """The verdict of this checkout on a result file.
 
     Args:
         path: The result.json of any run.
         root: The checkout.
         stack: The stack whose waivers, machines and declaration apply; None: none apply.
+        made_up: Whether a made-up result may pass, as no verb lets it.
 
     Raises:
         ConfigurationError: The file is not the result of a run, or not of this stack; or the checkout has no
@@ -65,8 +67,9 @@ def judge_file(path: Path, root: Path, stack: Stack | None) -> Judgement:
     policy = matrix.load(root / "matrix.yaml").policy
     now = _inputs_of(root)
     same = result.inputs.thresholds == now["thresholds"]
-    needed = dataclasses.replace(_requirements(result, root, stack, policy), same_thresholds=same)
-    found = verdict.judge(result, needed, bounds.look_up(result, root))
+    needed = _requirements(result, root, stack, policy)
+    needed = dataclasses.replace(needed, same_thresholds=same, made_up=made_up)
+    found = judge(result, needed, root)
     return Judgement(
         result=result,
         verdict=found,
@@ -123,8 +126,8 @@ def _image(result: RunResult, root: Path, stack: Stack | None) -> str:
 
 def _built_here(root: Path, stack: Stack | None) -> str | None:
     """The config digest of a stack's image; None if it was not built in this checkout."""
-    path = root / "build" / stack.id / "image.json" if stack else None
-    return load_image(path).config_digest if path and path.exists() else None
+    built = stack and (root / "build" / stack.id / "image.json").exists()
+    return find_image(stack.id, root).config_digest if stack and built else None
 
 
 def _inputs_of(root: Path) -> Mapping[str, str | None]:

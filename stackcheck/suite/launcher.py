@@ -9,17 +9,23 @@ pytest-xdist starts its workers by the same command (tests/conftest.py), with `-
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
+import signal
 import site
 import sys
+import threading
+import time
 from pathlib import Path
 
 TOOLKIT = str(Path(__file__).resolve().parent / "pytest")
+POLL_S, END_S = 1.0, 30.0
 FLAGS = ("-u", "-B")  # pytest-xdist passes them; the command that starts this file has them already
 
 
 def main() -> None:
     """Set up the import path, then run what the arguments name."""
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     _add_site_packages()
     sys.path.insert(0, TOOLKIT)
     _ignore_entry_points()
@@ -32,6 +38,15 @@ def main() -> None:
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  # as `python -c` does
     else:
         sys.exit(f"expected -m MODULE or -c CODE, got {option}")
+
+
+def _end_with(parent: int) -> None:
+    """When the parent was killed, nobody waits for the suites: end in order, and if that fails at once."""
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(END_S)
+    os._exit(1)
 
 
 def _add_site_packages() -> None:

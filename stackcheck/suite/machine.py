@@ -2,7 +2,8 @@
 
 UNFIT says that a run tells nothing about the image, so it needs evidence about the machine: throttling,
 another process, a lowered power cap, a link that is down. A check that ends `invalid` names such states, and
-the readings beside it have to show them; else it counts as failed. Pure.
+the readings beside it have to show them; else it counts as failed. The image wrote the readings: where this
+host can see the same part by itself (`seen`), the two have to agree. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from stackcheck.suite.results import CheckResult, MachineFinding
+    from stackcheck.vendors.seen import Seen
 
 NO_EVIDENCE = "it names no state of the machine, so it counts as failed"
 # Our own processes are gone when the devices are read beside a figure; a driver keeps less than this.
@@ -21,40 +23,55 @@ OWN_BYTES = 2 << 30
 # What a device returns that fell off its bus. Other errors can come from the image's own library.
 GONE = ("all ones", "GPU_IS_LOST", "RESET_REQUIRED", "NO_RESPONSE")
 
+# The reports of a driver that no program causes, by their beginning: the suites' vendors/*_events.py.
+XIDS = (48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 145)
+MACHINE_FAULTS = (
+    *(f"Xid {number}:" for number in XIDS),
+    *("uncorrectable ECC error", "a memory row could not be remapped", "fatal poison error", "poison error"),
+    *("the GPU is unavailable", "thermal throttling", "the GPU is being reset", "the GPU was reset"),
+)
+OLDER_SLOT = "pcie_generation"  # the condition of host copies, where the slot is older than the device
+MEMORY_SHARE = 0.98  # of the nominal size; ECC and the driver reserve the rest
 CLOCKS_SET = "application clocks"  # a setting that holds the clocks down
 
 Readings = dict[str, Any]
 
 
-def problem(check: CheckResult, rows: Sequence[Mapping[str, Any]] = ()) -> str | None:
+def problem(
+    check: CheckResult, rows: Sequence[Mapping[str, Any]] = (), seen: Seen | None = None
+) -> str | None:
     """Why an invalid check is not accepted as UNFIT; None if its telemetry shows each state it names.
 
     Args:
         check: The check, as the image wrote it.
-        rows: The rows of devices.json for this host's devices; they say how many lanes a link has.
+        rows: The rows of devices.json for this host's devices, in their order: lanes, memory, PCIe.
+        seen: What this host itself saw of its devices; None: the run was on another host.
     """
     if not check.machine:
         return NO_EVIDENCE
     for found in check.machine:
-        if not _is_shown(found, check, rows):
+        if not (_is_shown(found, check, rows) and _agrees(found, seen, rows)):
             where = "the machine" if found.device is None else f"device {found.device}"
             return f"no reading shows {found.kind!r} on {where}, so it counts as failed"
     return None
 
 
 def _is_shown(found: MachineFinding, check: CheckResult, rows: Sequence[Mapping[str, Any]]) -> bool:
-    if found.kind == "link":
-        return _links_are_bad(check, _lanes(rows))
-    if found.kind == "firmware":
-        return _firmware_differs(check)
-    states = list(_states(check, found.device))
-    if found.kind == "throttled" and _was_throttled(check, found.device):
-        return True
-    if found.kind == "clocks" and CLOCKS_SET in _list(_at(check.evidence.after, "during").get("throttle")):
-        return True
-    if found.kind in {"throttled", "memory errors"} and _grew(states, found.kind):
-        return True
-    return any(_SHOWN[found.kind](state) for state in states)
+    row: Mapping[str, Any] = rows[0] if rows else {}  # all devices are of one model
+    after, states = check.evidence.after, list(_states(check, found.device))
+    shown = {
+        "link": lambda: _links_are_bad(check, _lanes(rows)),
+        "firmware": lambda: _firmware_differs(check),
+        "pcie": lambda: _is_narrow(_at(after, "pcie", str(found.device)), row),
+        "short memory": lambda: any(_is_short(state.get("memory_bytes"), row) for state in states),
+        "driver fault": lambda: _faults_are_the_machines(check, found.device),
+        "missing device": lambda: bool(_list(after.get("missing"))),
+        "throttled": lambda: _was_throttled(check, found.device) or _grew(states, "throttled"),
+        "clocks": lambda: CLOCKS_SET in _list(_at(after, "during").get("throttle")),
+        "memory errors": lambda: _grew(states, "memory errors"),
+    }
+    state_shows = _SHOWN.get(found.kind, lambda _state: False)
+    return any(map(state_shows, states)) or (found.kind in shown and shown[found.kind]())
 
 
 def _states(check: CheckResult, device: int | None) -> Iterator[Readings]:
@@ -123,7 +140,7 @@ def _is_capped(state: Readings) -> bool:
 
 
 def _is_partitioned(state: Readings) -> bool:
-    """Whether a device is in another mode than the one that every bound assumes."""
+    """Whether a device is in a mode that differs from the one that every bound assumes."""
     usual = {"mig": "disabled", "compute": "SPX", "memory": "NPS1"}
     partition = _at(state, "partition")
     return any(partition.get(name, mode) != mode for name, mode in usual.items())
@@ -157,6 +174,55 @@ _SHOWN: dict[str, Callable[[Readings], bool]] = {
 }
 
 
+def _agrees(found: MachineFinding, seen: Seen | None, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether what this host saw agrees with a claim about a part that it can see without a load."""
+    if seen is None:
+        return True
+    if found.kind == "missing device":
+        return bool(seen.unlisted)
+    number = -1 if found.device is None else found.device
+    if found.kind == "short memory":
+        return any(_is_short(held, rows[0]) for held in seen.memory_bytes[number : number + 1])
+    if found.kind == "pcie":  # where the kernel does not show a link, there is nothing to compare
+        return all(
+            link is None or _is_narrow(vars(link), rows[0]) for link in seen.links[number : number + 1]
+        )
+    return True
+
+
+def slot_problem(conditions: Mapping[str, Any], seen: Seen | None) -> str | None:
+    """Why the bound of an older slot is not accepted for a figure; None if it is, or there is no claim."""
+    claimed = conditions.get(OLDER_SLOT)
+    known = [link.max_generation for link in seen.links if link] if seen else []
+    if claimed is None or not known or (_is_number(claimed) and claimed >= min(known)):
+        return None
+    return f"is judged as in a slot of PCIe generation {claimed}, and this host has generation {min(known)}"
+
+
+def _is_short(held: object, row: Mapping[str, Any]) -> bool:
+    """Whether a device has less memory than its model."""
+    return _is_number(held) and bool(row) and float(held) < MEMORY_SHARE * row["memory_bytes"]  # type: ignore[arg-type]
+
+
+def _is_narrow(link: Readings, row: Mapping[str, Any]) -> bool:
+    """Whether a link to the host has too few lanes, or is slower than device and slot can be."""
+    wanted, most = row.get("pcie"), link.get("max_generation")
+    if not wanted:
+        return False
+    shared = min(wanted["generation"], most) if _is_number(most) else wanted["generation"]
+    width, generation = link.get("width"), link.get("generation")
+    return (_is_number(width) and float(width) < wanted["width"]) or (  # type: ignore[arg-type]
+        _is_number(generation) and float(generation) < shared  # type: ignore[arg-type]
+    )
+
+
+def _faults_are_the_machines(check: CheckResult, device: int | None) -> bool:
+    """Whether the driver reported a fault of this device, and none in the run that a program can cause."""
+    faults = [fault for fault in _list(check.evidence.after.get("faults")) if isinstance(fault, dict)]
+    named = [fault for fault in faults if fault.get("index") == (-1 if device is None else device)]
+    return bool(named) and all(str(fault.get("what")).startswith(MACHINE_FAULTS) for fault in faults)
+
+
 def _firmware_differs(check: CheckResult) -> bool:
     versions = [_at(state, "firmware") for state in _states(check, None)]
     return any(one != versions[0] for one in versions)
@@ -174,9 +240,9 @@ def _links_are_bad(check: CheckResult, lanes: int) -> bool:
     late = _at(check.evidence.after, "links")
     links = [link for link in (*start.values(), *before.values(), *late.values()) if isinstance(link, dict)]
     grew = any(
-        _is_number(_at(before, pair).get("errors"))
-        and _above(_at(late, pair).get("errors"), _at(before, pair)["errors"])
+        _is_number(_at(before, pair).get(name)) and _above(_at(late, pair).get(name), _at(before, pair)[name])
         for pair in late
+        for name in ("errors", "replays")
     )
     return grew or any(_is_down(link, lanes) for link in links) or _are_unlike(links)
 

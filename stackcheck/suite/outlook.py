@@ -21,7 +21,7 @@ from stackcheck.errors import (
     MachineUnfitError,
     StackcheckError,
 )
-from stackcheck.matrix import known_issues, matrix
+from stackcheck.matrix import known_issues
 from stackcheck.policy import is_advisory, names
 from stackcheck.suite import bounds, certifiable, expected
 from stackcheck.suite.bounds import DriverSupport
@@ -186,20 +186,21 @@ def named(text: str, driver: str | None = None) -> Machine:
 
 
 def of_all(
-    stacks: Sequence[Stack], machine: Machine, root: Path, *, site_locks: bool = False
+    stacks: Sequence[Stack], machine: Machine, root: Path, policy: Policy, *, site_locks: bool = False
 ) -> tuple[Outlook, ...]:
     """What this checkout says of each stack on a machine.
 
     Raises:
         ConfigurationError: A file of the checkout is wrong.
     """
-    known = known_of(stacks, machine, root, site_locks=site_locks)
+    known = known_of(stacks, machine, root, policy, site_locks=site_locks)
     return tuple(outlook(stack, machine, known) for stack in stacks)
 
 
-def known_of(stacks: Sequence[Stack], machine: Machine, root: Path, *, site_locks: bool = False) -> Known:
+def known_of(
+    stacks: Sequence[Stack], machine: Machine, root: Path, policy: Policy, *, site_locks: bool = False
+) -> Known:
     """Everything that `outlook` needs of the checkout, read once for all stacks."""
-    policy = matrix.load(root / "matrix.yaml").policy
     checks: tuple[str, ...] = ()
     no_checks = None
     count = max(1, len(machine.models))
@@ -288,7 +289,9 @@ def _faults(stack: Stack, machine: Machine, known: Known) -> Iterator[Reason]:
         failing = [name for name in required if any(names(check, name) for check in issue.checks)]
         open_ = [name for name in failing if not any(waiver.covers(name) for waiver in waivers)]
         if issue.severity == "refuse" or open_:
-            yield _fault(issue, open_)
+            declared = [one for one in known.policy.expects_failures if one.is_for(stack.id)]
+            said = all(any(one.covers(name) for one in declared) for name in open_)
+            yield _fault(issue, open_, said=said)
 
 
 def faults_on(stack: Stack, machine: Machine, issues: KnownIssues) -> tuple[KnownIssue, ...]:
@@ -296,11 +299,12 @@ def faults_on(stack: Stack, machine: Machine, issues: KnownIssues) -> tuple[Know
     return issues.of(stack.values, dict.fromkeys(machine.archs), (machine.driver,))
 
 
-def _fault(issue: KnownIssue, failing: Sequence[str]) -> Reason:
+def _fault(issue: KnownIssue, failing: Sequence[str], *, said: bool) -> Reason:
     shown = ", ".join(failing[:SHOWN_CHECKS]) + (
         f" and {len(failing) - SHOWN_CHECKS} more" if len(failing) > SHOWN_CHECKS else ""
     )
-    then = f"expected to fail {shown}, and no waiver covers that" if failing else "it is refused"
+    why = "which matrix.yaml expects" if said else "and no waiver covers that"
+    then = f"expected to fail {shown}, {why}" if failing else "it is refused"
     return Reason(
         kind="fault",
         short=issue.issue.removeprefix("https://github.com/").partition("/blob/")[0],

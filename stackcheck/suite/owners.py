@@ -6,19 +6,17 @@ or /usr/bin/x: https://wiki.debian.org/UsrMerge.
 
 from __future__ import annotations
 
-import email.parser
 import hashlib
 import json
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from stackcheck.files import dpkg_status
 
+if TYPE_CHECKING:
     from stackcheck.engine.image_files import ImageFiles
 
 DPKG = "/var/lib/dpkg"
-INSTALLED = "install ok installed"
 SUMS = ".md5sums"
 
 
@@ -30,7 +28,8 @@ def debian(file: str, body: bytes, files: ImageFiles) -> str | None:
     status = files.read(f"{DPKG}/status")
     if status is None:
         return None
-    installed = _installed(status.decode(errors="replace"))
+    stanzas = (fields for fields, _ in dpkg_status.installed(status.decode(errors="replace")))
+    installed = {fields["Package"]: fields.get("Version") for fields in stanzas}
     for name, text in files.folder(f"{DPKG}/info"):
         package = name.removesuffix(SUMS).partition(":")[0]
         if name.endswith(SUMS) and package in installed and wanted & set(text.splitlines()):
@@ -59,17 +58,6 @@ def _spellings(file: str) -> set[str]:
     """The names of a file in a list of dpkg: without the first slash, with and without usr/."""
     plain = file.lstrip("/")
     return {plain, plain.removeprefix("usr/")}
-
-
-def _installed(status: str) -> Mapping[str, str]:
-    """Installed packages and their versions."""
-    parser = email.parser.HeaderParser()
-    stanzas = [parser.parsestr(part) for part in status.split("\n\n") if part.strip()]
-    return {
-        str(stanza["Package"]): str(stanza["Version"])
-        for stanza in stanzas
-        if str(stanza["Status"]) == INSTALLED
-    }
 
 
 def _record(text: bytes) -> dict[str, Any]:

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.stack import Stack
     from stackcheck.policy import Advisory, Tier, Waiver
     from stackcheck.suite.results import ReportedHost
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Host, Vendor
+    from stackcheck.vendors.seen import Seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +39,14 @@ class Requirements:
         vendor: The vendor whose checks run; None: any.
         devices: The ids of this host's devices; None: not compared.
         facts: What confirms a skip.
+        seen: What this host itself saw of its devices after the run; None: the run was on another host.
         advisory: Checks that do not decide.
         same_thresholds: Whether the run used this checkout's thresholds, so that the bounds that it reports
             must be these. False only for the file of an old run, which certifies nothing.
+        made_up: Whether a made-up result may pass: only in this project's tests.
         waivers: The waivers that hold today.
         expired: The waivers of this stack whose date has passed.
+        known_issues: The reported faults of the versions in the image; one that says `refuse` fails the run.
     """
 
     checks: tuple[str, ...]
@@ -50,10 +55,13 @@ class Requirements:
     vendor: Vendor | None = None
     devices: tuple[str, ...] | None = None
     facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))
+    seen: Seen | None = None
     advisory: tuple[Advisory, ...] = ()
     same_thresholds: bool = True
+    made_up: bool = False
     waivers: tuple[Waiver, ...] = ()
     expired: tuple[Waiver, ...] = ()
+    known_issues: tuple[KnownIssue, ...] = ()
 
 
 def of(subject: Subject, host: Host, tier: Tier, root: Path) -> Requirements:
@@ -74,6 +82,7 @@ def of(subject: Subject, host: Host, tier: Tier, root: Path) -> Requirements:
         advisory=subject.policy.advisory,
         waivers=subject.policy.waivers_for(subject.name, today),
         expired=subject.policy.expired_for(subject.name, today),
+        known_issues=stack.known_issues if stack else (),
     )
 
 
@@ -83,7 +92,7 @@ def facts_of(host: Host | ReportedHost, stack: Stack | None, runtime: str | None
     Args:
         host: The machine.
         stack: The stack under test; its ROCm or CUDA release is that of its management library.
-        runtime: That release where there is no stack, as the run told it.
+        runtime: That release where there is no stack, as the run's result says.
     """
     table = {str(row["model"]): row for row in vendors.device_table()}
     rows = [table[device.model] for device in host.devices if device.model in table]

@@ -39,7 +39,7 @@ NonNegative = Annotated[NonNegativeFloat, Field(strict=True, allow_inf_nan=False
 Name = Annotated[str, Field(min_length=1)]
 
 CheckOutcome = Literal["passed", "failed", "skipped", "error", "invalid"]
-FailureCause = Literal["no_threshold"]
+FailureCause = Literal["no_threshold", "exception"]
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 # What can make a machine unfit; suite/machine.py says which readings show it.
 UnfitKind = Literal[
@@ -53,6 +53,10 @@ UnfitKind = Literal[
     "link",
     "fabric",
     "recovery",
+    "pcie",
+    "driver fault",
+    "short memory",
+    "missing device",
     "no answer",
 ]
 
@@ -110,7 +114,8 @@ class ReportedHost(_Part):
 class ReportedInterpreter(_Part):
     """The Python that ran the suites: its path, its file, that file's digest, the package that owns it.
 
-    If `package` is null, whoever certified accepted the file by its digest, and `libraries` by theirs.
+    If `package` is null, the person who certified accepted the digests of the file and of each of
+    `libraries`.
     """
 
     path: Name
@@ -124,7 +129,7 @@ class Selection(_Part):
     """pytest's arguments, how many checks it selected, and how many it left out.
 
     `deselected` counts the checks of a later tier, `dropped` those of this tier that anything else left out.
-    If `dropped` is None, the result does not say, and its verdict is never PASSED.
+    If `dropped` is `None`, the result does not say, and its verdict is never PASSED.
     """
 
     arguments: tuple[str, ...]
@@ -167,8 +172,8 @@ class CheckResult(_Part):
     """One test item: how it ended and what it measured.
 
     `seconds` does not count `waited_s`, the time for which it waited for devices or for other checks.
-    `cause` is `no_threshold` if missing thresholds are all that failed, else None. Results of older suites
-    lack the field.
+    `cause` is `no_threshold` if missing thresholds are all that failed, `exception` if the suites raised one
+    and judged nothing, else None. Results of older suites lack the field.
     """
 
     id: Name
@@ -194,7 +199,8 @@ class CheckResult(_Part):
 class RunResult(_Part):
     """One run of the suites in one image on one host.
 
-    `host` repeats what this host told the suites; `seen_devices` has the ids of the devices that they found.
+    `host` repeats what this host passed to the suites; `seen_devices` has the ids of the devices that they
+    found. `made_up` marks a file of this project's tests, in which checks pass that no device ran.
     """
 
     schema_: Literal[1] = Field(alias="schema")
@@ -213,6 +219,7 @@ class RunResult(_Part):
     environment: dict[str, str]
     selection: Selection
     checks: tuple[CheckResult, ...]
+    made_up: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,8 +1,9 @@
-"""Run the acceptance suites inside an image, with no more rights than they need.
+"""Run the acceptance suites on an image, whose container has no more rights than it needs.
 
 In: a subject, a host, a tier. Out: the parsed `RunResult`, and in `build/<name>/` run.json (which tells the
 suites about image and host), container.log, key.json (what the result depends on) and `run/` (result.json,
-junit.xml). The container can write to `run/` alone, so files there are foreign input.
+junit.xml). The suites run beside the container (`suite.controller`), which starts their children. It can
+write to `run/inside/` alone, and no file there is evidence of the suites.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from stackcheck import vendors
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
+from stackcheck.engine.devices import with_devices
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import (
     consistency,
     container_user,
+    controller,
     device_leases,
     inputs,
     interpreter,
@@ -48,8 +51,7 @@ TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 2
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 QUOTA_BYTES = 4 << 30  # for run/: a healthy run leaves some megabytes, a hang some traces more
 RUNNER = "/stackcheck/runner"  # as tests/conftest.py spells it
-# -I: no PYTHON* variable, no user site, no working directory. -S: the launcher adds site-packages.
-ISOLATED = ("-I", "-S", "-B", "-u")
+ISOLATED = controller.ISOLATED
 LAST_LINES = 15  # of the log, shown when a run ends without a result
 # pytest's lines with a percentage, the suites' own header, and the list of failures at the end.
 PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
@@ -89,7 +91,7 @@ def plan(subject: Subject, *, tier: Tier, root: Path, out: Path) -> RunPlan:
 
 
 def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
-    """The result of an earlier run with the same key; None if there is none, or it is too old."""
+    """The result of an earlier run with the same key; `None` if no such run exists, or it is too old."""
     path = out / "run" / "result.json"
     try:
         key = json.loads((out / "key.json").read_bytes())
@@ -131,49 +133,31 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
     declared = engine.inspect(plan.subject.image.reference).env
     spec = _container(plan, needs, found=found, declared=declared, out=out, user=user)
+    leases = device_leases.folders(plan.host.vendor)
+    judge = controller.beside(out, vendor=plan.host.vendor, tier=plan.tier, only=plan.only, leases=leases)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     before = dt.datetime.now(dt.UTC)
     with (out / "container.log").open("w", encoding="utf-8") as log:
-        code = engine.run(dataclasses.replace(spec, on_line=_tee(log.write, tail, report)))
+        judge.report_to(_tee(log.write, tail, report))
+        engine.run(dataclasses.replace(spec, beside=judge, on_line=_tee(log.write, tail, _ignore)))
     after = dt.datetime.now(dt.UTC)
-    result, digest = _read(plan, found, out=out, code=code, run_id=run_id, tail=tail)
+    result, digest = _read(plan, found, out=out, code=judge.require_end(tail), run_id=run_id, tail=tail)
     consistency.require_times_within(result, before, after, out / "run" / "result.json")
     key = json.dumps(plan.key() | {"result": digest}, indent=2).encode()
     write_atomically(out / "key.json", (key,))
     return result
 
 
-def run_program(
-    plan: RunPlan,
-    engine: Engine,
-    *,
-    out: Path,
-    command: tuple[str, ...],
-    timeout_s: float,
-    report: Callable[[str], None],
-) -> int:
-    """Run a program of the frozen trainers in the image, with the rights of the suites; its exit code.
-
-    The suites ran before, so `out` has their files; the program writes to `run/` beside them.
-    """
-    found = interpreter.find(plan.subject.image.reference, engine, plan.subject.accepted_python)
-    needs = vendors.module(plan.host.vendor).container_needs()
-    declared = engine.inspect(plan.subject.image.reference).env
-    user = container_user.uid()
-    spec = _container(plan, needs, found=found, declared=declared, out=out, user=user)
-    tail: deque[str] = deque(maxlen=LAST_LINES)
-    with (out / "program.log").open("w", encoding="utf-8") as log:
-        seen = _tee(log.write, tail, report)
-        return engine.run(dataclasses.replace(spec, command=command, timeout_s=timeout_s, on_line=seen))
-
-
 def _make_folder(out: Path, user: int) -> None:
-    """An empty `run/` that the container's user may write to; no other user of the host can reach it."""
+    """An empty `run/` for the controller, and in it a folder that the container's user may write to.
+
+    No other user of the host can reach them.
+    """
     (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid
-    folder = out / "run"
-    _remove(folder)
+    folder = out / "run" / controller.INSIDE
+    _remove(folder.parent)
     folder.mkdir(parents=True)
-    out.chmod(0o700)  # the container sees `run/` by its mount
+    out.chmod(0o700)  # the container sees its folder by the mount
     if os.geteuid() == 0:
         os.chown(folder, user, user)
 
@@ -206,46 +190,41 @@ def _container(
     out: Path,
     user: int,
 ) -> RunSpec:
-    leases = device_leases.mounts(plan.host.vendor)
-    suite = out / "suite"
-    return RunSpec(
+    suite, run_folder = out / "suite", out / "run"
+    spec = RunSpec(
         image=plan.subject.image.reference,
         entrypoint=(found.path,),
-        command=command(plan.host.vendor, plan.tier, plan.only, leases),
+        command=("-u", *controller.AGENT),
         user=f"{user}:{user}",
         env=steering.environment(
             declared, plan.host.vendor, dict(vendors.site_environment()), dict(needs.env), USER_ENV
         ),
         mounts=(
-            Mount(source=suite / inputs.RUNNER, target=RUNNER, read_only=True),
             Mount(source=suite / "tests", target="/stackcheck/tests", read_only=True),
             Mount(source=suite / "trainers", target="/stackcheck/trainers", read_only=True),
-            Mount(source=out / "run.json", target="/stackcheck/run.json", read_only=True),
-            Mount(source=out / "run", target="/stackcheck/out", read_only=False),
-            *leases,
-            *(Mount(source=bind.source, target=bind.target, read_only=True) for bind in needs.binds),
+            Mount(source=run_folder / controller.INSIDE, target="/stackcheck/out", read_only=False),
         ),
-        devices=needs.devices,
-        group_add=needs.groups,
-        ulimits=dict(needs.ulimits),
         shm_size_bytes=SHM_SIZE_BYTES[plan.host.vendor],
         quota_bytes=QUOTA_BYTES,
+        quota_folders=(run_folder / "children",),
         workdir="/tmp",  # noqa: S108  # the container's own tmpfs
         timeout_s=TIMEOUT_S[plan.tier],
     )
+    return with_devices(spec, needs)
 
 
-def command(
-    vendor: vendors.Vendor, tier: Tier, only: str | None = None, leases: Iterable[Mount] = ()
-) -> tuple[str, ...]:
-    """What follows the image's Python in every container of suites, on one machine or on many."""
+def command(vendor: vendors.Vendor, tier: Tier, only: str | None = None) -> tuple[str, ...]:
+    """What follows the image's Python where no program of stackcheck can run beside it:
+    in a pod of Kubernetes.
+
+    Such a run measures. It has no wall between the suites and the image, so it certifies nothing.
+    """
     # Each option and its value are one word: pytest would collect from a path that stands alone.
     return (
         *ISOLATED,
         *(f"{RUNNER}/launcher.py", "-m", "pytest", "/stackcheck/tests", "-p", "no:cacheprovider"),
         *(f"--gpu-vendor={vendor}", f"--tier={tier}"),
         *("--run-file=/stackcheck/run.json", "--result-dir=/stackcheck/out"),
-        *(f"--lease-dir={mount.target}" for mount in leases),
         *((f"-k={only}",) if only else ()),
     )
 
@@ -274,6 +253,10 @@ def _run_file(plan: RunPlan, run_id: str) -> dict[str, Any]:
         "inputs": plan.inputs.as_json(),
         "host": plan.host.as_json(),
     }
+
+
+def _ignore(_line: str) -> None:
+    """What the image prints is in the log."""
 
 
 def _tee(

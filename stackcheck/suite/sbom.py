@@ -74,7 +74,7 @@ def load(image: Image, folder: Path) -> dict[str, Any]:
     """The SBOM that `load_or_create` wrote for an image.
 
     Raises:
-        ConfigurationError: There is none, or it is of a different image or version of stackcheck.
+        ConfigurationError: The file is missing, or it is of a different image or version of stackcheck.
     """
     path = folder / "sbom.json"
     document = _stored(path)

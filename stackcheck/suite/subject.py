@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stackcheck import vendors
 from stackcheck.errors import ConfigurationError, NothingSelectedError
-from stackcheck.imaging import provenance
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import STACK_LABEL
 from stackcheck.oci.tags import label
+from stackcheck.suite import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from stackcheck.imaging.image import Image
-    from stackcheck.imaging.provenance import Provenance
     from stackcheck.matrix.matrix import TestTarget
     from stackcheck.matrix.stack import Stack
     from stackcheck.policy import Policy
+    from stackcheck.suite.provenance import Provenance
     from stackcheck.vendors import Vendor
 
 
@@ -55,11 +55,6 @@ class Subject:
     provenance: Provenance
     experimental: bool = False
     accepted_python: tuple[str, ...] = ()
-
-    @property
-    def known_issues(self) -> tuple[dict[str, Any], ...]:
-        """The stack's known issues, as a certificate says them; none for an image without a stack."""
-        return tuple(issue.as_json() for issue in (self.stack.known_issues if self.stack else ()))
 
 
 def of_stack(stack: Stack, image: Image, policy: Policy, *, vendor: Vendor | None = None) -> Subject:

@@ -6,8 +6,9 @@ verdict into PASSED (https://github.com/in-toto/attestation/blob/main/docs/valid
 UNFIT means: this run says nothing about the image, run it on a different machine. FAILED comes before UNFIT:
 a check that really failed says something about the image, and UNFIT would hide it. So a check that can fail
 because the machine was throttled has to report `invalid` itself, and its telemetry has to show the state of
-the machine that it names: `invalid` without such evidence is FAILED. A machine that cannot
-certify the stack is unfit too (`certifiable`): what passed on 4 devices says nothing about 8.
+the machine that it names: `invalid` without such evidence is FAILED. Only what this host itself sees comes
+before FAILED: where it has lost a device during the run, nothing that failed says anything. A machine that
+cannot certify the stack is unfit too (`certifiable`): what passed on 4 devices says nothing about 8.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.policy import Waiver
     from stackcheck.suite.requirements import Requirements
     from stackcheck.suite.results import CheckResult, Metric, RunResult
@@ -33,6 +35,7 @@ SPEED: Tier = "standard"  # the first tier that measures speed
 UNBOUNDED = "no bound:"  # begins the reason of a check whose figures have no bound
 SHOWN_REASONS = 8  # of a verdict, in an error message
 SHOWN_LINES = 4  # of a reason there; a workload that died tells of each rank
+MADE_UP = "the result is made up by a test: no device ran its checks"
 NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
@@ -54,7 +57,9 @@ class Verdict:
         checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
+        known_issues: The reported faults of the versions in the image.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
+        baselines: The stack's best certified figures, which held this run beside the bounds.
     """
 
     status: Status
@@ -68,19 +73,24 @@ class Verdict:
     waivers: tuple[Waiver, ...] = ()
     unbounded: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
+    known_issues: tuple[KnownIssue, ...] = ()
     checks_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
     driver: Mapping[str, str] = field(default_factory=dict)
+    baselines: tuple[Mapping[str, Any], ...] = ()
 
     def words(self, checks: int) -> str:
-        """How so many checks ended, in a line of progress."""
+        """How many checks ended in which way, as a line of progress."""
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         return f"{self.status}, {len(self.passed)} of {checks} checks passed{skipped}"
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as `verdict.json` has it."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return fields | {"waivers": [waiver.model_dump(mode="json") for waiver in self.waivers]}
+        return fields | {
+            "waivers": [waiver.model_dump(mode="json") for waiver in self.waivers],
+            "known_issues": [issue.as_json() for issue in self.known_issues],
+        }
 
 
 def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GATED) -> Verdict:
@@ -103,6 +113,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *_about_checks(result, required, warned),
         *_about_bounds(result, required, bounds, warned),
         *_about_the_driver(result, bounds),
+        *_about_known_issues(required),
     )
     unfit = (
         *certifiable.reasons_against(
@@ -114,9 +125,11 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *(_line(check) for check in result.checks if _is_unfit(check, required)),
     )
     unbounded = tuple(check.id for check in result.checks if lacks_bound(check))
+    gone = required.seen.gone if required.seen else ()
+    lost = tuple(f"device {name} was there when the run began, and this host has lost it" for name in gone)
     return Verdict(
-        status="FAILED" if failures else "UNFIT" if unfit else "PASSED",
-        reasons=(*failures, *unfit),
+        status="UNFIT" if lost else "FAILED" if failures else "UNFIT" if unfit else "PASSED",
+        reasons=(*lost, *failures, *unfit),
         passed=_ids(result, "passed"),
         failed=_ids(result, "failed", "error"),
         skipped=_ids(result, "skipped"),
@@ -128,6 +141,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         bounds=bounds.classes(),
         driver=bounds.driver.model_dump() if bounds.driver else {},
         checks_digest=expected.digest(tuple(sorted(required.checks))),
+        known_issues=required.known_issues,
         lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),
     )
 
@@ -173,10 +187,19 @@ def _about_the_driver(result: RunResult, bounds: Bounds) -> Iterator[str]:
         yield bounds.driver.says
 
 
+def _about_known_issues(required: Requirements) -> Iterator[str]:
+    """What the matrix refuses is refused in an image from elsewhere too, whatever its checks say."""
+    for issue in required.known_issues:
+        if issue.severity == "refuse":
+            yield f"{issue.id} ({issue.issue}; {issue.fix}): {issue.symptom}"
+
+
 def _about_the_run(result: RunResult, required: Requirements) -> Iterator[str]:
     tested = result.image.config_digest if result.image else "no image"
     if tested != required.image_config_digest:
         yield f"the run tested {tested}, the image to certify is {required.image_config_digest}"
+    if result.made_up and not required.made_up:
+        yield MADE_UP
     if result.state != "finished":
         yield f"the run did not finish: its state is {result.state}"
     if required.vendor not in {None, result.host.vendor}:
@@ -238,7 +261,7 @@ def _about_check(check: CheckResult, required: Requirements) -> Iterator[str]:
         yield _line(check)
     if check.outcome == "skipped" and (problem := skips.problem(check.skip, required.facts)):
         yield f"{_line(check)}; the skip is not accepted: {problem}"
-    if check.outcome == "invalid" and (problem := machine.problem(check, required.facts.rows)):
+    if check.outcome == "invalid" and (problem := machine.problem(check, required.facts.rows, required.seen)):
         yield f"{_line(check)}; {problem}"
     if check.outcome in {"failed", "error", "skipped"}:
         expired = [waiver for waiver in required.expired if waiver.covers(check.id)]
@@ -268,6 +291,8 @@ def _about_bounds(
         for index, metric in enumerate(check.metrics):
             found = bounds.of.get((check.id, index))
             reported = (metric.bound, metric.direction)
+            if problem := machine.slot_problem(metric.conditions, required.seen):
+                yield f"{check.id}: {metric.name} {problem}"
             if found and required.same_thresholds and reported != (found.bound, found.direction):
                 yield f"{check.id}: {metric.name} was judged by {reported}, this checkout has {found}"
             if found and not (metric.value is not None and found.accepts(metric.value)):
@@ -293,7 +318,7 @@ def _violated(metric: Metric) -> bool:
 
 
 def _is_unfit(check: CheckResult, required: Requirements) -> bool:
-    return check.outcome == "invalid" and machine.problem(check, required.facts.rows) is None
+    return check.outcome == "invalid" and machine.problem(check, required.facts.rows, required.seen) is None
 
 
 def _waived(check: CheckResult, waivers: Sequence[Waiver]) -> bool:

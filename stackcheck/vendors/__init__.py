@@ -145,6 +145,9 @@ class VendorModule(Protocol):
     def devices(self) -> tuple[HostDevice, ...]:
         """Every visible device."""
 
+    def addresses(self) -> Mapping[str, str]:
+        """Device id -> PCI address ("0000:1b:00.0") of every visible device."""
+
     def partition(self) -> str | None:
         """The partition mode (SPX/NPS1, MIG off), or None where there is no such thing."""
 
@@ -158,8 +161,8 @@ class VendorModule(Protocol):
         """The variables that choose devices -> the value that shows all; None: to be removed."""
 
     def kernel_files(self, archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Patterns of the files of distribution packages that hold kernels for one architecture each: of all
-        of them, and of those for `archs`.
+        """Patterns of the files of distribution packages that hold kernels for one architecture each:
+        of all of them, and of those for `archs`.
         """
 
 
@@ -224,6 +227,43 @@ def visibility(vendor: Vendor) -> dict[str, str | None]:
     names: tuple[Vendor, ...] = ("amd", "nvidia", "cpu")
     known = dict.fromkeys(name for each in names for name in module(each).visibility())
     return {**known, **module(vendor).visibility()}
+
+
+def chosen_devices(vendor: Vendor, asked: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a user's job sees its devices and no others.
+
+    Args:
+        vendor: Whose devices.
+        asked: `all`, how many, or ids with commas (of one: `device=3`); None: what this shell or Slurm gave
+            to this process.
+        environ: The variables of this process. Slurm's own list has the numbers of the node; the variable
+            that it sets may count within the job, whose devices a container does not know.
+
+    Raises:
+        ConfigurationError: More is asked for than this process has.
+    """
+    names = [name for name, value in module(vendor).visibility().items() if value is None]
+    if not names:
+        return {}
+    given = {name: environ[name] for name in names if environ.get(name)}
+    allocated = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS")
+    given = {names[0]: allocated} if allocated else given
+    if asked in {None, "all"}:
+        return given
+    allowed = next(iter(given.values()), "").split(",") if given else []
+    allowed = allowed or [str(index) for index in range(len(module(vendor).devices()))]
+    words = str(asked)
+    count = int(words) if words.isdigit() else 0
+    chosen = allowed[:count] if count else words.removeprefix("device=").split(",")
+    if len(chosen) < count or not set(chosen) <= set(allowed):
+        raise ConfigurationError(
+            "more GPUs are asked for than this process has",
+            where="--gpus",
+            got=str(asked),
+            expected=f"a number up to {len(allowed)}, or some of {', '.join(allowed) or 'none'}",
+            next_step="leave --gpus out: all that this process has",
+        )
+    return {names[0]: ",".join(chosen)}
 
 
 def hides_devices(name: str) -> bool:

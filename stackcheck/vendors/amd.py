@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SYS = Path("/sys")
 DEV = Path("/dev")
+SCRATCH = "HSA_NO_SCRATCH_RECLAIM"
+RECLAIMING_MEC = 177  # public launch scripts for MI300X, which name the notes of ROCm 6.4.3
 ROCBLAS = "/usr/lib/*/rocblas/*/library/*{arch}*"
 
 
@@ -46,11 +48,14 @@ def kernel_module() -> str:
 
 def devices() -> tuple[HostDevice, ...]:
     """Every GPU, or partition of one, that the kernel offers for compute, in PCI order."""
-    nodes = sorted((SYS / "class/kfd/kfd/topology/nodes").glob("*"), key=lambda path: int(path.name))
-    every = [_properties(node) for node in nodes]
-    gpus = [node for node in every if node.get("simd_count", 0)]  # the others are processors
+    gpus = _gpus()
     parts = Counter(_card(node) for node in gpus)  # the nodes of one GPU's partitions share its PCI address
     return tuple(_device(node, parts[_card(node)]) for node in gpus)
+
+
+def addresses() -> Mapping[str, str]:
+    """By the KFD's nodes; the partitions of one GPU have its address."""
+    return {_id(node): _card(node).resolve().name for node in _gpus()}
 
 
 def partition() -> str | None:
@@ -66,12 +71,14 @@ def container_needs() -> ContainerNeeds:
     """KFD and the render nodes, by path, with the numeric groups that own them on this host.
 
     Group names inside an image map to other numbers (ROCm-docker#90, #116), so numbers are passed.
+    Scratch memory is kept where a GPU's MEC firmware cannot reclaim it, which no image can know.
     """
     nodes = [DEV / "kfd", *sorted((DEV / "dri").glob("renderD*"))]
     there = [node for node in nodes if node.exists()]
     return ContainerNeeds(
         devices=tuple(str(node) for node in there),
         groups=tuple(sorted({node.stat().st_gid for node in there} - {0})),
+        env=((SCRATCH, "1"),) if any(map(_keeps_scratch, _gpus())) else (),
         ulimits=UNLIMITED_PINNING if there else (),
         remark=f"AMD: {len(there)} device nodes by path, default seccomp profile",
     )
@@ -103,8 +110,17 @@ def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
     return (ROCBLAS.format(arch="gfx"),), tuple(ROCBLAS.format(arch=arch) for arch in archs)
 
 
+def _gpus() -> list[dict[str, int]]:
+    nodes = sorted((SYS / "class/kfd/kfd/topology/nodes").glob("*"), key=lambda path: int(path.name))
+    every = [_properties(node) for node in nodes]
+    return [node for node in every if node.get("simd_count", 0)]  # the others are processors
+
+
+def _id(properties: dict[str, int]) -> str:
+    return anonymous_id(_uuid(_text(_card(properties) / "unique_id"), properties))
+
+
 def _device(properties: dict[str, int], parts: int) -> HostDevice:
-    version = properties.get("gfx_target_version", 0)
     card = _card(properties)
     memory = int(_text(card / "mem_info_vram_total") or 0) // parts
     cap = _text(next(iter(sorted(card.glob("hwmon/hwmon*/power1_cap"))), card / "absent"))
@@ -117,12 +133,23 @@ def _device(properties: dict[str, int], parts: int) -> HostDevice:
             units,
             {name: mode for name, mode in modes.items() if mode},
         ),
-        arch=f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}",
-        id=anonymous_id(_uuid(_text(card / "unique_id"), properties)),
+        arch=_arch(properties),
+        id=_id(properties),
         memory_bytes=memory,
         power_cap_w=int(cap) / 1e6 if cap else None,
         firmware=_text(card / "vbios_version"),
     )
+
+
+def _arch(properties: dict[str, int]) -> str:
+    version = properties.get("gfx_target_version", 0)
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _keeps_scratch(properties: dict[str, int]) -> bool:
+    """Whether it is a gfx942 with older or unknown firmware, which gets the safe setting."""
+    version = _text(_card(properties) / "fw_version/mec_fw_version") or "0"
+    return _arch(properties) == "gfx942" and int(version, 0) < RECLAIMING_MEC
 
 
 def _card(properties: dict[str, int]) -> Path:

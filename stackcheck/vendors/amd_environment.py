@@ -56,7 +56,7 @@ VARIABLES: tuple[Variable, ...] = (
         name="HSA_NO_SCRATCH_RECLAIM",
         values=("1",),
         where="job",
-        because="RCCL needs it with ROCm 7.1 and on gfx90a from 7.13 on; matrix.yaml sets it there",
+        because="RCCL needs it with ROCm 7.1, on gfx90a from 7.13 on, and on gfx942 with MEC below 177",
         source="vllm-project/vllm docker/Dockerfile.rocm_base; ROCm/rocm-systems projects/rccl/CHANGELOG.md",
     ),
 )

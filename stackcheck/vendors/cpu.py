@@ -39,6 +39,11 @@ def devices() -> tuple[HostDevice, ...]:
     return (HostDevice(model="CPU", arch=arch, id=identity, memory_bytes=0),)
 
 
+def addresses() -> Mapping[str, str]:
+    """A processor is no PCI device."""
+    return {}
+
+
 def partition() -> str | None:
     """There is nothing to partition."""
     return None

@@ -65,8 +65,15 @@ def devices() -> tuple[HostDevice, ...]:
     with _nvml() as up:
         if not up:
             return ()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_device(handle) for handle in sorted(handles, key=_bus_id))
+        return tuple(_device(handle) for handle in sorted(_handles(), key=_bus_id))
+
+
+def addresses() -> Mapping[str, str]:
+    """By NVML, with the kernel's four digits for the domain."""
+    with _nvml() as up:
+        if not up:
+            return {}
+        return {_id(handle): _bus_id(handle)[-len("0000:1b:00.0") :].lower() for handle in _handles()}
 
 
 def partition() -> str | None:
@@ -140,6 +147,22 @@ def kernel_files(archs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
     return (), ()
 
 
+def _handles() -> list[Any]:
+    """The GPUs that answer: one that fell off its bus is still counted, and is not there."""
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(pynvml.NVMLError_GpuIsLost):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pynvml.nvmlDeviceGetUUID(handle)
+            pynvml.nvmlDeviceGetMemoryInfo(handle)
+            found.append(handle)
+    return found
+
+
+def _id(handle: Any) -> str:
+    return anonymous_id(str(pynvml.nvmlDeviceGetUUID(handle)))
+
+
 def _bus_id(handle: Any) -> str:
     return str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
 
@@ -151,7 +174,7 @@ def _device(handle: Any) -> HostDevice:
     return HostDevice(
         model=model_of(f"{identifier & 0xFFFF:04x}:{identifier >> 16:04x}", memory),
         arch=f"sm_{major}{minor}",
-        id=anonymous_id(str(pynvml.nvmlDeviceGetUUID(handle))),
+        id=_id(handle),
         memory_bytes=memory,
         power_cap_w=pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
         firmware=str(pynvml.nvmlDeviceGetVbiosVersion(handle)),

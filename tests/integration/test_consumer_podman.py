@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shell_image
+from host_locks import one_at_a_time
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import keys, publish
 from stackcheck.oci.layout import OciLayout
@@ -88,11 +89,13 @@ def printed(
 def a_user() -> Iterator[str]:
     """A user without rights, with a home and a range of ids of its own, as `useradd` gives them."""
     name = f"podman{uuid.uuid4().hex[:8]}"
-    subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", name], check=True)
+    with one_at_a_time("users"):
+        subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", name], check=True)
     try:
         yield name
     finally:
-        subprocess.run(["userdel", "--remove", "--force", name], check=False, capture_output=True)
+        with one_at_a_time("users"):
+            subprocess.run(["userdel", "--remove", "--force", name], check=False, capture_output=True)
 
 
 @contextlib.contextmanager

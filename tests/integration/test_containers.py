@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shell_image
-from stackcheck.engine import image_files
+from stackcheck.engine import image_files, output
 from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
 
@@ -106,6 +106,16 @@ def test_what_a_container_writes_into_its_output_folder_has_a_quota(
     with pytest.raises(ChecksFailedError, match="wrote too much") as caught:
         run(engine, small_image, filling, mounts=mounts, quota_bytes=1_000_000)
     assert str(tmp_path / "out") in str(caught.value)
+    assert containers_of(small_image) == []
+
+
+@pytest.mark.parametrize("script", ["while :; do echo y; done", "while :; do printf '%100000s' x; done"])
+def test_a_container_that_prints_without_an_end_is_killed_and_leaves_no_log(
+    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(output, "OUTPUT_BYTES", 3_000_000)
+    with pytest.raises(ChecksFailedError, match="printed too much"):
+        run(engine, small_image, script)
     assert containers_of(small_image) == []
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shell_image
-from stackcheck.oci import archive, export
+from stackcheck.oci import archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A layout, and the tar that was made of it."""
     folder = tmp_path_factory.mktemp("export")
     shell_image.make_layout(folder / "oci")
-    export.export(folder / "oci", REFERENCE, folder / "image.tar")
+    archive.export(folder / "oci", REFERENCE, folder / "image.tar")
     return folder / "oci", folder / "image.tar"
 
 
@@ -101,7 +101,7 @@ def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]
 def test_an_exported_image_loads_with_plain_docker(
     engine: Engine, small_image: Image, tmp_path: Path
 ) -> None:
-    export.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
+    archive.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
     with tarfile.open(tmp_path / "image.tar") as tar:
         assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())
     before = engine.inspect(small_image.reference).id

@@ -1,14 +1,12 @@
-"""Images that write their own PASSED, on a real daemon: each way in is closed, or the result is refused.
+"""Images whose Python is none, on a real daemon: refused before they start, or their result is not read.
 
-The images hold a shell and no torch. Their fake Python writes a perfect result: run.json has most of it.
+The images hold a shell and no torch. What an image with a real Python can do is in test_hostile_images.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +28,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-# The result: what run.json tells, and a check that passed, at this time, on the devices that the host has.
+# A result wherever a container may write; the controller's own lies where it cannot.
 FORGE = r"""
 forge() {
-    told=$(</stackcheck/run.json)
-    TZ=UTC0 printf -v now '%(%FT%T)T.%sZ' "${EPOCHREALTIME%.*}" "${EPOCHREALTIME#*.}"
-    [[ $told =~ \"id\":\ (\"[0-9a-f]+\") ]]
-    echo '{"schema": 1, "state": "finished", "started": "'$now'", "finished": "'$now'", "software": {},
-        "environment": {}, "seen_devices": ['${BASH_REMATCH[1]}'],
-        "selection": {"arguments": [], "collected": 1, "deselected": 0, "dropped": 0},
-        "checks": [{"id": "test_kernels.py::test_gemm", "outcome": "passed", "seconds": 1.0}],
-        '"${told#*\{}" > /stackcheck/out/result.json
+    for place in /stackcheck/out/result.json /stackcheck/out/../run/result.json /tmp/result.json; do
+        echo '{"schema": 1, "state": "finished", "checks": []}' > "$place"
+    done
 }
 """
 LIAR = f"#!/bin/bash\n{FORGE}\nforge\n".encode()
@@ -97,12 +90,11 @@ def test_a_python_that_was_written_over_is_refused(engine: Engine, tmp_path: Pat
     assert "belongs to no package" in text
 
 
-def test_the_forged_result_is_perfect(engine: Engine, tmp_path: Path) -> None:
-    """Without this the refusals above could have another reason. It also shows the limit that
-    docs/certificates.md names: an image that forges its package database too is not recognised.
-    """
-    with started(engine, tmp_path, as_python(LIAR)) as result:
-        assert [check.outcome for check in result.checks] == ["passed"]
+def test_a_result_that_an_image_writes_counts_for_nothing(engine: Engine, tmp_path: Path) -> None:
+    text = refusal(engine, tmp_path, as_python(LIAR))
+    assert "killed or ended early" in text
+    assert (tmp_path / "out" / "run" / "inside" / "result.json").exists()
+    assert not (tmp_path / "out" / "run" / "result.json").exists()
 
 
 def test_the_entrypoint_and_the_health_check_of_an_image_do_not_run(engine: Engine, tmp_path: Path) -> None:
@@ -113,9 +105,8 @@ def test_the_entrypoint_and_the_health_check_of_an_image_do_not_run(engine: Engi
         "Healthcheck": {"Test": ["CMD", "/evil"], "Interval": 200_000_000},
     }
     text = refusal(engine, tmp_path, {**as_python(waiting), "/evil": LIAR}, settings)
-    assert "ended without a result" in text
+    assert "killed or ended early" in text
     assert "started" in text
-    assert "exit code 3" in text
 
 
 def test_variables_of_an_image_that_steer_or_hide_are_not_there(engine: Engine, tmp_path: Path) -> None:
@@ -132,22 +123,11 @@ def test_variables_of_an_image_that_steer_or_hide_are_not_there(engine: Engine, 
     assert {*kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD"} <= there
 
 
-def test_a_container_that_was_killed_is_refused_though_its_result_is_perfect(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_a_container_that_was_killed_is_refused(engine: Engine, tmp_path: Path) -> None:
     killed = f"#!/bin/bash\n{FORGE}\nforge\nkill -KILL $$\n".encode()
     text = refusal(engine, tmp_path, as_python(killed))
-    assert "exit code 137 (SIGKILL" in text
+    assert "killed or ended early" in text
     assert "dmesg" in text
-    assert json.loads((tmp_path / "out" / "run" / "result.json").read_text())["state"] == "finished"
-
-
-def test_the_result_belongs_to_nobody_on_the_host(engine: Engine, tmp_path: Path) -> None:
-    with started(engine, tmp_path, as_python(LIAR)):
-        owner = (tmp_path / "out" / "run" / "result.json").stat().st_uid
-    assert owner != 1000
-    assert (owner == os.geteuid()) == (os.geteuid() != 0)
-    assert (tmp_path / "out").stat().st_mode & 0o077 == 0
 
 
 def digest(body: bytes) -> str:

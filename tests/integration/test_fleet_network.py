@@ -27,7 +27,7 @@ from stackcheck.cli.fleet_outcome import show
 from stackcheck.fleet import run, training
 from stackcheck.fleet.collect import NodeOutcome
 from stackcheck.fleet.engines import NodeFacts
-from stackcheck.fleet.follow import Patience
+from stackcheck.fleet.follow import JobPatience
 from stackcheck.fleet.job import new_job
 from stackcheck.fleet.run import FleetRun
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-PATIENCE = Patience(poll_s=0.5, settle_s=1.0)
+PATIENCE = JobPatience(poll_s=0.5, settle_s=1.0)
 HANGS_S = 180  # the limit of a group where one hangs: a healthy one needs a fraction of it
 GUARD_S = 900  # the same where none hangs
 BAND = 2e-4  # relative; the losses of another number of ranks, as in tests/trainers/test_layouts.py

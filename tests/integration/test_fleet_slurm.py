@@ -20,8 +20,7 @@ from small_stacks import ROOT
 from stackcheck.engine import leftovers
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
-from stackcheck.imaging.image import local_name
-from stackcheck.oci.tags import label
+from stackcheck.oci.tags import label, local_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

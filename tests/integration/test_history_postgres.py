@@ -15,7 +15,7 @@ import pytest
 from kept_runs import GEMM, PASSED, body, failed
 from stackcheck.history import schema
 from stackcheck.history.history import History
-from stackcheck.history.index import Index
+from stackcheck.history.index import RecordIndex
 from stackcheck.history.runs import HistoryError, Query
 
 if TYPE_CHECKING:
@@ -98,4 +98,4 @@ def test_the_server_compiles_no_question(postgres: str) -> None:
 
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match="the index of the history does not answer"):
-        Index(f"postgresql+psycopg://postgres@/postgres?host={tmp_path}")
+        RecordIndex(f"postgresql+psycopg://postgres@/postgres?host={tmp_path}")

@@ -14,7 +14,7 @@ import pytest
 import small_slurm
 from stackcheck import vendors
 from stackcheck.engine import launch_lines
-from stackcheck.engine.launch_lines import Job
+from stackcheck.engine.launch_lines import LaunchedJob
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,9 +26,11 @@ COMMAND = ("torchrun", "train.py", "--name", "it's $HOME")
 KUBERNETES = "1.33"
 
 
-def job(vendor: Any, nodes: int) -> Job:
+def job(vendor: Any, nodes: int) -> LaunchedJob:
     words = vendors.module(vendor).launch_words()
-    return Job(image=IMAGE, command=COMMAND, words=words, devices=8, nodes=nodes, certified_for="H200 x8")
+    return LaunchedJob(
+        image=IMAGE, command=COMMAND, words=words, devices=8, nodes=nodes, certified_for="H200 x8"
+    )
 
 
 def test_a_real_slurm_gives_each_node_its_rank_and_the_name_of_the_first(

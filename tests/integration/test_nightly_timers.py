@@ -52,7 +52,7 @@ def write(kind: Kind, folder: Path, **changes: Any) -> list[Path]:
         "labels": ("mi300x-1", "h200.2"),
         "nodes": ("gpu-1", "Gpu-2.rack-with-a-long-name-17.example.org"),
     }
-    made = install.installation(kind, install.Wanted(**(wanted | changes)), folder)
+    made = install.installation(kind, install.TimerSettings(**(wanted | changes)), folder)
     for path, text in made.files.items():
         path.write_text(text)
     return list(made.files)

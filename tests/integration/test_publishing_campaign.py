@@ -49,11 +49,25 @@ def campaign(registry: str) -> Campaign:
 def test_a_short_campaign_finds_nothing_wrong_and_goes_on_from_its_record(
     campaign: Campaign, tmp_path: Path
 ) -> None:
-    count = ("--boundaries", "4", "--kills", "2", "--schedules", "6", "--races", "2", "--fuzz-s", "5")
+    count = (
+        "--boundaries",
+        "4",
+        "--kills",
+        "2",
+        "--schedules",
+        "6",
+        "--commands",
+        "8",
+        "--races",
+        "2",
+        "--fuzz-s",
+        "5",
+    )
     record = tmp_path / "record"
     found = campaign("--seed", "2", *count, "--record", str(record))
     assert found["boundary"]["schedules"] == 4
     assert found["instant"]["schedules"] == 2
+    assert found["command"]["schedules"] == 8
     assert found["race"]["schedules"] == 2
     assert sum(found["fault"]["planted"].values()) > 0
     assert found["fuzz"]["count"] > 10

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Verify = Callable[..., subprocess.CompletedProcess[str]]
 
 KEY = new_key()
-NOW = dt.datetime.now(dt.UTC)
+NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run
 SECOND = dt.timedelta(seconds=1)
 
 
@@ -137,7 +137,7 @@ def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(target: str
 def test_a_new_run_supersedes_a_revocation(target: str, image: SmallImage) -> None:
     release(image, target)
     revoked(f"{target}:{STACK_ID}")
-    later = NOW + dt.timedelta(minutes=5)
+    later = NOW + dt.timedelta(minutes=25)
     release(image, target, now=later)
     assert verified(f"{target}:{STACK_ID}", now=later).digest == image.manifest_digest
 
@@ -219,7 +219,7 @@ def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_fo
     other = f"{referring_registry}/mirrors/{uuid.uuid4().hex}"
     release(image, local)
     revoked(f"{local}@{image.manifest_digest}")
-    release(image, local, now=NOW + dt.timedelta(minutes=5))
+    release(image, local, now=NOW + dt.timedelta(minutes=25))
     wanted = forms(local, image.manifest_digest)
     assert len(wanted["bundles"]) >= 4
     assert wanted["att"] == wanted["bundles"]
@@ -230,10 +230,10 @@ def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_fo
             target=destination,
             public_key=KEY.public_key(),
             report=quiet,
-            now=NOW + dt.timedelta(minutes=6),
+            now=NOW + dt.timedelta(minutes=26),
         )
         assert done.digest == image.manifest_digest
-        found = verified(f"{destination}:{STACK_ID}", now=NOW + dt.timedelta(minutes=7))
+        found = verified(f"{destination}:{STACK_ID}", now=NOW + dt.timedelta(minutes=27))
         assert found.digest == image.manifest_digest
         assert forms(destination, image.manifest_digest) == wanted
 

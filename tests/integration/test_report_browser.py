@@ -71,7 +71,7 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
         root=ROOT,
         now=now,
         since=None,
-        here=standing.Machine(device_model="MI300X", driver="30.30.3"),
+        here=standing.StandingMachine(device_model="MI300X", driver="30.30.3"),
         campaign=campaign.Campaign(planted=2, caught=1, healthy_runs=1, false_alarms=0, suites=(faults,)),
         report=quiet,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
+from hypothesis import settings
 
 import small_checkout as checkouts
 import small_index
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.suite.inputs import InputDigests
+
+settings.register_profile("busy machine", deadline=None)  # a limit of 200 ms would measure the machine
+settings.load_profile("busy machine")
 
 
 @pytest.fixture
@@ -59,6 +63,7 @@ def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_checkout: Path) -> None:
     """The user's key and the current folder are the test's own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.chdir(small_checkout)
 
 

@@ -12,6 +12,7 @@ from stackcheck import flow
 from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts, status
 from stackcheck.imaging import build
 from stackcheck.matrix import matrix
+from stackcheck.oci.documents import is_digest
 from stackcheck.suite import subject as subjects
 
 if TYPE_CHECKING:
@@ -150,6 +151,29 @@ def test_an_experimental_stack_says_so_in_its_certificate(job: Job) -> None:
     job.set("experimental: true")
     job.outcome()
     assert job.verify().facts["experimental"] is True
+
+
+@pytest.mark.parametrize("moves_at", ["has", "inspect", "save", "step_sizes"])
+def test_what_is_certified_of_a_moving_tag_is_what_the_tag_named_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch, moves_at: str
+) -> None:
+    """The layout that is signed and the id under which the suites run are of one image."""
+    engine: Any = job.engine
+    engine.pull(FOREIGN)
+    saved: list[str] = []
+    save = engine.save
+    monkeypatch.setattr(engine, "save", lambda name, layout: [saved.append(name), save(name, layout)])
+    real = getattr(engine, moves_at)
+
+    def move(*arguments: Any) -> Any:
+        found = real(*arguments)
+        engine.ids[FOREIGN] = "sha256:" + "b" * 64
+        return found
+
+    monkeypatch.setattr(engine, moves_at, move)
+    image = build.adopt(FOREIGN, engine, folder=job.settings.folder("foreign"), report=job.lines.append)
+    assert saved == [image.reference]
+    assert is_digest(image.reference)
 
 
 def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(job: Job) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from small_checkout import CPU_STACK
-from stackcheck.certificate import keys, signing
+from stackcheck.certificate import keys, policy, signing
 from stackcheck.certificate.revoke import revoke
 from stackcheck.errors import CertificateError
 from stackcheck.oci.layout import OciLayout
@@ -166,7 +166,9 @@ def test_a_known_issue_that_was_added_is_another_certificate_of_the_same_run(job
     assert job.outcome().state == "unchanged"
 
 
-def test_a_revoked_image_needs_a_new_run(job: Job) -> None:
+def test_a_revoked_image_needs_a_new_run_that_began_after_it_by_any_clock(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job.outcome()
     now = dt.datetime.now(dt.UTC)
     revoke(
@@ -180,5 +182,7 @@ def test_a_revoked_image_needs_a_new_run(job: Job) -> None:
     assert outcome.error is not None
     assert (outcome.state, outcome.error.exit_code) == ("not published", 8)
     assert "revoked" in outcome.reason
+    assert job.outcome(force=True).state == "not published", "twenty minutes have not gone by"
+    monkeypatch.setattr(policy, "CLOCK_SKEW", dt.timedelta(0))
     assert job.outcome(force=True).state == "certified"
     assert job.verify().verified_at > now

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.engine import apt_archive
 from stackcheck.errors import BuildError
-from stackcheck.imaging.wheels.wheelhouse import sha256
+from stackcheck.files.digest import sha256_of
 from stackcheck.recipe import rocm
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stackcheck.imaging.plans import BuildPlan
     from stackcheck.imaging.stages import Stage
     from stackcheck.imaging.wheels.wheel_cache import WheelCache
-    from stackcheck.recipe.mirrors import Mirrors
+    from stackcheck.mirrors import Mirrors
 
 SUFFIX = ".sha256"
 
@@ -50,6 +50,15 @@ def pinned(plan: BuildPlan, stage: Stage | None = None) -> tuple[Pinned, ...]:
     return tuple(_read(name, plan.files[name]) for name in names)
 
 
+def address(plan: BuildPlan, one: Pinned) -> str:
+    """The public address of a package."""
+    return f"{_pins(plan, one)['archive']}/{one.path}"
+
+
+def _pins(plan: BuildPlan, one: Pinned) -> Mapping[str, str]:
+    return dict(json.loads(plan.files["pins.json"])["debs"][one.name])
+
+
 def _read(name: str, data: bytes) -> Pinned:
     digest, path = data.decode().split()
     return Pinned(name=name.removesuffix(SUFFIX), path=path, sha256=digest)
@@ -61,7 +70,7 @@ def find(wanted: Sequence[Pinned], folders: Sequence[Path], cached: Path | None)
         one: path
         for one in wanted
         for path in _candidates(one, folders, cached)
-        if sha256(path) == one.sha256
+        if sha256_of(path) == one.sha256
     }
 
 
@@ -96,17 +105,16 @@ def gather(
 
 
 def _fetch(plan: BuildPlan, one: Pinned, cache: WheelCache, mirrors: Mirrors) -> Path:
-    public = rocm.archive(plan.stack)
-    source = rocm.source(plan.stack, mirrors.url(public), mirrors.key(public, rocm.KEY))
-    version = json.loads(plan.files["pins.json"])["debs"][one.name]["version"]
+    source = rocm.source(plan.stack, mirrors)
+    version = _pins(plan, one)["version"]
     with tempfile.TemporaryDirectory() as scratch:
         path = apt_archive.fetch(source, one.name, version, Path(scratch))
         path = path.rename(path.with_name(one.file))
-        if sha256(path) != one.sha256:
+        if sha256_of(path) != one.sha256:
             raise BuildError(
                 f"the archive has another {one.file} than the lock says",
-                where=public,
-                got=sha256(path),
+                where=source.uris[0],
+                got=sha256_of(path),
                 expected=one.sha256,
                 next_step=f"find out why, then: stackcheck lock {plan.stack.id}",
             )

@@ -22,15 +22,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stackcheck.errors import BuildError, FileError
+from stackcheck.files import origins
 from stackcheck.files.atomic import NEXT_STEP, TEMPORARY, file_error
-from stackcheck.imaging.wheels import installed, origins, remake
-from stackcheck.imaging.wheels.wheelhouse import sha256
+from stackcheck.files.digest import sha256_of
+from stackcheck.imaging.wheels import installed, remake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.imaging.wheels.installed import Distribution, Environment
+    from stackcheck.imaging.wheels.installed import Environment, InstalledDistribution
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,11 +82,11 @@ def fill(folder: Path, interpreter: Path, *, wanted: Sequence[str], report: Call
     ]  # fmt: skip
     wheels += [
         origins.Wheel(
-            file=path.name, name=name, version=path.name.split("-")[1], sha256=sha256(path), origin="given"
+            file=path.name, name=name, version=path.name.split("-")[1], sha256=sha256_of(path), origin="given"
         )
         for name, path in given.items()
     ]
-    source = origins.Source(python=found.python, platform=f"linux-{platform.machine()}")
+    source = origins.WheelSource(python=found.python, platform=f"linux-{platform.machine()}")
     listed = origins.Origins(environment=source, wheels=tuple(sorted(wheels, key=lambda wheel: wheel.file)))
     origins.save(folder, listed)
     return Made(
@@ -196,7 +197,9 @@ def _require_room(folder: Path, needed: int) -> None:
         )
 
 
-def _write(distributions: Sequence[Distribution], folder: Path, found: Environment) -> Mapping[str, str]:
+def _write(
+    distributions: Sequence[InstalledDistribution], folder: Path, found: Environment
+) -> Mapping[str, str]:
     """Write all wheels, the largest first; file name -> SHA-256. On a problem none is left behind."""
     queue = sorted(distributions, key=lambda one: -one.size_bytes)
     hashes: dict[str, str] = {}

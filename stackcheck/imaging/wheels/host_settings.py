@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlparse
 
 from stackcheck.engine import apt
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import origins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ class HostSettings:
         folders: Local folders of wheels.
         indexes: Local folders that hold a simple index.
         ca: The CA bundle, or None where the host has none.
-        alone: Whether the host's pip is told to ask no index (`no-index`).
+        alone: Whether a setting makes the host's pip ask no index (`no-index`).
     """
 
     pip: Mapping[str, tuple[str, ...]]
@@ -91,14 +92,7 @@ def only(folder: Path) -> HostSettings:
     Raises:
         ConfigurationError: It is not a folder.
     """
-    if not folder.is_dir():
-        raise ConfigurationError(
-            "there is no such folder of wheels",
-            where=str(folder),
-            got="a file" if folder.exists() else "nothing",
-            expected="a folder",
-            next_step="name an existing folder, or leave --wheelhouse out",
-        )
+    origins.require_folder(folder)
     return HostSettings(pip={}, folders=(folder,), indexes=(), ca=None)
 
 

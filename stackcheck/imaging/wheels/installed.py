@@ -68,7 +68,7 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Distribution:
+class InstalledDistribution:
     """One installed distribution.
 
     Attributes:
@@ -142,7 +142,7 @@ def environment(interpreter: Path) -> Environment:
     return Environment(python=answer["python"], prefix=Path(answer["prefix"]), paths=paths, infos=infos)
 
 
-def read(found: Environment, names: Sequence[str]) -> tuple[Distribution, ...]:
+def read(found: Environment, names: Sequence[str]) -> tuple[InstalledDistribution, ...]:
     """The named distributions, if a wheel can be made again from every one of them.
 
     Raises:
@@ -177,14 +177,14 @@ def refuse(problems: Sequence[BuildError], prefix: Path) -> None:
     )
 
 
-def _distribution(found: Environment, info: Path) -> Distribution:
+def _distribution(found: Environment, info: Path) -> InstalledDistribution:
     stem = _stem(info)
     name, _, version = stem.partition("-")
     record = _record(info, stem)
     _refuse_editable(info, stem)
     members = tuple(sorted(_members(found, info, stem, record), key=_order))
     sizes = [member.size_bytes or 0 for member in members]
-    return Distribution(
+    return InstalledDistribution(
         name=canonicalize_name(name),
         version=version,
         stem=stem,

@@ -1,8 +1,8 @@
 """One installed distribution -> its wheel again.
 
-In: a `Distribution`. Out: a wheel, the same bytes in every run. Each file is held to the hash that RECORD
-states while it is copied, so that what was changed after its installation never gets into a wheel. The
-wheel is another file than the one of the index (order, times, no compression), so it has another hash.
+In: an `InstalledDistribution`. Out: a wheel, the same bytes in every run. Each file is held to the hash that
+RECORD states while it is copied, so that what was changed after its installation never gets into a wheel. The
+wheel differs from the file of the index (order, times, no compression), so it has a different hash.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from stackcheck.errors import BuildError
 from stackcheck.files.atomic import TEMPORARY, file_error
+from stackcheck.files.digest import sha256_of
 from stackcheck.imaging.bootstrap import SOURCE_DATE_EPOCH
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-    from stackcheck.imaging.wheels.installed import Distribution, Member
+    from stackcheck.imaging.wheels.installed import InstalledDistribution, Member
 
 CHUNK_BYTES = 1 << 20
 _DATE = time.gmtime(SOURCE_DATE_EPOCH)[:6]
@@ -34,7 +35,7 @@ _INTERPRETER = re.compile(
 )
 
 
-def write(distribution: Distribution, folder: Path) -> tuple[Path, str]:
+def write(distribution: InstalledDistribution, folder: Path) -> tuple[Path, str]:
     """Write a distribution's wheel into a folder; its path and SHA-256.
 
     Raises:
@@ -49,7 +50,7 @@ def write(distribution: Distribution, folder: Path) -> tuple[Path, str]:
                 lines = [_add(archive, member, distribution) for member in distribution.members]
                 own = f"{distribution.info.name}/RECORD"
                 archive.writestr(_entry(own, _FILE), "".join([*lines, f"{own},,\n"]))
-            digest = _sha256(temporary)
+            digest = sha256_of(temporary)
             temporary.chmod(0o644)
             temporary.replace(target)
         finally:
@@ -59,7 +60,7 @@ def write(distribution: Distribution, folder: Path) -> tuple[Path, str]:
     return target, digest
 
 
-def _add(archive: zipfile.ZipFile, member: Member, distribution: Distribution) -> str:
+def _add(archive: zipfile.ZipFile, member: Member, distribution: InstalledDistribution) -> str:
     """Copy one file and check it; its line of the new RECORD."""
     try:
         status = member.path.stat()
@@ -81,7 +82,7 @@ def _copy(
     entry: zipfile.ZipInfo,
     source: IO[bytes],
     member: Member,
-    distribution: Distribution,
+    distribution: InstalledDistribution,
 ) -> tuple[bytes, int]:
     hashed = hashlib.new(member.algorithm)
     ours = hashed if member.algorithm == "sha256" else hashlib.sha256()
@@ -98,7 +99,11 @@ def _copy(
 
 
 def _add_script(
-    archive: zipfile.ZipFile, entry: zipfile.ZipInfo, data: bytes, member: Member, distribution: Distribution
+    archive: zipfile.ZipFile,
+    entry: zipfile.ZipInfo,
+    data: bytes,
+    member: Member,
+    distribution: InstalledDistribution,
 ) -> str:
     """A script that names its interpreter gets `#!python` there: the next installer fills it in."""
     _check(hashlib.new(member.algorithm, data).digest(), member, distribution)
@@ -107,13 +112,13 @@ def _add_script(
     return _line(member.name, hashlib.sha256(data).digest(), len(data))
 
 
-def _check(digest: bytes, member: Member, distribution: Distribution) -> None:
+def _check(digest: bytes, member: Member, distribution: InstalledDistribution) -> None:
     if digest != member.digest:
         got, expected = (f"{member.algorithm}={_encoded(value)}" for value in (digest, member.digest))
         raise _changed(distribution, member, got, expected)
 
 
-def _changed(distribution: Distribution, member: Member, got: str, expected: str) -> BuildError:
+def _changed(distribution: InstalledDistribution, member: Member, got: str, expected: str) -> BuildError:
     pin = distribution.stem.replace("-", "==", 1)
     return BuildError(
         "a file was changed or removed after it was installed",
@@ -137,8 +142,3 @@ def _line(name: str, digest: bytes, length: int) -> str:
 
 def _encoded(digest: bytes) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,21 +13,21 @@ import shutil
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import BuildError
+from stackcheck.files import requirements
 from stackcheck.imaging import platforms
 from stackcheck.imaging.wheels import debs, host_settings, wheelhouse
-from stackcheck.recipe import extensions, lock, requirements, rocm
-from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.recipe import lock
 from stackcheck.recipe.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from stackcheck.files.requirements import Locked
     from stackcheck.imaging.plans import BuildPlan
     from stackcheck.imaging.stages import Stage
     from stackcheck.imaging.wheels.wheel_cache import WheelCache
-    from stackcheck.recipe.extensions import Extension
-    from stackcheck.recipe.requirements import Locked
 
 _SOURCE = re.compile(r"--no-binary[ =]([A-Za-z0-9][A-Za-z0-9._-]*)")
 _PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
@@ -70,7 +70,7 @@ class Supply:
         lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
         whole = bool(wanted) and not lacking and _all_by_hash(stage)
         closed = self.closed or whole
-        also = _beside(plan, self.settings, self.upstream) if lacking and not closed else ()
+        also = self.upstream.beside(plan.stack, alone=self.settings.alone) if lacking and not closed else ()
         return self.settings.pip_conf(wheelhouse=bool(named), closed=closed, also=also)
 
     def handed_over(self, stages: Sequence[Stage]) -> Mapping[str, Path]:
@@ -188,19 +188,12 @@ def _from_cache(
     if not lacking:
         return held
     report(f"{plan.stack.id}: downloading {len(lacking)} wheels into the wheel cache {cache.folder}")
-    also = _beside(plan, settings, upstream)
+    also = upstream.beside(plan.stack, alone=settings.alone)
     refused = cache.fill(lacking, target, tuple(f"{option}={place}" for option, place in also))
     if refused and not plan.foreign:
         names = ", ".join(map(str, refused))
         report(f"{plan.stack.id}: not cached; pip will fetch these during the build: {names}")
     return cache.find(wanted, report)
-
-
-def _beside(
-    plan: BuildPlan, settings: host_settings.HostSettings, upstream: Upstream
-) -> tuple[tuple[str, str], ...]:
-    """What `lock` asks beside pip's own places, and so a build."""
-    return lock.beside(plan.stack, upstream, alone=settings.alone)
 
 
 def check_folder(plan: BuildPlan, folder: Path) -> None:
@@ -229,33 +222,26 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
 
 def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -> str:
     """The command that downloads all files of a stack's locks for its platform, on any machine."""
-    by_hand = {extension.name: extension for extension in extensions.extensions(plan.stack)}
-    index = "".join(f" {option}={place}" for option, place in lock.torch_places(plan.stack))
+    recipe = lock.downloads(plan.stack)
     options = platforms.target(plan.stack, plan.platform).shell_options
     place = shlex.quote(str(folder))
     locks = dict.fromkeys(name for stage in plan.stages if stage.takes_wheels for name in _locks(plan, stage))
     commands = []
     for name in locks:
         locked = requirements.read_packages(plan.files[name].decode())
-        if not {package.name for package in locked} <= {*by_hand}:
+        if not {package.name for package in locked} <= {*recipe.by_hand}:
             path = shlex.quote(f"images/{plan.stack.id}/{name}")
-            commands.append(f"pip download --no-deps {options}{index} --dest {place} -r {path}")
-    commands += [_fetch(by_hand[package.name], place) for package in lacking if package.name in by_hand]
+            commands.append(f"pip download --no-deps {options}{recipe.options} --dest {place} -r {path}")
     commands += [
-        f"curl -fsSL -o {place}/{one.file} {rocm.archive(plan.stack)}/{one.path}" for one in debs.pinned(plan)
+        f"pip download --no-deps --dest {place} {recipe.by_hand[package.name]}"
+        for package in lacking
+        if package.name in recipe.by_hand
     ]
+    commands += [f"curl -fsSL -o {place}/{one.file} {debs.address(plan, one)}" for one in debs.pinned(plan)]
     return " && ".join(commands)
 
 
-def _fetch(extension: Extension, place: str) -> str:
-    """The command that downloads an extension: an official wheel of its releases, or its source archive."""
-    if extension.wheel:
-        address = f"{extensions.RELEASES.format(version=extension.version)}/{extension.wheel}"
-        return f"pip download --no-deps --dest {place} {shlex.quote(address)}"
-    return f"pip download --no-deps --no-binary {extension.name} --dest {place} {extension.pin}"
-
-
-def _check_platform(plan: BuildPlan, wanted: Sequence[Locked], found: wheelhouse.Found) -> None:
+def _check_platform(plan: BuildPlan, wanted: Sequence[Locked], found: wheelhouse.FoundWheels) -> None:
     lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
     if lacking:
         raise BuildError(

@@ -8,7 +8,6 @@ and the packages that are missing for a target.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import html.parser
 import os
 import shutil
@@ -16,16 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
+from stackcheck.files.digest import sha256_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from stackcheck.files.requirements import Locked
     from stackcheck.imaging.platforms import InstallTarget
     from stackcheck.imaging.wheels.host_settings import HostSettings
-    from stackcheck.recipe.requirements import Locked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundWheels:
     """The local files of a lock.
 
     Attributes:
@@ -58,7 +59,7 @@ class Found:
         return tuple(sorted(named))
 
 
-def look(wanted: Sequence[Locked], settings: HostSettings, cached: Mapping[str, Path]) -> Found:
+def look(wanted: Sequence[Locked], settings: HostSettings, cached: Mapping[str, Path]) -> FoundWheels:
     """The local files of locked packages; files of a package without hashes are taken by name and version.
 
     Args:
@@ -71,11 +72,13 @@ def look(wanted: Sequence[Locked], settings: HostSettings, cached: Mapping[str, 
         held = (cached[digest] for digest in sorted(package.hashes) if digest in cached)
         paths = {path.name: path for path in held}
         for path, digest in _candidates(package, settings):
-            if path.name not in paths and (not package.hashes or (digest or sha256(path)) in package.hashes):
+            if path.name not in paths and (
+                not package.hashes or (digest or sha256_of(path)) in package.hashes
+            ):
                 paths[path.name] = path
         if paths:
             files[package] = tuple(paths.values())
-    return Found(files=files, cached=frozenset(cached.values()))
+    return FoundWheels(files=files, cached=frozenset(cached.values()))
 
 
 def _candidates(package: Locked, settings: HostSettings) -> Iterator[tuple[Path, str | None]]:
@@ -111,12 +114,6 @@ class _Links(html.parser.HTMLParser):
         """Note one link."""
         if tag == "a":
             self.links += [value for name, value in attrs if name == "href" and value]
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _link(source: Path, target: Path) -> None:

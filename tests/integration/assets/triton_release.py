@@ -23,8 +23,10 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from workloads import machine_code  # noqa: E402
 
-ARCHS = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90", "sm_100")
-FP8 = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv", "sm_90": "fp8e4nv", "sm_100": "fp8e4nv"}
+ARCHS = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+FP8 = {"gfx942": "fp8e4b8"} | dict.fromkeys(
+    ("gfx950", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"), "fp8e4nv"
+)
 B, F, I = "*bf16", "*fp32", "i32"  # noqa: E741 - three columns of one table
 # Kernel of trainers/fused/triton_ops.py -> its arguments' types, its constants for Llama 8B, its warps.
 KERNELS = {
@@ -49,13 +51,13 @@ KERNELS = {
     "_swiglu_backward": ({"da": B, "gu": B, "a": B, "amax": F, "F": I}, {"B": 2048, "AMAX": True}, 8),
     "_cross_entropy": (
         {"logits": B, "labels": "*i64", "losses": F, "scale": "fp32"},
-        {"V": 128256, "B": 4096},
+        {"IGNORED": -100, "V": 128256, "B": 4096},
         8,
     ),
     "_adamw": (
         {
-            "high": "*i16", "low": "*i16", "m": B, "v": B, "g": B, "scale": F,
-            "lr": "fp32", "b1": "fp32", "b2": "fp32", "eps": "fp32", "c1": "fp32", "c2": "fp32", "n": I,
+            "high": "*i16", "low": "*i16", "m": B, "v": B, "g": B, "scale": F, "lr": "fp32",
+            "keep": "fp32", "b1": "fp32", "b2": "fp32", "eps": "fp32", "c1": "fp32", "c2": "fp32", "n": I,
         },
         {"SPLIT": True, "B": 2048},
         8,
@@ -128,8 +130,10 @@ def kernel_error(job: tuple[str, str]) -> str | None:
 
 
 def kernels() -> types.ModuleType:
-    """The trainers' kernels. Their launchers need torch, and compiling does not."""
-    sys.modules.setdefault("torch", types.ModuleType("torch"))
+    """The trainers' kernels. Their launchers need torch and fused.ops, and compiling does not."""
+    for name in ("torch", "fused", "fused.ops"):
+        sys.modules.setdefault(name, types.ModuleType(name))
+    vars(sys.modules["fused.ops"])["IGNORED"] = -100
     path = ROOT / "trainers/fused/triton_ops.py"
     spec = importlib.util.spec_from_file_location("triton_ops", path)
     assert spec

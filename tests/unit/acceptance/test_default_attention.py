@@ -13,7 +13,7 @@ from stackcheck.matrix import resolve
 from stackcheck.suite import bounds as host_bounds
 from stackcheck.suite import results
 from stackcheck.suite.judgement import judge_file
-from workloads import attention_default
+from workloads import attention_default, speed_conditions
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "docs" / "results" / "suites-h100-x1-standard.json"
@@ -90,6 +90,14 @@ def test_a_run_without_the_default_has_not_measured_it() -> None:
     question = asked("2.11.0", None) | {"figures": []}
     assert "attention_forward_tflops of the default backend" in answer(question)["unmeasured"]
     assert bounds.missing(models.row("H200"), 1) == []
+
+
+def test_a_bound_of_an_optional_package_is_asked_for_where_its_check_ran() -> None:
+    question = asked("2.11.0", None) | {"figures": []}
+    told = [text for text in answer(question)["unmeasured"] if "flash-attn-4" in text]
+    assert len(told) == 2
+    skipped = question | {"skipped": [speed_conditions.OPTIONAL_CHECK]}
+    assert not [text for text in answer(skipped)["unmeasured"] if "flash-attn-4" in text]
 
 
 @pytest.mark.parametrize("said", [None, "cudnn", "flash", "math"])

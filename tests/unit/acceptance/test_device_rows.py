@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness import models
+from harness import models, thresholds
 from stackcheck import vendors as host_side
 from stackcheck.suite import skips
 from vendors import Absence, Device
@@ -34,7 +36,7 @@ def test_an_mi300x_is_one_also_as_a_virtual_function_and_where_no_id_is_told(pci
     assert models.identify("amd", one)["model"] == "MI300X"
 
 
-@pytest.mark.parametrize("pci_id", ["10de:20f3", "10de:2342", Absence.NOT_AVAILABLE])
+@pytest.mark.parametrize("pci_id", ["10de:20f3", "10de:232c", Absence.NOT_AVAILABLE])
 def test_an_nvidia_device_that_is_not_listed_asks_for_a_row(pci_id: str) -> None:
     one = device(pci_id, arch="sm_80", units=108, memory_bytes=80 << 30)
     with pytest.raises(models.UnknownDeviceError, match=f"fits no row.*add a row(.|\\n)*{pci_id}"):
@@ -103,11 +105,73 @@ def test_small_devices_skip_what_they_cannot_hold_and_the_host_confirms_it(
         assert skips.problem(skip, skips.Facts(rows=[row])) is None
 
 
-@pytest.mark.parametrize(("vendor", "arch"), [("nvidia", "sm_89"), ("nvidia", "sm_120"), ("amd", "gfx1100")])
+@pytest.mark.parametrize(("vendor", "arch"), [("nvidia", "sm_86"), ("nvidia", "sm_121"), ("amd", "gfx1100")])
 def test_a_consumer_gpu_is_said_to_be_not_certifiable(vendor: str, arch: str) -> None:
-    one = device("10de:2684", arch=arch, units=128, memory_bytes=24 << 30)
+    one = device("10de:2204", arch=arch, units=82, memory_bytes=24 << 30)
     with pytest.raises(models.UnknownDeviceError, match=f"not certifiable: .* is {arch}, and devices.json"):
         models.identify(vendor, one)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
+def test_every_fact_of_a_row_has_a_source_and_every_absent_one_is_named(row: dict[str, Any]) -> None:
+    facts = ("pci_ids", "peak_tflops", "memory_gb_per_s", "compute_units", "memory_bytes", "power_w", "pcie")
+    if row["vendor"] == "cpu" or "partition" in row:
+        return
+    unknown = row["sources"].get("unknown", "")
+    for fact in (*facts, "link"):
+        if not row[fact] and "link" not in row["lacks"] + [fact] * (fact != "link"):
+            assert fact in unknown, f"{fact} is absent, and nothing says so"
+        elif row[fact]:
+            assert row["sources"].get(fact), f"{fact} has no source"
+            assert fact not in re.findall(r"[a-z_]+", unknown), f"{fact} is known and said to be unknown"
+
+
+@pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
+def test_a_row_lacks_the_links_that_it_does_not_have(row: dict[str, Any]) -> None:
+    """Else its checks are skipped, and the judge refuses the skip: a healthy machine could never pass."""
+    assert row["pcie"] is not None or "pcie" in row["lacks"]
+    assert row["link"] is not None or "link" in row["lacks"]
+    assert not row["pcie"] or ("pcie" not in row["lacks"] and row["pcie"]["width"] == thresholds.LANES)
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "arch", "gib", "model"),
+    [
+        *(("10de:26b9", "sm_89", 45, "L40S"), ("10de:2684", "sm_89", 24, "RTX-4090")),
+        *(("10de:2b85", "sm_120", 32, "RTX-5090"), ("10de:2bb5", "sm_120", 95.6, "RTX-PRO-6000-Server")),
+        *(("10de:2342", "sm_90", 95.6, "GH200"), ("10de:2348", "sm_90", 144, "GH200-144GB")),
+        *(("10de:2941", "sm_100", 185, "GB200"), ("10de:3182", "sm_103", 268.6, "B300")),
+        *(("10de:31c2", "sm_103", 277.5, "GB300"), ("10de:2329", "sm_90", 95.6, "H20")),
+        ("10de:2324", "sm_90", 79.6, "H800"),
+    ],
+)
+def test_a_known_device_is_itself_whether_or_not_it_can_be_certified(
+    pci_id: str, arch: str, gib: float, model: str
+) -> None:
+    units = models.row(model)["compute_units"] or 148
+    one = device(pci_id, arch=arch, units=units, memory_bytes=int(gib * 2**30))
+    assert models.identify("nvidia", one)["model"] == model
+    assert host_side.model_of(pci_id, int(gib * 2**30), units, {}) == model
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in models.table() if row["pci_ids"]], ids=lambda row: row["model"]
+)
+def test_a_device_of_too_little_memory_is_still_its_product_and_one_of_more_is_not(
+    row: dict[str, Any],
+) -> None:
+    """One row shares its id, units and mode with a larger product; a device of another id is nobody's."""
+    one = device(row["pci_ids"][0], arch=row["arch"], units=row["compute_units"], memory_bytes=1)
+    one = dataclasses.replace(one, partition=row.get("partition", {}))
+    half, more = (
+        dataclasses.replace(one, memory_bytes=int(row["memory_bytes"] * share)) for share in (0.5, 1.5)
+    )
+    found = models.short_of_memory(half)
+    assert found in (None, row)
+    assert models.short_of_memory(more) != row
+    assert models.short_of_memory(dataclasses.replace(half, pci_id="10de:ffff")) is None
+    if "partition" not in row:
+        assert found == row
 
 
 def test_trainers_look_for_amds_library_where_the_suites_do() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import test_devices
 import test_devices_links
+from harness import paths
 from harness.readings import links_of_pairs
 from harness.unfit import InvalidRun
 from vendors import Absence, Device, Host, Link, amd_device, amd_kernel, container
@@ -61,12 +62,12 @@ def test_firmware_that_differs_makes_a_machine_unfit() -> None:
 def test_a_link_that_sleeps_is_read_while_it_works() -> None:
     asleep = amd_device._generation(0)
     assert asleep == "0 MT/s"
-    assert test_devices_links._most(asleep, [asleep, 5, asleep], "PCIe generation") == 5
+    assert paths._most([asleep, 5, asleep], "PCIe generation") == 5
 
 
 def test_a_link_that_never_wakes_fails_in_words_and_not_by_a_crash() -> None:
     with pytest.raises(pytest.fail.Exception, match="PCIe generation: 0 MT/s"):
-        test_devices_links._most("0 MT/s", ["0 MT/s", "0 MT/s"], "PCIe generation")
+        paths._most(["0 MT/s", "0 MT/s"], "PCIe generation")
 
 
 # ---- Links of MI250: 1, 2 or 4 to a pair ----------------------------------------------------------------

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 OLDEST = (3, 10)
 SUITES = sorted([ROOT / "tests/conftest.py", *(ROOT / "tests/acceptance").rglob("*.py")])
-TRAINERS = sorted((ROOT / "trainers").rglob("*.py"))
+RESEARCH = ROOT / "benchmarks" / "training"
+TRAINERS = sorted([*(ROOT / "trainers").rglob("*.py"), *RESEARCH.glob("*.py")])
 
 ALLOWED = {"torch", "pytest"}
 # An SMI library, and psutil, which has a fallback: only inside functions, where their absence is handled.
@@ -38,7 +39,7 @@ WHERE_PRESENT = {
     "trainers/shards.py": {"numpy"},
     "trainers/streams.py": {"numpy", "tokenizers"},
     "trainers/initial.py": {"safetensors"},
-    "trainers/rows.py": {"yaml"},
+    "benchmarks/training/rows.py": {"yaml"},
     "trainers/layouts/fp8_weights.py": {"torchao"},
     "trainers/layouts/prepare.py": {"torchao"},
     "trainers/models/hf_llama.py": {"transformers"},
@@ -69,7 +70,7 @@ def test_every_module_parses_and_imports_only_what_an_image_has(path) -> None:
 
 
 def test_no_module_uses_what_a_later_python_brought() -> None:
-    done = _vermin(ROOT / "tests/conftest.py", ROOT / "tests/acceptance", ROOT / "trainers")
+    done = _vermin(ROOT / "tests/conftest.py", ROOT / "tests/acceptance", ROOT / "trainers", RESEARCH)
     assert done.returncode == 0, done.stdout
 
 
@@ -129,7 +130,10 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
 
 
 def _may_import(name: str, module: str, *, at_top: bool) -> bool:
-    owns = ROOT / "trainers", *([] if name.startswith("trainers/") else [ROOT / "tests/acceptance"])
+    rooms = {"trainers": [], "benchmarks": [RESEARCH]}.get(
+        name.partition("/")[0], [ROOT / "tests/acceptance"]
+    )
+    owns = ROOT / "trainers", *rooms
     if module in sys.stdlib_module_names or module in ALLOWED:
         return True
     if any((own / module).is_dir() or (own / f"{module}.py").is_file() for own in owns):

@@ -23,6 +23,7 @@ from stackcheck.certificate.statement import (
     VSA,
     Envelope,
     Statement,
+    evidence,
     facts,
     newest,
     open_envelope,
@@ -200,10 +201,11 @@ def test_a_revocation_is_later_than_what_it_revokes_even_when_the_clock_is_behin
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
     passed = certify(image, key)[-1].statement
-    failed = predicates.revocation(passed, reason="NaN", now=NOW - dt.timedelta(days=1))
+    failed = predicates.revocation(passed, [passed], reason="NaN", now=NOW - dt.timedelta(days=1))
     assert time_verified(failed) > time_verified(passed)
     assert (status(failed), facts(failed)["reasons"]) == ("FAILED", ["NaN"])
     assert newest([failed, passed]) == failed
+    assert evidence(failed) == {passed.digest}
 
 
 def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_next_command(

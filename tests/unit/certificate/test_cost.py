@@ -13,7 +13,7 @@ from small_dist import KEY, verified
 from small_images import NOW, STACK_ID, certify, make_image, new_key, put, quiet
 from small_registry import repository, serving
 from stackcheck.certificate import attachments, publish, reader, storage_forms, verify
-from stackcheck.errors import CertificateError, PublishError
+from stackcheck.errors import CertificateError
 from stackcheck.oci import documents, layout
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, RegistryError, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
@@ -130,7 +130,7 @@ def test_more_attestations_than_years_of_renewals_give_are_refused(
     with pytest.raises(CertificateError, match="too many attestations"):
         verified(dist)
     monkeypatch.setattr(module, cap, 5)
-    with pytest.raises(PublishError, match="too many attestations"):
+    with pytest.raises(RegistryError, match="too many attestations"):
         attachments.attach(store, store.read_manifest(STACK_ID), certify(image, KEY), KEY.public_key())
 
 

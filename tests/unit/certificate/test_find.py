@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ import result_files
 from small_dist import DAY, KEY, release
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck.certificate import find, publish
-from stackcheck.certificate.find import Candidate, Wanted
+from stackcheck.certificate.find import Candidate, ImageQuery
 from stackcheck.errors import CertificateError
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ H200 = result_files.host("nvidia", "H200", "H200", driver="580.95.05")
 TORCH = result_files.result()["software"]["torch"]
 
 
-def found(dist: Path, wanted: Wanted, **changes: Any) -> list[Candidate]:
+def found(dist: Path, wanted: ImageQuery, **changes: Any) -> list[Candidate]:
     arguments: dict[str, Any] = {"public_key": KEY.public_key(), "now": NOW + DAY}
     return find.find(f"oci:{dist}", wanted, **(arguments | changes))
 
 
-def only(dist: Path, wanted: Wanted, **changes: Any) -> Candidate:
+def only(dist: Path, wanted: ImageQuery, **changes: Any) -> Candidate:
     (candidate,) = found(dist, wanted, **changes)
     return candidate
 
@@ -39,15 +40,15 @@ def only(dist: Path, wanted: Wanted, **changes: Any) -> Candidate:
 @pytest.mark.parametrize(
     "wanted",
     [
-        Wanted(),
-        Wanted(device_model="h200"),
-        Wanted(device_model="H200", driver="580.95.05", exact=True),
-        Wanted(device_model="H200", driver="580"),
-        Wanted(device_model="H200", driver=">=570", devices=2),
-        Wanted(torch=TORCH),
+        ImageQuery(),
+        ImageQuery(device_model="h200"),
+        ImageQuery(device_model="H200", driver="580.95.05", exact=True),
+        ImageQuery(device_model="H200", driver="580"),
+        ImageQuery(device_model="H200", driver=">=570", devices=2),
+        ImageQuery(torch=TORCH),
     ],
 )
-def test_what_fits_is_named_by_its_digest(tmp_path: Path, image: SmallImage, wanted: Wanted) -> None:
+def test_what_fits_is_named_by_its_digest(tmp_path: Path, image: SmallImage, wanted: ImageQuery) -> None:
     release(image, tmp_path / "dist", host=H200)
     candidate = only(tmp_path / "dist", wanted)
     assert candidate.refused is None
@@ -59,16 +60,16 @@ def test_what_fits_is_named_by_its_digest(tmp_path: Path, image: SmallImage, wan
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        (Wanted(device_model="MI300X"), "certified for H200 x2, driver 580.95.05, not for MI300X"),
-        (Wanted(driver="570"), "certified with driver 580.95.05, not with 570"),
-        (Wanted(driver="580", exact=True), "certified with driver 580.95.05, not with 580"),
-        (Wanted(exact=True), "certified with driver 580.95.05, not with none"),
-        (Wanted(devices=4), "this host has more devices than were tested together"),
-        (Wanted(torch=">=99"), f"torch {TORCH} is not >=99"),
-        (Wanted(tier="soak"), "the certificate is of a lower tier"),
+        (ImageQuery(device_model="MI300X"), "certified for H200 x2, driver 580.95.05, not for MI300X"),
+        (ImageQuery(driver="570"), "certified with driver 580.95.05, not with 570"),
+        (ImageQuery(driver="580", exact=True), "certified with driver 580.95.05, not with 580"),
+        (ImageQuery(exact=True), "certified with driver 580.95.05, not with none"),
+        (ImageQuery(devices=4), "this host has more devices than were tested together"),
+        (ImageQuery(torch=">=99"), f"torch {TORCH} is not >=99"),
+        (ImageQuery(tier="soak"), "the certificate is of a lower tier"),
     ],
 )
-def test_what_does_not_fit_says_why(tmp_path: Path, image: SmallImage, wanted: Wanted, why: str) -> None:
+def test_what_does_not_fit_says_why(tmp_path: Path, image: SmallImage, wanted: ImageQuery, why: str) -> None:
     release(image, tmp_path / "dist", host=H200)
     candidate = only(tmp_path / "dist", wanted)
     assert candidate.refused is not None
@@ -78,8 +79,8 @@ def test_what_does_not_fit_says_why(tmp_path: Path, image: SmallImage, wanted: W
 
 def test_an_old_verdict_and_another_key_do_not_fit(tmp_path: Path, image: SmallImage) -> None:
     release(image, tmp_path / "dist", host=H200)
-    old = only(tmp_path / "dist", Wanted(), now=NOW + dt.timedelta(days=60))
-    foreign = only(tmp_path / "dist", Wanted(), public_key=new_key().public_key())
+    old = only(tmp_path / "dist", ImageQuery(), now=NOW + dt.timedelta(days=60))
+    foreign = only(tmp_path / "dist", ImageQuery(), public_key=new_key().public_key())
     assert old.refused
     assert foreign.refused
 
@@ -102,14 +103,14 @@ def test_what_fits_comes_first_and_the_newest_of_it(tmp_path: Path) -> None:
             public_key=KEY.public_key(),
             report=quiet,
         )
-    listed = found(tmp_path / "dist", Wanted(device_model="H200"))
+    listed = found(tmp_path / "dist", ImageQuery(device_model="H200"))
     assert [each.tag for each in listed] == ["a-newest", "b-older", "d-old", "c-other"]
     assert [each.refused is None for each in listed] == [True, True, True, False]
 
 
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CertificateError):
-        found(tmp_path / "nothing", Wanted())
+        found(tmp_path / "nothing", ImageQuery())
 
 
 def test_a_changed_byte_is_found(tmp_path: Path, image: SmallImage) -> None:
@@ -118,4 +119,29 @@ def test_a_changed_byte_is_found(tmp_path: Path, image: SmallImage) -> None:
     body = bytearray(blob.read_bytes())
     body[len(body) // 2] ^= 1
     blob.write_bytes(body)
-    assert only(tmp_path / "dist", Wanted()).refused
+    assert only(tmp_path / "dist", ImageQuery()).refused
+
+
+@pytest.mark.parametrize("name", ["a b", "..", "-x", "ä", "x" * 129, "a/b", "", "@sha256:1", ":", "\x1b[2J"])
+def test_a_tag_that_no_reference_can_have_is_listed_with_its_reason_and_hides_no_image(
+    tmp_path: Path, image: SmallImage, name: str
+) -> None:
+    release(image, tmp_path / "dist", host=H200)
+    index = tmp_path / "dist" / "index.json"
+    listed = json.loads(index.read_text())
+    entry = next(item for item in listed["manifests"] if item["digest"] == image.manifest_digest)
+    odd = entry | {"annotations": {"org.opencontainers.image.ref.name": name}}
+    index.write_text(json.dumps(listed | {"manifests": [odd, *listed["manifests"]]}))
+    good, *bad = found(tmp_path / "dist", ImageQuery())
+    assert (good.tag, good.refused) == (STACK_ID, None)
+    assert [item.refused is None for item in bad] in ([False], [True])  # `:` and "" name the image itself
+
+
+def test_a_store_that_is_slow_for_each_tag_is_left_after_a_time_for_all(
+    tmp_path: Path, image: SmallImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(image, tmp_path / "dist", host=H200)
+    monkeypatch.setattr(find, "TOTAL_S", 0.0)
+    candidate = only(tmp_path / "dist", ImageQuery())
+    assert candidate.refused is not None
+    assert "not looked at" in candidate.refused

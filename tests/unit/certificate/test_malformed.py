@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import result_files
 from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
-from small_images import certify
-from stackcheck.certificate import attached_sbom, attachments, reader
-from stackcheck.certificate.statement import VSA, Envelope, Statement, open_envelope, sign
-from stackcheck.errors import CertificateError
+from small_images import NOW, certify
+from stackcheck.certificate import attached_sbom, attachments, find, for_host, policy, reader, renew, verify
+from stackcheck.certificate import statement as statement_module
+from stackcheck.certificate.statement import VSA, Envelope, Statement, facts, open_envelope, sign
+from stackcheck.cli import consumer
+from stackcheck.errors import CertificateError, StackcheckError
+from stackcheck.nightly import candidates, decide
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.store import parse_reference
+from stackcheck.report import published
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
     from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
+DAY = dt.timedelta(days=1)
 FIELD = "urn:stackcheck:certificate:v1"
 WRONG: tuple[Any, ...] = (None, 7, "text", [], {}, [None], {"a": None}, True)
 # What verification, or what is shown after it, reads.
@@ -69,6 +78,97 @@ def is_refused(image: SmallImage, path: tuple[object, ...], value: object) -> bo
     return False
 
 
+def full_summary(image: SmallImage) -> Statement:
+    """A certificate with every part that a reader shows: of a pair, of a Python of no package, of waivers."""
+    issue = {"id": "X", "symptom": "slow", "issue": "https://x/2"}
+    host = result_files.host("nvidia", "H200", driver="580.1")
+    *_, signed = certify(image, KEY, host=host, known_issues=(issue,), archs=("sm_90",))
+    document = copy.deepcopy(signed.statement.document)
+    found = document["predicate"][FIELD]
+    name = found["warned"] = found["passed"][:1]
+    until = (NOW + 9 * DAY).date().isoformat()
+    found["waivers"] = [{"check": name[0], "reason": "known", "issue": "x", "by": "a", "until": until}]
+    digest = f"sha256:{'1' * 64}"
+    found["python"] = {"file": "/x", "sha256": digest, "package": None, "libraries": {"/y": digest}}
+    found["madeFrom"] = {"baseFrom": "a host"}
+    found["driver"] = {"state": "unlisted", "says": "no document lists it"}
+    found["against"] = {
+        "reference": "r",
+        "digest": digest,
+        "at": "2026-01-01T00:00:00Z",
+        "driver": None,
+        "runs": 3,
+        "metrics": [{"check": "c", "name": "n", "loss": 0.1, "verdict": "noisy"}],
+    }
+    return Statement(predicate_type=VSA, payload=compact_json(document))
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every member of a document, at any depth."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*at, key)
+        yield from places(inner, (*at, key))
+
+
+def read_everywhere(image: SmallImage, statement: Statement) -> None:
+    """What verify, find, run, renew, a night and the page do with a summary that was read."""
+    moment = NOW + dt.timedelta(hours=1)
+    verdicts = policy.valid_verdicts("r", [statement], moment, policy.MAX_AGE)
+    store = OciLayout(image.layout)
+    certified = verify.CertifiedImage(
+        reference=f"oci:{image.layout}@{image.manifest_digest}",
+        moment=moment,
+        manifest=store.only_manifest(),
+        statements=(statement,),
+        verdicts=tuple(verdicts),
+    )
+    find._judged("t", certified, find.ImageQuery())
+    host = facts(statement)["host"]
+    verified_ = verify._verified(
+        parse_reference(certified.reference),
+        statement,
+        for_host.Wanted(
+            device_model="H200", driver="580.1", devices=1, tier=None, waivers=True, today=moment.date()
+        ),
+    )
+    consumer._facts(verified_, KEY.public_key(), policy.MAX_AGE)
+    consumer._notes(verified_)
+    renew.obsolete([statement], full_summary(image))
+    decide.standing([host], result_files.host("nvidia", "H200", driver="580.1"))
+    candidates._is_for(host, SimpleNamespace(vendor="nvidia", devices=()))  # type: ignore[arg-type]
+    list(published._of(statement, policy.MAX_AGE))
+    certified.for_host(device_model="H200", driver="580.1", devices=1, tier=None, waivers=True)
+
+
+def test_no_missing_or_wrong_member_of_a_signed_summary_is_a_traceback_in_any_reader(
+    image: SmallImage,
+) -> None:
+    """Every member of a summary that has all parts is taken away, and replaced by each wrong value."""
+    whole = full_summary(image)
+    count = 0
+    for place in places(whole.document["predicate"]):
+        for value in (..., *WRONG):
+            document = copy.deepcopy(whole.document)
+            inside = document["predicate"]
+            for key in place[:-1]:
+                inside = inside[key]
+            if value is ...:
+                del inside[place[-1]]
+            else:
+                inside[place[-1]] = value
+            count += 1
+            statement = Statement(predicate_type=VSA, payload=compact_json(document))
+            try:
+                statement_module._parse(statement.payload)
+                read_everywhere(image, statement)
+            except StackcheckError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{place} = {value!r}: {error!r}") from error
+    assert count > 700
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -109,8 +209,7 @@ def test_a_passed_summary_without_the_level_of_a_certificate_is_refused(image: S
 def test_the_packages_of_a_revoked_image_are_shown_with_a_word_of_warning(
     dist: Path, image: SmallImage
 ) -> None:
-    from small_dist import DAY
-    from small_images import NOW, quiet
+    from small_images import quiet
     from stackcheck.certificate.revoke import revoke
 
     told: list[str] = []

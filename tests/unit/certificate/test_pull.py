@@ -8,7 +8,7 @@ import pytest
 
 from small_dist import verified
 from small_images import STACK_ID, quiet
-from stackcheck.certificate import pull
+from stackcheck.certificate import job, pull
 from stackcheck.errors import CertificateError, EngineError
 from stackcheck.oci.layout import OciLayout
 
@@ -39,7 +39,8 @@ class FakeEngine:
         assert OciLayout(layout).only_manifest()
         self.loaded.append(reference)
 
-    def run(self, spec: Any) -> int:
+    def run_here(self, spec: Any, *, stop_timeout_s: float) -> int:
+        assert stop_timeout_s == 60
         self.runs.append(spec)
         return 3
 
@@ -74,8 +75,8 @@ def test_a_run_sees_the_given_folder_and_nothing_else(tmp_path: Path) -> None:
     from stackcheck.vendors import ContainerNeeds
 
     engine: Any = FakeEngine("x")
-    needs = ContainerNeeds(remark="none")
-    code = pull.run("x", engine, ("a", "b"), needs=needs, folder=tmp_path, on_line=quiet)
+    needs = ContainerNeeds(remark="none", ulimits=(("memlock", -1),), groups=(44,), devices=("/dev/x",))
+    code = job.run("x", engine, ("a", "b"), needs=needs, folder=tmp_path)
     spec = engine.runs[0]
     assert code == 3
     assert [(mount.source, mount.target) for mount in spec.mounts] == [(tmp_path, "/workspace")]
@@ -86,3 +87,5 @@ def test_a_run_sees_the_given_folder_and_nothing_else(tmp_path: Path) -> None:
         True,
     )
     assert spec.cap_drop == ("ALL",)
+    # As in certification: the suites' container is made of the same needs by the same function.
+    assert (spec.ulimits, spec.group_add, spec.devices) == ({"memlock": -1}, (44,), ("/dev/x",))

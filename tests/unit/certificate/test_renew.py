@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import result_files
 from small_images import NOW, STACK_ID, certify, new_key, quiet
 from stackcheck.certificate import attachments, publish, renew, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, facts
+from stackcheck.errors import PublishError
 from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -67,6 +72,42 @@ def test_what_another_machine_or_a_higher_tier_says_is_kept(
 def test_a_revocation_is_never_superfluous(image: SmallImage) -> None:
     known = statements(image, outcome="failed")
     assert VSA not in kinds(known, renew.obsolete(known, summary(image, now=NOW + DAY)))
+
+
+def asking(
+    image: SmallImage, *, required: list[str], suites: str = result_files.DIGEST, **changes: Any
+) -> Statement:
+    """A summary of the same image whose run asked for these checks, of these suites."""
+    item = summary(image, **changes)
+    document = json.loads(item.payload)
+    (found,) = (
+        value for value in document["predicate"].values() if isinstance(value, dict) and "required" in value
+    )
+    found["required"], found["inputs"]["suites"] = required, suites
+    return dataclasses.replace(item, payload=json.dumps(document).encode())
+
+
+NAMES = st.sets(st.sampled_from([f"test_a.py::test_one[{number}]" for number in range(6)]), min_size=1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(old=NAMES, new=NAMES, same=st.booleans())
+def test_a_renewal_never_asks_for_fewer_checks(
+    image: SmallImage, old: set[str], new: set[str], *, same: bool
+) -> None:
+    """Compared as sets: as many other checks are no replacement."""
+    suites = result_files.DIGEST if same else "sha256:" + "9" * 64
+    earlier = asking(image, required=sorted(old))
+    later = asking(image, required=sorted(new), suites=suites, now=NOW + DAY)
+    assert (earlier.digest in renew.obsolete([earlier], later)) is (old <= new)
+    if old <= new:
+        renew._require_no_fewer([earlier], later, "oci:dist@x")
+        return
+    with pytest.raises(PublishError, match="fewer checks than the certificate") as caught:
+        renew._require_no_fewer([earlier], later, "oci:dist@x")
+    assert f"by {'the same' if same else 'other'} suites" in str(caught.value.got)
+    other = asking(image, required=sorted(new), host=result_files.host("cpu", "CPU", "CPU"), now=NOW + DAY)
+    renew._require_no_fewer([earlier], other, "oci:dist@x")  # another machine has other checks
 
 
 def test_weeks_of_renewals_leave_one_certificate_for_each_driver(tmp_path: Path, image: SmallImage) -> None:

@@ -112,6 +112,7 @@ def test_an_encrypted_key_opens_with_its_passphrase_and_with_nothing_else(
     with pytest.raises(ConfigurationError, match="passphrase cannot be read"):
         keys.load(path)
     (tmp_path / "secret").write_text(f"{PASSPHRASE}\n")
+    (tmp_path / "secret").chmod(0o600)
     assert keys.load(path).public_key() == key.public_key()
     monkeypatch.delenv("STACKCHECK_KEY_PASSPHRASE_FILE")
     monkeypatch.setattr(sys, "stdin", Path(os.devnull).open())  # noqa: SIM115  # ends with the test
@@ -192,3 +193,34 @@ def secret_forms_are_found(key: ec.EllipticCurvePrivateKey, path: Path) -> bool:
     """The search can fail: an unencrypted key file has one of these forms."""
     body = path.read_bytes().replace(b"\n", b"")
     return b"ENCRYPTED" in body or any(form in body for form in forms(key))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exec yes",
+        "exec yes >&2",
+        "head -c 3000000 /dev/zero",
+        "sleep 600 & echo not a signature",  # a child keeps the output open
+        "sleep 600 & exit 3",
+    ],
+)
+def test_a_program_that_prints_without_an_end_or_leaves_a_child_ends_soon_and_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """It would take up all memory, or hold up the run for as long as its child lives."""
+    keys.load_or_create(tmp_path / "token.key")
+    waited: list[float | None] = []
+    wait = subprocess.Popen.wait
+
+    def counted(process: Any, timeout: float | None = None) -> int:
+        waited.append(timeout)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", counted)
+    before = os.times().children_user
+    with pytest.raises(ConfigurationError, match="no valid signature") as caught:
+        signature(tmp_path, "sh", "-c", script)
+    assert "within" not in str(caught.value.expected), "it ended by itself, not by the time limit"
+    assert waited[0] == signers.TIMEOUT_S
+    assert os.times().children_user - before < 60

@@ -21,6 +21,7 @@ from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key
 from stackcheck.certificate import attachments, publish, reader, revoke, verify
 from stackcheck.certificate.statement import VSA, Envelope, open_envelope, status, time_verified
 from stackcheck.errors import CertificateError, PublishError
+from stackcheck.oci.documents import IntegrityError, RegistryError
 from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def publisher(world: World, image: str, statements: str) -> Actor:
     def act(registry: MemoryRegistry, **hold: Any) -> Host:
         host = Host(registry, **hold)
-        with contextlib.suppress(PublishError):  # refused, for the image is revoked; or its client gave up
+        # Refused, for the image is revoked; or its client gave up.
+        with contextlib.suppress(PublishError, RegistryError):
             world.publish(host, image, statements)
         return host
 
@@ -104,7 +106,7 @@ def publisher(world: World, image: str, statements: str) -> Actor:
 def revoker(world: World) -> Actor:
     def act(registry: MemoryRegistry, **hold: Any) -> Host:
         host = Host(registry, **hold)
-        with opened(host), contextlib.suppress(PublishError):
+        with opened(host), contextlib.suppress(PublishError, RegistryError):
             reference = f"{TARGET}@{world.digest('current')}"
             revoke.revoke(reference, reason="NaN", key=KEY, now=NOW + HOUR, report=quiet)
         return host
@@ -284,6 +286,34 @@ def test_a_bundle_that_a_killed_writer_left_under_its_tag_alone_is_listed_by_the
     assert {store.read_manifest(tag).digest for tag in tags} == listed
 
 
+@pytest.mark.parametrize("kind", [RegistryError, IntegrityError])
+@pytest.mark.parametrize("referring", [False, True])
+def test_a_request_of_a_revocation_that_fails_is_an_error_and_never_reads_as_none(
+    world: World, kind: type[RegistryError], *, referring: bool
+) -> None:
+    """Each request once: it ends with the error, or with the tag on the image that is certified."""
+    count = revoker(world)(world.registry(referring=referring)).count
+    reference = f"{TARGET}@{world.digest('current')}"
+    errors = 0
+    for at in range(1, count + 1):
+        registry = world.registry(referring=referring)
+
+        def fail(at: int = at) -> None:
+            raise kind("planted", where=str(at))
+
+        host = Host(registry, at=at, meanwhile=fail)
+        try:
+            with opened(host):
+                revoke.revoke(reference, reason="NaN", key=KEY, now=NOW + HOUR, report=quiet)
+        except RegistryError:
+            errors += 1
+        else:
+            check_revoked(world, registry, f"call {at} failed")
+        revoker(world)(registry)
+        check_revoked(world, registry, f"call {at} failed, and revoked again")
+    assert errors == count
+
+
 def test_a_publisher_whose_image_is_revoked_meanwhile_is_told_so(world: World) -> None:
     registry = world.registry(referring=False)
     writes = Host(registry, calls=WRITES)
@@ -298,7 +328,7 @@ def test_a_publisher_whose_image_is_revoked_meanwhile_is_told_so(world: World) -
 
 
 def test_a_verdict_that_was_signed_later_but_ran_before_the_revocation_does_not_lift_it(world: World) -> None:
-    """Whatever the order in which the two became visible: only `notBefore` lifts a revocation."""
+    """Whatever the order in which the two became visible: only naming a revocation lifts it."""
     registry = world.registry(referring=False)
     revoker(world)(registry)
     store: Any = registry

@@ -19,7 +19,7 @@ from small_registry import serving
 from stackcheck.certificate import attachments, policy, publish, storage_forms, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
 from stackcheck.errors import CertificateError, PublishError
-from stackcheck.oci.documents import OCI_MANIFEST, Manifest, MissingError, compact_json
+from stackcheck.oci.documents import OCI_MANIFEST, Manifest, MissingError, RegistryError, compact_json
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import write_small_blob
 
@@ -262,7 +262,7 @@ def test_a_foreign_attestation_that_is_nested_without_end_is_passed_over(dist: P
 def test_a_manifest_whose_media_type_is_none_is_refused(dist: Path) -> None:
     body = b'{"mediaType": {"a": 1}}'
     blob = write_small_blob(OciLayout(dist), OCI_MANIFEST, body)
-    with pytest.raises(PublishError, match="mediaType of a manifest must be a string"):
+    with pytest.raises(RegistryError, match="mediaType of a manifest must be a string"):
         publish.promote(
             f"oci:{dist}@{blob.digest}",
             target=f"oci:{dist}2",

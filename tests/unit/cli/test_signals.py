@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 LATE = "import atexit, os; from stackcheck.cli import main; atexit.register(os.kill, os.getpid(), {}); main()"
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-ENDINGS = [("list", ""), ("nope", "No such command"), ("lock nope", "next:")]
+ENDINGS = [("list", ""), ("nope", "no such command"), ("lock nope", "next:")]
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -60,8 +60,9 @@ def test_the_runs_take_turns_and_choose_their_checks(
     call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--checks", "gemm or copy")
     images = ["A" if "cpu-torch" in spec.image else "B" for spec in fake_engine.runs]
     assert "".join(images) == "A" * 10 + "ABBAABBAAB"
-    assert all(spec.command[-1] == "-k=gemm or copy" for spec in fake_engine.runs)
-    assert "--tier=standard" in fake_engine.runs[0].command
+    commands = [vars(spec.beside)["command"] for spec in fake_engine.runs]
+    assert all(command[-1] == "-k=gemm or copy" for command in commands)
+    assert "--tier=standard" in commands[0]
     written = json.loads((small_checkout / "build" / "paired" / "result.json").read_text())
     assert written["rounds"] == 5
 

@@ -9,7 +9,6 @@ import pytest
 
 from kept_runs import GEMM, PASSED, body, gemm, result
 from result_files import check, metric
-from small_stacks import ROOT
 from stackcheck.compare import arguments, two_runs
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import History
@@ -122,7 +121,7 @@ def history(tmp_path: Path) -> History:
     [("aaaa", "a" * 32), ("b" * 32, "b" * 32), ("cuda13*", "c" * 32), ("driver=580*", "c" * 32)],
 )
 def test_a_side_is_named_by_digits_stack_or_driver(history: History, name: str, run_id: str) -> None:
-    _, run = arguments.find(name, history, ROOT)
+    _, run = arguments.find(name, history)
     assert run is not None
     assert run.run_id == run_id
 
@@ -130,13 +129,13 @@ def test_a_side_is_named_by_digits_stack_or_driver(history: History, name: str, 
 def test_a_side_may_be_a_file(history: History, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(body(7))
-    side, run = arguments.find(str(path), history, ROOT)
+    side, run = arguments.find(str(path), history)
     assert (side.label, run, len(side.points)) == (str(path), None, 2)
 
 
 def test_a_name_of_nothing_and_of_several_runs_are_errors(history: History) -> None:
     with pytest.raises(NothingSelectedError, match="no such run"):
-        arguments.find("nothing", history, ROOT)
+        arguments.find("nothing", history)
     history.append(body(5, run_id="aaaa" + "1" * 28, image=None), PASSED, None, source="test")
     with pytest.raises(ConfigurationError, match="several runs"):
-        arguments.find("aaaa", history, ROOT)
+        arguments.find("aaaa", history)

@@ -42,7 +42,7 @@ def test_one_line_sources_keep_their_keyring(etc_apt: Path) -> None:
     shutil.copy(ASSETS / "debian12.list", etc_apt / "sources.list")
     shutil.copy(ASSETS / "debian12.list", etc_apt / "sources.list.d" / "switched-off.list.disabled")
     assert apt.sources(etc_apt) == (
-        apt.Source(
+        apt.AptSource(
             uris=("http://mirror.example.org/debian",),
             suites=("bookworm",),
             components=("main", "contrib"),

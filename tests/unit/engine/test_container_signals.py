@@ -56,7 +56,7 @@ class Daemon:
         self.names.add(name)
         return SimpleNamespace(
             start=lambda: self.during("start"),
-            logs=lambda **_how: iter((b"a line\n",)),
+            attach=lambda **_how: iter(((b"a line\n", None),)),
             wait=lambda **_how: {"StatusCode": 0},
             kill=lambda: None,
         )

@@ -16,11 +16,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The engines' packages that this host has; none, unless a test adds some."""
+    there: set[str] = set()
+    monkeypatch.setattr(host_setup, "_installed", lambda asked: there & set(asked))
+    return there
+
+
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_setup, "socket_answers", lambda: False)
     monkeypatch.setattr(host_setup, "has_buildx", lambda: False)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
+
+
+# What podman 5.4.2 of Debian 13 answers to GET /version, shortened.
+PODMAN = {
+    "Platform": {"Name": "linux/amd64/debian-13"},
+    "Components": [{"Name": "Podman Engine", "Version": "5.4.2"}, {"Name": "Conmon", "Version": "2.1.12"}],
+    "Version": "5.4.2",
+    "ApiVersion": "1.41",
+}
 
 
 def release(monkeypatch: pytest.MonkeyPatch, **fields: str) -> None:
@@ -45,6 +62,47 @@ def test_each_distribution_gives_its_own_packages(
 ) -> None:
     release(monkeypatch, **fields)
     assert host_setup.recipe_for_host() == host_setup.Recipe(packages=packages, second_suite=suite)
+
+
+@pytest.mark.parametrize("distribution", ["debian", "ubuntu"])
+@pytest.mark.parametrize("lacking", [{"buildx"}, {"docker", "buildx"}, {"dockerd"}, set()])
+@pytest.mark.parametrize("publisher", host_setup.OTHER_PACKAGES)
+def test_beside_dockers_own_packages_only_their_own_parts_are_installed(
+    distribution: str, lacking: set[str], publisher: str, packages: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apt would take Docker's packages away, with what runs in them, for the distribution's."""
+    release(monkeypatch, ID=distribution, VERSION_CODENAME="trixie")
+    packages.add(publisher)
+    monkeypatch.setattr(
+        host_setup.shutil, "which", lambda name: None if name in lacking else f"/usr/bin/{name}"
+    )
+    monkeypatch.setattr(host_setup, "has_buildx", lambda: "buildx" not in lacking)
+    found = set(host_setup.recipe_for_host().packages)
+    assert found == {host_setup.OTHER_PACKAGES[publisher][part] for part in lacking}
+    assert not found & {"docker.io", "docker-cli", "docker-buildx"}
+
+
+def test_podman_in_dockers_place_is_refused_with_what_to_type(
+    packages: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(monkeypatch, ID="debian", VERSION_CODENAME="trixie")
+    packages.add("podman-docker")
+    with pytest.raises(EngineError, match="apt-get remove podman-docker"):
+        host_setup.recipe_for_host()
+    with pytest.raises(EngineError, match=r"podman 5\.4\.2 answers at Docker's socket"):
+        host_setup.refuse_podman(PODMAN)
+    host_setup.refuse_podman({"Components": [{"Name": "Engine", "Version": "26.1.5"}]})
+
+
+@pytest.mark.parametrize(
+    ("printed", "real"),
+    [("github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3", True), ("buildah 1.39.3", False), ("", False)],
+)
+def test_podmans_buildx_is_no_buildx(printed: str, real: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = subprocess.CompletedProcess((), 0, stdout=printed.encode())
+    monkeypatch.setattr(host_setup.shutil, "which", lambda _name: "/usr/bin/docker")
+    monkeypatch.setattr(host_setup.subprocess, "run", lambda *_args, **_options: answered)
+    assert host_setup.has_buildx() is real
 
 
 def test_an_unknown_distribution_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:

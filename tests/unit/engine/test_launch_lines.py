@@ -11,7 +11,7 @@ import yaml
 
 from stackcheck import vendors
 from stackcheck.engine import launch_lines
-from stackcheck.engine.launch_lines import FORMS, Job
+from stackcheck.engine.launch_lines import FORMS, LaunchedJob
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ COMMAND = ("torchrun", "train.py", "--name", "it's $HOME; rm -rf /")
 TOGETHER = ("--network=host", "--ulimit=memlock=-1", "/dev/infiniband", "hostNetwork: true", "IPC_LOCK")
 
 
-def job(vendor: Any = "nvidia", **changes: Any) -> Job:
+def job(vendor: Any = "nvidia", **changes: Any) -> LaunchedJob:
     words = vendors.module(vendor).launch_words()
     given = {"image": IMAGE, "command": COMMAND, "words": words, "devices": 8, "certified_for": "H200 x8"}
-    return Job(**(given | changes))
+    return LaunchedJob(**(given | changes))
 
 
 def printed_words(line: str, folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ import small_fleet
 from small_checkout import CHECKS, CPU_STACK, FakeEngine, call
 from stackcheck.fleet import run
 from stackcheck.fleet.engines import JobState
-from stackcheck.fleet.follow import Patience, follow
+from stackcheck.fleet.follow import JobPatience, follow
 from stackcheck.fleet.job import Job, NodeState
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 Capsys = pytest.CaptureFixture[str]
-HURRY = Patience(poll_s=0, queue_s=None, start_s=600, settle_s=0)
+HURRY = JobPatience(poll_s=0, queue_s=None, start_s=600, settle_s=0)
 GEMM = "test_kernels.py::test_gemm"
 
 
@@ -165,7 +165,7 @@ def test_a_job_without_nodes_and_a_node_without_a_word_have_their_time(built: Pa
     job, _ = small_fleet.make_job(built, 2)
     waiting = small_fleet.SteadyEngine(JobState(phase="waiting", word="PENDING"))
     waiting.states.pop()
-    soon = Patience(poll_s=0, queue_s=0, start_s=0, settle_s=0)
+    soon = JobPatience(poll_s=0, queue_s=0, start_s=0, settle_s=0)
     assert "no nodes within 0 s" in follow(job, "7", waiting, patience=soon, report=silent).missing(0)
     assert waiting.told == ["cancel 7"]
     running = JobState(phase="running", word="RUNNING", nodes=small_fleet.names(2))

@@ -82,7 +82,7 @@ def programs(job: Any, clock: Clock) -> Any:
     return BareTorchrun(job=job, subject=nothing, engine=engine, suite=job.folder)
 
 
-def linked(root: Path, clock: Clock) -> tuple[Path, link_stage.Plan, LinkNode]:
+def linked(root: Path, clock: Clock) -> tuple[Path, link_stage.LinkPlan, LinkNode]:
     job, plan = link_stage.make(small_fleet.bare_job(root), ("a", "b"), ADDRESSES)
     link_stage.save(job, plan)
     attempt = job.attempt(0)
@@ -100,7 +100,6 @@ def test_the_time_of_a_group_begins_when_its_last_container_is_up(tmp_path: Path
     def starts_late(now: float) -> None:
         if now > gate.START_LIMIT_S - 20:
             gate.up_file(link_stage.folder_of(attempt, 0), "b").touch()
-        if now > gate.START_LIMIT_S + 20:
             link_stage.report_file(attempt, 0, "b").write_text(Report().model_dump_json())
 
     clock.happens = starts_late

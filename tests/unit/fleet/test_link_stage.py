@@ -9,7 +9,7 @@ import pytest
 
 import small_fleet
 from stackcheck.fleet import link_stage
-from stackcheck.fleet.link_stage import Plan, Report
+from stackcheck.fleet.link_stage import LinkPlan, Report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,11 +20,11 @@ NAMES = tuple("abcdef")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES)}
 
 
-def planned(root: Path) -> tuple[Job, Plan]:
+def planned(root: Path) -> tuple[Job, LinkPlan]:
     return link_stage.make(small_fleet.bare_job(root), NAMES, ADDRESSES)
 
 
-def write(attempt: Path, plan: Plan, changes: dict[frozenset[str], Report]) -> None:
+def write(attempt: Path, plan: LinkPlan, changes: dict[frozenset[str], Report]) -> None:
     """A healthy report of every group, except `changes`, which the first node of a group reports."""
     for number, groups in enumerate(plan.rounds):
         for group in groups:
@@ -45,7 +45,7 @@ def test_pairs_come_before_the_whole_set_and_no_two_groups_of_a_round_share_a_po
         assert len({group.port for group in groups}) == len(groups)
         assert all(group.address == ADDRESSES[group.names[0]] for group in groups)
     link_stage.save(job, plan)
-    assert Plan.model_validate_json((job.folder / link_stage.PLAN).read_bytes()) == plan
+    assert LinkPlan.model_validate_json((job.folder / link_stage.PLAN).read_bytes()) == plan
     _, two = link_stage.make(job, ("a", "b"), ADDRESSES)
     assert [len(groups) for groups in two.rounds] == [1], "of two nodes the pair is the whole set"
 

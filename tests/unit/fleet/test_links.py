@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stackcheck.fleet.links import culprits, rounds
+from stackcheck.fleet.links import EVERY_PAIR, culprits, rounds
 from stackcheck.fleet.spread import outliers
 
 
@@ -20,6 +23,74 @@ def test_every_link_is_tried_once_in_few_rounds(count: int) -> None:
         ends = [name for pair in each for name in pair]
         assert len(ends) == len(set(ends)), "a node in two pairs at once"
     assert sorted(pair for each in found for pair in each) == list(itertools.combinations(nodes, 2))
+
+
+leaf_sizes = st.lists(st.integers(1, 40), min_size=2, max_size=30).filter(
+    lambda sizes: sum(sizes) > EVERY_PAIR
+)
+
+
+def fleet(sizes: list[int], seed: int = 0) -> tuple[list[str], dict[str, str]]:
+    """Nodes of leaves in any order, and the leaf of each."""
+    racks = {f"n{leaf}-{number}": f"leaf{leaf}" for leaf, size in enumerate(sizes) for number in range(size)}
+    nodes = list(racks)
+    random.Random(seed).shuffle(nodes)
+    return nodes, racks
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=leaf_sizes, seed=st.integers(0, 99))
+def test_a_large_fleet_meets_in_its_leaves_and_between_them_in_few_rounds(
+    sizes: list[int], seed: int
+) -> None:
+    nodes, racks = fleet(sizes, seed)
+    found = rounds(nodes, racks)
+    for each in found:
+        ends = [name for pair in each for name in pair]
+        assert len(ends) == len(set(ends)), "a node in two pairs at once"
+    pairs = [frozenset(pair) for each in found for pair in each]
+    assert len(pairs) == len(set(pairs)), "a pair is tried twice"
+    assert all(len(pair) == 2 for pair in pairs)
+    assert len(found) <= 2 * (len(nodes).bit_length() + 2)
+    meets = Counter((name, len({racks[end] for end in pair}) == 1) for pair in pairs for name in pair)
+    for name, leaf in racks.items():
+        size = sizes[int(leaf.removeprefix("leaf"))]
+        assert meets[name, True] >= min(size - 1, (size - 1).bit_length()), "too few pairs in its leaf"
+        if 2 * size <= len(nodes):
+            assert meets[name, False] >= 2, "a node that never leaves its leaf"
+
+
+@pytest.mark.parametrize("sizes", [[32] * 8, [7, 20, 33, 14], [1] * 50, [16] * 60])
+def test_a_bad_part_of_a_large_fleet_is_named_and_nothing_else(sizes: list[int]) -> None:
+    nodes, racks = fleet(sizes)
+    pairs = [pair for each in rounds(nodes, racks) for pair in each]
+    chosen = random.Random(1)
+    node, link = chosen.choice(nodes), chosen.choice(pairs)
+    broken = {
+        ("node", (node,)): [pair for pair in pairs if node in pair],
+        ("link", link): [link],
+    }
+    if max(sizes) > 1:
+        leaf = racks[node]
+        crossing = [pair for pair in pairs if (racks[pair[0]] == leaf) != (racks[pair[1]] == leaf)]
+        broken["switch", (leaf,)] = crossing
+    for blame, bad in broken.items():
+        healthy = {pair: 48.0 for pair in pairs if pair not in set(bad)}
+        usual = sum(racks[a] != racks[b] for a, b in healthy) > len(bad)  # else no median shows what is slow
+        slow = [({}, healthy | dict.fromkeys(bad, 9.0))] if usual else []
+        for failed, measured in [(dict.fromkeys(bad, "time-out"), healthy), *slow]:
+            found = culprits(failed, measured, racks)
+            assert [(each.kind, each.names) for each in found] == [blame]
+
+
+def test_links_between_leaves_may_be_slower_than_those_within_one() -> None:
+    nodes, racks = fleet([32] * 4)
+    pairs = [pair for each in rounds(nodes, racks) for pair in each]
+    assert culprits({}, {(a, b): 48.0 if racks[a] == racks[b] else 12.0 for a, b in pairs}, racks) == []
+
+
+def test_ten_thousand_nodes_without_known_leaves_take_16_rounds() -> None:
+    assert len(rounds([f"n{number}" for number in range(10_000)])) == 16
 
 
 def speeds(nodes: list[str], bad: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:

@@ -98,7 +98,7 @@ def test_a_node_with_another_image_or_other_suites_does_not_run_them(
     [
         (lambda _spec: time.sleep(60), 6, "did not end in time"),
         (lambda _spec: os.kill(os.getpid(), signal.SIGTERM), node.STOPPED, "the engine stopped this node"),
-        (lambda _spec: 137, 6, "ended without a result"),
+        (lambda _spec: 137, 6, "killed or ended early"),
     ],
     ids=("hangs", "stopped", "killed"),
 )

@@ -72,3 +72,4 @@ def test_slurms_short_form_of_names_is_read() -> None:
     text = "a1,gpu[01-03,7],rack[2-3]-n,b"
     assert list(hostnames(text)) == ["a1", "gpu01", "gpu02", "gpu03", "gpu7", "rack2-n", "rack3-n", "b"]
     assert list(hostnames("")) == []
+    assert list(hostnames("r[1-2]n[09-10].a,b")) == ["r1n09.a", "r1n10.a", "r2n09.a", "r2n10.a", "b"]

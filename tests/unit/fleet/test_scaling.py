@@ -29,7 +29,7 @@ LLAMA, H200 = KNOWN.of("llama-8b-bf16")[0].job(), KNOWN.of("llama-8b-bf16")[1]
 @pytest.mark.parametrize(
     ("name", "row"), MEASURED, ids=lambda value: str(getattr(value, "source", value))[:20]
 )
-def test_two_and_four_gpus_are_predicted_within_three_percent(name: str, row: scaling_data.Measured):
+def test_two_and_four_gpus_are_predicted_within_three_percent(name: str, row: scaling_data.MeasuredRate):
     job, cluster = KNOWN.of(name)
     found = scaling.predict(job.job(), cluster, row.gpus, row.samples)
     assert found.samples_per_s_per_gpu * job.tokens_per_sample == pytest.approx(row.rate, rel=0.03)

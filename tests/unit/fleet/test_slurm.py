@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from stackcheck.fleet.slurm import parse_job, parse_nodes, parse_topology
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from small_fleet import bare_job
+from stackcheck.errors import ConfigurationError
+from stackcheck.fleet.slurm import Slurm, parse_job, parse_nodes, parse_topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RUNNING = (
     "JobId=7 JobName=stackcheck-1 UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 "
@@ -45,3 +54,14 @@ def test_the_states_partitions_and_racks_of_nodes_are_read() -> None:
     assert (found["node3"].alive, found["node3"].words) == (False, "down*: Not responding")
     assert not found["node4"].alive, "the star: it does not answer"
     assert (found["node5"].alive, found["node5"].words) == (True, "drained: stackcheck: FAILED | twice")
+
+
+@pytest.mark.parametrize("text", ["a\nrm -rf x", "a\r\nid", "a\x0bid", "a\u2028id", "a\x1b[2J"])
+@pytest.mark.parametrize("option", ["partition", "nodelist", "exclude", "options", "program"])
+def test_no_option_begins_another_line_of_the_batch_script(tmp_path: Path, option: str, text: str) -> None:
+    job = bare_job(tmp_path)
+    value = text if option == "partition" else (text,)
+    plain: Any = {option: "one" if option == "partition" else ("one",)}
+    assert "one" in Slurm(**plain).render(job)
+    with pytest.raises(ConfigurationError, match="cannot hold this text"):
+        Slurm(**{option: value}).render(job)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from small_fleet import bare_job
 from small_subjects import subject_of
 from stackcheck.errors import ChecksFailedError
 from stackcheck.fleet.link_node import LinkNode
-from stackcheck.fleet.link_stage import Group, Plan
+from stackcheck.fleet.link_stage import LinkPlan, NodeGroup
 from stackcheck.fleet.rendezvous import Rendezvous
 from stackcheck.fleet.torchrun import Torchrun
 
@@ -87,8 +87,8 @@ def test_a_program_meets_the_others_where_the_plan_says(tmp_path: Path) -> None:
 def test_only_the_first_node_of_a_group_has_to_print_figures(
     tmp_path: Path, name: str, code: int, told: str
 ) -> None:
-    group = Group(names=["a", "b"], address="10.0.0.1", port=29501)
+    group = NodeGroup(names=["a", "b"], address="10.0.0.1", port=29501)
     node = LinkNode(programs=programs(tmp_path, code), name=name, attempt=tmp_path, report=lambda _: None)
-    error = node._group(Plan(rounds=[[group]], limit_s=60), 0, group).error
+    error = node._group(LinkPlan(rounds=[[group]], limit_s=60), 0, group).error
     assert told in (error or "")
     assert (error is None) == (not told)

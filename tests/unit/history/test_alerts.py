@@ -93,7 +93,7 @@ def test_a_step_is_named_only_if_two_metrics_or_two_nodes_show_it(small_checkout
 def test_the_verb_lists_what_got_worse(small_checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = open_history(small_checkout)
     newest(history, *(night(number, 800.0) for number in range(9)))
-    assert "nothing got worse in the newest runs of 1 stacks" in call(capsys, "history", "watch").out
+    assert "nothing got worse in the newest runs of 1 pair" in call(capsys, "history", "watch").out
     newest(history, night(9, 700.0))
     done = call(capsys, "history", "watch", "--json")
     assert done.code == 0

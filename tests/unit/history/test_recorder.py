@@ -141,7 +141,7 @@ def test_damaged_results_are_refused_and_the_others_kept(ran: Path, capsys: Caps
         "d refused",
         "e kept",
     }
-    assert "2 of 5 files were refused" in error
+    assert "2 of 5 files refused" in error
     assert f"{folder}/b/result.json" in error
     assert len(kept(ran)) == 2
 

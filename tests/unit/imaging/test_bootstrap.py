@@ -1,10 +1,13 @@
 """A base of distribution packages goes without the kernels of architectures that its stack does not name."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from stackcheck import vendors
+from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import base_sources, bootstrap
 from stackcheck.imaging.plans import kernels
 from stackcheck.matrix import resolve
@@ -48,3 +51,18 @@ def test_the_kept_files_come_after_the_left_out_as_the_last_match_counts(tmp_pat
     assert command.index("--dpkgopt=path-exclude=/a/*gfx*") < command.index(
         "--dpkgopt=path-include=/a/*gfx90a*"
     )
+
+
+def test_a_base_whose_tar_is_not_the_described_one_is_made_again(tmp_path) -> None:
+    """It may be exchanged at the same size and time, by a rename."""
+    tar, description = tmp_path / "x.tar", tmp_path / "x.json"
+    tar.write_bytes(b"base")
+    facts = {"digest": "sha256:" + sha256_of(tar), "packages": {}}
+    description.write_text(json.dumps(facts))
+    assert bootstrap.load(description, reused=True) is not None
+    status = tar.stat()
+    other = tmp_path / "other"
+    other.write_bytes(b"evil")
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.rename(tar)
+    assert bootstrap.load(description, reused=True) is None

@@ -15,10 +15,11 @@ from stackcheck.engine import container
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files import checkout_lock
-from stackcheck.imaging import bootstrap, build, image, provenance
+from stackcheck.imaging import bootstrap, build, image
 from stackcheck.imaging.wheels import host_settings
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Base
+from stackcheck.suite import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -267,6 +268,6 @@ def test_a_refused_limit_is_explained() -> None:
 
     spec = container.RunSpec(image="x", command=("true",), ulimits={"memlock": -1})
     with pytest.raises(EngineError) as caught:
-        container._start(Refusing(), spec)
+        container.start(Refusing(), spec)
     assert "memlock=-1" in str(caught.value)
     assert "pin" in str(caught.value)

@@ -7,8 +7,8 @@ import platform as host
 import pytest
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import requirements
 from stackcheck.imaging import platforms
-from stackcheck.recipe import requirements
 
 AMD64 = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
 ARM64 = platforms.InstallTarget(platform="linux/arm64", python="3.12", glibc=39)
@@ -32,6 +32,15 @@ ARM64 = platforms.InstallTarget(platform="linux/arm64", python="3.12", glibc=39)
 )
 def test_a_wheel_fits_by_its_tags(filename: str, amd64: bool, arm64: bool) -> None:
     assert (AMD64.takes(filename), ARM64.takes(filename)) == (amd64, arm64)
+
+
+def test_the_file_is_the_one_that_pip_would_take() -> None:
+    best = platforms.InstallTarget(platform="linux/amd64", python="3.12", glibc=39).best
+    old, new = "a-1-cp312-cp312-manylinux2014_x86_64.whl", "a-1-cp312-cp312-manylinux_2_28_x86_64.whl"
+    assert best((old, new, "a-1-cp311-cp311-manylinux_2_28_x86_64.whl", "a-1.tar.gz")) == new
+    assert best(("a-1-py3-none-any.whl", old)) == old
+    assert best(("a-1-cp312-cp312-manylinux_2_40_x86_64.whl", "a-1.tar.gz")) == "a-1.tar.gz"
+    assert best(("a-1-cp312-cp312-macosx_11_0_arm64.whl",)) is None
 
 
 def test_the_options_for_pip_name_the_newest_glibc_first() -> None:

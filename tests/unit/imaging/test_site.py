@@ -12,8 +12,8 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.imaging import site, stages
 from stackcheck.imaging.plans import BuildPlan
 from stackcheck.matrix import resolve
+from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.recipe import render
-from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
 
 if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
@@ -67,14 +67,10 @@ def test_bases_come_from_the_mirror_by_their_digest(stack: Stack) -> None:
 def test_a_stage_gets_the_addresses_that_it_asks_for_and_no_other(stack: Stack) -> None:
     upstream = dataclasses.replace(stack, wheels="upstream", requirements=("torch==2.13.0+rocm7.2",))
     by_name = {stage.name: stage for stage in plan_of(upstream).stages}
-    assert site.arguments(upstream, by_name["smi"], OWN) == {
-        "ROCM_ARCHIVE": "https://m.example.org/amd/rocm/apt/7.2.4"
-    }
-    assert site.arguments(upstream, by_name["wheels"], OWN) == {
-        "TORCH_INDEX": "https://m.example.org/t/whl/rocm7.2"
-    }
-    assert site.arguments(upstream, by_name["final"], OWN) == {}
-    assert site.arguments(upstream, by_name["smi"], NO_MIRRORS) == {}
+    assert site.arguments(by_name["smi"], OWN) == {"ROCM_ARCHIVE": "https://m.example.org/amd/rocm/apt/7.2.4"}
+    assert site.arguments(by_name["wheels"], OWN) == {"TORCH_INDEX": "https://m.example.org/t/whl/rocm7.2"}
+    assert site.arguments(by_name["final"], OWN) == {}
+    assert site.arguments(by_name["smi"], NO_MIRRORS) == {}
 
 
 def test_the_mirrors_sources_go_before_the_hosts(stack: Stack) -> None:

@@ -22,9 +22,10 @@ def _ask(question: str, found: matrix.Matrix = MATRIX) -> explain.Explanation:
     return explain.explain(parse_question(question.split(), RULES), RULES, found)
 
 
-def _changed(number: int, **block: object) -> matrix.Matrix:
+def _changed(**changes: object) -> matrix.Matrix:
+    """The matrix with another block of the stack `BLACKWELL`."""
     value = copy.deepcopy(VALUE)
-    value["stacks"][number].update(block)
+    next(block for block in value["stacks"] if block.get("version") == "12.6").update(changes)
     return matrix.parse(value)
 
 
@@ -44,12 +45,12 @@ def test_every_stack_of_the_matrix_is_allowed_by_rules_that_it_satisfies(cell: e
 def test_a_stack_is_judged_with_its_architectures_and_the_drivers_of_its_tests():
     held = _rules(explain.explain_stack(BLACKWELL, MATRIX, RULES), hold=True)
     assert {"R4-vendor-nvidia", "R7-ampere"} <= held
-    named = _changed(8, tested_on=[{"device": "B200", "count": "8", "driver": "580.95.05"}])
+    named = _changed(tested_on=[{"device": "B200", "count": "8", "driver": "580.95.05"}])
     assert "R10-nvidia[12]" in _rules(explain.explain_stack(BLACKWELL, named, RULES), hold=True)
 
 
 def test_a_stack_that_an_architecture_breaks_is_refused_and_the_nearest_ones_are_allowed():
-    found = explain.explain_stack(BLACKWELL, _changed(8, archs=["sm_90", "sm_100"]), RULES)
+    found = explain.explain_stack(BLACKWELL, _changed(archs=["sm_90", "sm_100"]), RULES)
     assert found.judgement.answer == "refused"
     assert "R4-blackwell" in _rules(found, hold=False)
     assert found.nearest
@@ -59,11 +60,11 @@ def test_a_stack_that_an_architecture_breaks_is_refused_and_the_nearest_ones_are
 def test_what_the_matrix_leaves_out_is_named_with_its_reason():
     value = {**VALUE, "exclude": [{"when": {"torch": "2.12.1"}, "because": "nobody asked for it"}]}
     found = matrix.parse(value)
-    left_out = "rocm7.2.4-torch2.12.1-fa2.8.3-py3.12-ubuntu24.04"
+    left_out = "rocm7.2.1-torch2.12.1-fa2.8.3-py3.12-ubuntu24.04"
     assert explain.explain_stack(left_out, found, RULES).excluded == {left_out: "nobody asked for it"}
-    asked = _ask("rocm=7.2 python=3.12 arch=gfx950", found)
+    asked = _ask("rocm=7.2.1 python=3.12 arch=gfx950", found)
     assert asked.excluded == {left_out: "nobody asked for it"}
-    assert "rocm7.2.4-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04" in asked.stacks
+    assert "rocm7.2.1-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04" in asked.stacks
 
 
 def test_a_question_finds_the_stacks_that_have_all_it_asks_for():
@@ -123,7 +124,7 @@ def test_another_source_of_torch_speaks_only_where_the_source_is_what_is_wrong()
 
 
 def test_an_experimental_stack_says_so_and_still_names_what_is_unknown():
-    found = _changed(8, torch="2.16.0", experimental="true", packages={"torchao": "0.18.0"})
+    found = _changed(torch="2.16.0", experimental="true", packages={"torchao": "0.18.0"})
     told = explain.explain_stack("cuda12.6-torch2.16.0-fa2.8.3-py3.12-ubuntu24.04", found, RULES)
     assert told.experimental
     assert told.judgement.answer == "unknown"

@@ -83,8 +83,12 @@ def test_an_entry_that_is_about_no_stack_is_refused(section: str, entry: dict[st
 
 def test_images_from_elsewhere_and_the_age_of_renewal_are_read():
     value = _changed()
-    entry = {"reference": "rocm/pytorch:latest", "vendor": "amd", "device": "MI300X"}
-    digest = {**entry, "reference": f"registry.example.org:5000/team/image@sha256:{'a' * 64}"}
+    entry = {"reference": "rocm/pytorch:latest", "vendor": "amd", "device": "MI300X", "follow": "true"}
+    digest = {
+        **entry,
+        "reference": f"registry.example.org:5000/team/image@sha256:{'a' * 64}",
+        "follow": "false",
+    }
     value["foreign"] = [entry, digest]
     assert matrix.parse(value).policy.renew_after == dt.timedelta(days=7)
     value["policy"]["renew_after_days"] = "1"
@@ -102,13 +106,18 @@ def test_images_from_elsewhere_and_the_age_of_renewal_are_read():
         ({"vendor": "intel"}, "foreign[0].vendor"),
         ({"device": None}, "foreign[0].device"),
         ({"count": "8"}, "foreign[0].count"),
+        ({"follow": "false"}, "a tag, which can be moved"),
+        ({"reference": f"rocm/pytorch@sha256:{'a' * 64}"}, "leave out follow"),
+        ({"reference": f"rocm/pytorch:latest@sha256:{'a' * 64}"}, "leave out follow"),
+        ({"reference": "rocm/pytorch", "follow": "false"}, "a tag, which can be moved"),
         ({"accept_python": ["a" * 64]}, "foreign[0].accept_python"),
         ({"accept_python": ["sha256:" + "A" * 64]}, "foreign[0].accept_python"),
     ],
 )
 def test_an_image_from_elsewhere_that_cannot_be_pulled_is_refused(entry: dict[str, object], place: str):
     value = _changed()
-    value["foreign"] = [{"reference": "rocm/pytorch:latest", "vendor": "amd", "device": "MI300X"} | entry]
+    whole = {"reference": "rocm/pytorch:latest", "vendor": "amd", "device": "MI300X", "follow": "true"}
+    value["foreign"] = [whole | entry]
     with pytest.raises(ConfigurationError, match=re.escape(place)):
         matrix.parse(value)
 

@@ -17,7 +17,7 @@ from stackcheck.matrix.query import parse_question
 from stackcheck.recipe import render
 
 if TYPE_CHECKING:
-    from stackcheck.matrix.rules import Rules
+    from stackcheck.matrix.rules import RuleSet
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ ROWS: dict[str, tuple[str, Any]] = {
 NEW = "rocm7.15.0-torch2.16.0-fa2.8.3-py3.12-ubuntu24.04"
 
 
-def _rules(rows: dict[str, tuple[str, Any]]) -> Rules:
+def _rules(rows: dict[str, tuple[str, Any]]) -> RuleSet:
     value = copy.deepcopy(yamlfile.load(ROOT / "images" / "compat.yaml"))
     tables = {table["id"]: table for table in value["tables"]}
     for table, (key, row) in rows.items():

@@ -173,9 +173,9 @@ def actions(plan: Any) -> list[str]:
     return [image["outcome"]["action"] for image in plan["images"]]
 
 
-def add_foreign(root: Path, **entry: str | list[str]) -> None:
+def add_foreign(root: Path, **entry: str | list[str] | bool) -> None:
     path = root / "matrix.yaml"
-    chosen = {"reference": FOREIGN, "vendor": "cpu", "device": "CPU"} | entry
+    chosen = {"reference": FOREIGN, "vendor": "cpu", "device": "CPU", "follow": True} | entry
     path.write_text(path.read_text() + f"foreign: [{json.dumps(chosen)}]\n")
 
 
@@ -199,8 +199,9 @@ def test_an_image_from_elsewhere_is_certified_then_renewed_and_certified_again_w
     assert (code, actions(plan)) == (6, ["hold"])
     assert plan["images"][0]["reasons"] == ["its tag names a new image"]
     fake_engine.answer = answer()
-    code, plan = night(capsys)
-    assert (code, actions(plan)) == (0, ["certify"])
+    done = call(capsys, "nightly", "--json")
+    assert (done.code, actions(json.loads(done.out))) == (0, ["certify"])
+    assert f"{tag}: 0 packages changed since the last certificate" in done.err
 
 
 @pytest.mark.usefixtures("own_home")
@@ -304,7 +305,7 @@ def test_a_damaged_file_of_the_last_night_is_refused(small_checkout: Path, capsy
     (small_checkout / "build/nightly/validated.json").write_text("{")
     code, error = night(capsys)
     assert code == 2
-    assert "rm " in error
+    assert "rm " in error["error"]["next"]
 
 
 @pytest.mark.usefixtures("own_home", "fake_engine")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from small_checkout import call
 from stackcheck.nightly import install
@@ -14,7 +16,12 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 Capsys = pytest.CaptureFixture[str]
 KINDS = {
-    "--systemd": {"stackcheck-nightly.service", "stackcheck-nightly.timer", "stackcheck-nightly.path"},
+    "--systemd": {
+        "stackcheck-nightly.service",
+        "stackcheck-nightly.timer",
+        "stackcheck-nightly.path",
+        "stackcheck-nightly-failed.service",
+    },
     "--cron": {"stackcheck-nightly"},
     "--github": {"stackcheck-nightly.yml"},
     "--kubernetes": {"stackcheck-nightly.yaml"},
@@ -74,3 +81,17 @@ def test_every_node_has_a_job_of_its_own_and_a_minute_that_stays() -> None:
     assert install.minute("gpu-1") == install.minute("gpu-1")
     assert len({install.minute(f"gpu-{number}") for number in range(200)}) > 40
     assert len({install._label(name) for name in ("gpu-1", "GPU-1", "gpu.1", "gpu_1")}) == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["010", "true", "no", "null", "1e3", "0x1F", "1_000", "2026-01-01", "1.5", "on", "n", "gpu-1"]
+)
+def test_a_name_that_yaml_could_read_as_something_else_stays_a_text(name: str) -> None:
+    wanted = install.TimerSettings(root=Path("/x"), program="p", user="u", nodes=(name,), image=name)
+    (text,) = install.installation("kubernetes", wanted).files.values()
+    (job,) = yaml.safe_load_all(text)
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"kubernetes.io/hostname": name}
+    assert pod["containers"][0]["image"] == name
+    (text,) = install.installation("github", dataclasses.replace(wanted, labels=(name,))).files.values()
+    assert yaml.safe_load(text)["jobs"]["nightly"]["strategy"]["matrix"]["runner"] == [name]

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_disk_flushes")]
 
 REAL_AMD = {name: getattr(amd, name) for name in ("devices", "driver", "present")}
 GEMM = "test_kernels.py::test_gemm"
-STACK = "rocm7.2.4-torch2.13.0-*"
+STACK = "rocm7.1.0-torch2.10.0-*"
 
 
 class Cuts:

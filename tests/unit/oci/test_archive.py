@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stackcheck.errors import EngineError, FileError
-from stackcheck.oci import archive, export
-from stackcheck.oci.documents import IntegrityError
+from stackcheck.oci import archive
+from stackcheck.oci.documents import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, IntegrityError, sha256
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,21 +26,27 @@ def tar_of(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+CONFIG = b'{"rootfs": {"type": "layers", "diff_ids": []}}'
+SAVED_ID = f"sha256:{hashlib.sha256(CONFIG).hexdigest()}"
+
+
+def unpack(saved: bytes, layout: Path) -> str:
+    return archive.unpack([saved], layout, architecture="amd64", image_id=SAVED_ID)
+
+
 @pytest.fixture
 def saved() -> bytes:
     """What the classic store's `docker save` writes."""
     manifest = [{"Config": "c.json", "RepoTags": ["a/b:1"], "Layers": ["l1/layer.tar", "l2/layer.tar"]}]
-    config = b'{"rootfs": {"type": "layers", "diff_ids": []}}'
-    files = {"manifest.json": json.dumps(manifest).encode(), "c.json": config}
+    files = {"manifest.json": json.dumps(manifest).encode(), "c.json": CONFIG}
     return tar_of({**files, "l1/layer.tar": b"first layer", "l2/layer.tar": b"second layer"})
 
 
 def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved: bytes, tmp_path: Path) -> None:
-    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    digest = unpack(saved, tmp_path / "oci")
     assert archive.manifest_digest(tmp_path / "oci") == digest
     manifest = archive.read_json(tmp_path / "oci", digest)
-    config = hashlib.sha256(b'{"rootfs": {"type": "layers", "diff_ids": []}}').hexdigest()
-    assert manifest["config"]["digest"] == f"sha256:{config}"
+    assert manifest["config"]["digest"] == SAVED_ID
     assert [archive.blob(tmp_path / "oci", layer["digest"]).read_bytes() for layer in manifest["layers"]] == [
         b"first layer",
         b"second layer",
@@ -48,18 +54,55 @@ def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved: bytes, t
     assert {path.name for path in (tmp_path / "oci").iterdir()} == {"blobs", "oci-layout", "index.json"}
 
 
+def test_an_engine_that_saves_another_image_than_the_named_one_is_refused(
+    saved: bytes, tmp_path: Path
+) -> None:
+    """A tag that moves between the look and the save, and an engine that answers for another id."""
+    for other in (sha256(b"another"), SAVED_ID[:-1] + "x", "a/b:1", ""):
+        with pytest.raises(EngineError, match="another image"):
+            archive.unpack([saved], tmp_path / "oci", architecture="amd64", image_id=other)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [OCI_INDEX, DOCKER_INDEX])
+def test_the_id_may_be_of_the_manifest_or_of_an_index_above_it_and_of_no_other_blob(
+    kind: str, tmp_path: Path
+) -> None:
+    """containerd's store names an image by what its tag names."""
+    blobs = {}
+
+    def put(body: bytes) -> str:
+        blobs[f"blobs/sha256/{sha256(body)[7:]}"] = body
+        return sha256(body)
+
+    def listing(kind: str, digest: str) -> bytes:
+        return json.dumps({"manifests": [{"mediaType": kind, "digest": digest, "size": 1}]}).encode()
+
+    config = put(CONFIG)
+    document = {"mediaType": OCI_MANIFEST, "config": {"digest": config}, "layers": []}
+    manifest = put(json.dumps(document).encode())
+    inner = put(listing(OCI_MANIFEST, manifest))
+    outer = put(listing(OCI_INDEX, inner))
+    saved = tar_of({"index.json": listing(kind, outer), **blobs, "blobs/sha256/" + "0" * 64: b"x"})
+    for good in (config, manifest, inner, outer):
+        found = archive.unpack([saved], tmp_path / "oci", architecture="amd64", image_id=good)
+        assert found == manifest
+    with pytest.raises(EngineError, match="another image"):
+        archive.unpack([saved], tmp_path / "oci", architecture="amd64", image_id="sha256:" + "0" * 64)
+
+
 def test_a_written_tar_comes_back_as_the_same_manifest(saved: bytes, tmp_path: Path) -> None:
-    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    digest = unpack(saved, tmp_path / "oci")
     with archive.stream(tmp_path / "oci", "stackcheck/x:1") as source:
         data = source.read()
-    assert archive.unpack([data], tmp_path / "again", architecture="amd64") == digest
+    assert archive.unpack([data], tmp_path / "again", architecture="amd64", image_id=SAVED_ID) == digest
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         index = json.loads(tar.extractfile("index.json").read())
     assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == "docker.io/stackcheck/x:1"
 
 
 def test_equal_images_give_equal_tars(saved: bytes, tmp_path: Path) -> None:
-    archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    unpack(saved, tmp_path / "oci")
     written = []
     for _ in range(2):
         buffer = io.BytesIO()
@@ -69,16 +112,18 @@ def test_equal_images_give_equal_tars(saved: bytes, tmp_path: Path) -> None:
 
 
 def test_an_archive_cut_short_leaves_the_old_layout(saved: bytes, tmp_path: Path) -> None:
-    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    digest = unpack(saved, tmp_path / "oci")
     with pytest.raises((tarfile.TarError, OSError)):
-        archive.unpack([saved[:700]], tmp_path / "oci", architecture="amd64")
+        archive.unpack([saved[:700]], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID)
     assert archive.manifest_digest(tmp_path / "oci") == digest
     assert [path.name for path in tmp_path.iterdir()] == ["oci"]
 
 
 def test_a_path_out_of_the_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tarfile.TarError):
-        archive.unpack([tar_of({"../escaped": b"x"})], tmp_path / "oci", architecture="amd64")
+        archive.unpack(
+            [tar_of({"../escaped": b"x"})], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID
+        )
     assert not (tmp_path / "escaped").exists()
 
 
@@ -89,26 +134,29 @@ def test_two_manifests_in_a_layout_are_an_error(tmp_path: Path) -> None:
 
 
 def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
-    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    digest = unpack(saved, tmp_path / "oci")
     out = tmp_path / "out" / "image.tar"
-    export.export(tmp_path / "oci", "stackcheck/x:1", out)
-    assert archive.unpack([out.read_bytes()], tmp_path / "again", architecture="amd64") == digest
+    archive.export(tmp_path / "oci", "stackcheck/x:1", out)
+    assert (
+        archive.unpack([out.read_bytes()], tmp_path / "again", architecture="amd64", image_id=SAVED_ID)
+        == digest
+    )
     layer = archive.read_json(tmp_path / "oci", digest)["layers"][0]["digest"]
     path = archive.blob(tmp_path / "oci", layer)
     path.write_bytes(b"First layer")
     other = tmp_path / "out" / "other.tar"
     with pytest.raises(IntegrityError):
-        export.export(tmp_path / "oci", "stackcheck/x:1", other)
+        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
     path.unlink()
     with pytest.raises(IntegrityError, match="incomplete"):
-        export.export(tmp_path / "oci", "stackcheck/x:1", other)
+        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
     assert [item.name for item in out.parent.iterdir()] == ["image.tar"]
 
 
 def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
     saved: bytes, tmp_path: Path
 ) -> None:
-    digest = archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    digest = unpack(saved, tmp_path / "oci")
     layer = archive.read_json(tmp_path / "oci", digest)["layers"][1]["digest"]
     archive.blob(tmp_path / "oci", layer).unlink()
     with pytest.raises(EngineError, match="incomplete"), archive.stream(tmp_path / "oci", "a/b:1") as source:
@@ -116,10 +164,10 @@ def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
 
 
 def test_a_place_that_may_not_be_written_to_is_named(saved: bytes, tmp_path: Path) -> None:
-    archive.unpack([saved], tmp_path / "oci", architecture="amd64")
+    unpack(saved, tmp_path / "oci")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileError) as caught:
-        export.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
+        archive.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
     assert str(tmp_path / "file") in str(caught.value)
 
 
@@ -138,7 +186,8 @@ def test_a_manifest_repeats_the_labels_and_the_date_of_its_config(tmp_path: Path
     listed = [{"Config": "c.json", "RepoTags": ["a/b:1"], "Layers": ["l/layer.tar"]}]
     files = {"manifest.json": json.dumps(listed).encode(), "c.json": json.dumps(config).encode()}
     layout = tmp_path / "oci"
-    before = archive.unpack([tar_of({**files, "l/layer.tar": b"layer"})], layout, architecture="amd64")
+    saved, name = tar_of({**files, "l/layer.tar": b"layer"}), sha256(files["c.json"])
+    before = archive.unpack([saved], layout, architecture="amd64", image_id=name)
     plain = archive.read_json(layout, before)
     for _ in range(2):  # the second time changes nothing
         archive.annotate(layout)

@@ -171,6 +171,14 @@ def test_one_throttled_run_is_no_baseline(checkout: Path, tmp_path: Path) -> Non
     assert derive(checkout, "--check").returncode == 0  # nothing was written
 
 
+def test_a_made_up_run_is_no_baseline(checkout: Path, tmp_path: Path) -> None:
+    files = saved(tmp_path)
+    files[1].write_text(json.dumps(run(1, 1.0) | {"made_up": True}), encoding="utf-8")
+    done = CliRunner().invoke(app, [*map(str, files), "--root", str(checkout), "--write"])
+    assert "a made-up result cannot be a baseline" in str(done.exception)
+    assert derive(checkout, "--check").returncode == 0  # nothing was written
+
+
 PAGE = ROOT / "docs" / "first-amd-host.md"
 
 

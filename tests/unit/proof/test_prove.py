@@ -175,7 +175,7 @@ def shown(monkeypatch: pytest.MonkeyPatch):
 def test_prove_exits_zero_when_every_check_is_shown_to_fail(shown) -> None:
     answer = shown(fault_run(checks=None), fault_run())
     assert answer.exit_code == 0, answer.output
-    assert "2 faults planted, 2 caught; 2 healthy runs, 0 false alarms; 1 of 1 checks" in answer.stdout
+    assert "2 faults planted, 2 caught; 2 healthy runs, 0 false alarms; 1 of 1 check" in answer.stdout
 
 
 def test_prove_exits_six_and_names_what_was_missed(shown) -> None:

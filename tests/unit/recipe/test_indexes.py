@@ -8,8 +8,13 @@ import http.server
 import subprocess
 import threading
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from small_wheels import index_of, locked_line, make_wheel, only_index
+from stackcheck.engine import apt
+from stackcheck.files import requirements
+from stackcheck.imaging import base_sources, bootstrap, platforms
+from stackcheck.imaging.wheels import wheel_cache
 from stackcheck.recipe import indexes
 
 if TYPE_CHECKING:
@@ -63,3 +68,40 @@ def test_pip_is_asked_for_its_places_once_and_again_after_a_change_of_the_enviro
         for find_links in (True, False, True):
             assert f"--index-url={address}" in indexes.pip_places(find_links=find_links)
     assert len(started) == 2
+
+
+SECRET = "s3cretPW"
+
+
+def test_no_password_of_an_address_is_an_argument_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to ask an index, with an address of pip's settings and one of the site's mirrors."""
+    argv: list[str] = []
+    run = subprocess.run
+
+    def seen(command: list[str], **options: Any) -> Any:
+        argv.append(" ".join(command))
+        return run(command, **options)
+
+    wheel = make_wheel(tmp_path / "index")
+    with index_of(wheel) as (address, fetched):
+        own = address.replace("://", f"://robot:{SECRET}@")
+        only_index(monkeypatch, own)
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setattr(subprocess, "run", seen)
+        name, version = "small-package", "1.0"
+        places = [*indexes.pip_places(find_links=True), f"--find-links={own}"]
+        assert f"{name}=={version}" in indexes.resolve([name], python="3.11", places=places)
+        assert indexes.listed([f"{name}=={version}"], python="3.11", places=places)
+        also = (f"--extra-index-url={own}",)
+        assert indexes.versions(name, python="3.11", also=also) == (version,)
+        target = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
+        wanted = requirements.read_packages(locked_line(wheel))
+        assert wheel_cache.WheelCache(tmp_path / "wheels").fill(wanted, target, also) == {}
+        assert fetched
+    monkeypatch.setattr(apt, "options", lambda: (f'Acquire::http::Proxy "http://robot:{SECRET}@proxy:1";',))
+    way = base_sources.Way(name="here", sources=f"deb http://robot:{SECRET}@archive/ bookworm main")
+    argv.append(" ".join(bootstrap._command("bookworm", (), bootstrap.NOTHING_SELECTED, tmp_path / "x", way)))
+    assert len(argv) > 5
+    assert [line for line in argv if SECRET in line] == []

@@ -138,7 +138,7 @@ def test_the_place_of_torchs_makers_is_asked_when_no_index_of_pip_has_it(
     add_source(index, "flash-attn", "2.8.3")
     add_wheel(tmp_path / "whl" / "cu130", "torch", "2.13.0+cu130", "filelock")
     upstream = dataclasses.replace(stack, wheels="upstream", requirements=("torch==2.13.0+cu130",))
-    monkeypatch.setattr(lock, "TORCH_INDEX", (tmp_path / "whl").as_uri())
+    monkeypatch.setattr("stackcheck.recipe.upstream.TORCH_INDEX", (tmp_path / "whl").as_uri())
     refused = lock.lock(upstream, images, Hearing())
     assert any("torch==2.13.0+cu130 is in no index" in reason for reason in refused.missing)
     monkeypatch.setattr(Hearing, "answers", lambda *_: None)

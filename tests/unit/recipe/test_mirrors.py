@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stackcheck import mirrors
 from stackcheck.errors import ConfigurationError
-from stackcheck.recipe import mirrors, rocm
+from stackcheck.recipe import rocm
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
 
 if TYPE_CHECKING:

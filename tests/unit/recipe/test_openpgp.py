@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import openpgp
 from stackcheck.matrix import resolve
-from stackcheck.recipe import openpgp, rocm
+from stackcheck.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.recipe import rocm
 
 # Made with `gpg --quick-generate-key … ed25519 sign`; the fingerprint is what gpg lists.
 FINGERPRINT = "63EF81905856ABEDBCD019C0E2CE1B949A6886FC"
@@ -49,19 +51,20 @@ def test_another_key_than_amds_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     stack = next(stack for stack in resolve.load_stacks(ROOT) if rocm.takes_smi(stack))
     key = tmp_path / "rocm.gpg"
     key.write_bytes(BINARY)
-    assert rocm.source(stack, "https://m.example.org", key).signed_by == str(key)  # a site's own choice
+    own = Mirrors(keys={"https://repo.radeon.com": key})
+    assert rocm.source(stack, own).signed_by == str(key)  # a site's own choice
     monkeypatch.setattr(rocm, "KEY", key)
     for content, got in ((BINARY, FINGERPRINT), (b"<html>", "it is no OpenPGP keyring"), (b"", "no key")):
         key.write_bytes(content)
         with pytest.raises(
             ConfigurationError, match="must hold the key of AMD's package archive and no other"
         ) as no:
-            rocm.source(stack, rocm.ARCHIVE, key)
+            rocm.source(stack, NO_MIRRORS)
         assert no.value.got == got
         assert no.value.expected == rocm.FINGERPRINT
     monkeypatch.setattr(rocm, "FINGERPRINT", FINGERPRINT)
     key.write_bytes(BINARY)
-    assert rocm.source(stack, rocm.ARCHIVE, key).signed_by == str(key)
+    assert rocm.source(stack, NO_MIRRORS).signed_by == str(key)
     key.write_bytes(BINARY + BINARY.replace(b"\xbf\x10", b"\xbf\x11"))  # apt would take the other's signature
     with pytest.raises(ConfigurationError, match="and no other"):
-        rocm.source(stack, rocm.ARCHIVE, key)
+        rocm.source(stack, NO_MIRRORS)

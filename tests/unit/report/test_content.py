@@ -12,7 +12,7 @@ import result_files
 from report_content import MACHINE
 from stackcheck.history.history import History
 from stackcheck.report import content, page
-from stackcheck.report.standing import Machine
+from stackcheck.report.standing import StandingMachine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ def test_a_damaged_record_is_named_and_hides_nothing_else(history: History, tmp_
 
 
 def test_an_unknown_host_is_not_shown_first_but_an_asked_machine_is(history: History, tmp_path: Path) -> None:
-    processor = Machine(device_model="CPU", driver="")
+    processor = StandingMachine(device_model="CPU", driver="")
     assert gathered(history, tmp_path, here=MACHINE).here == processor
     asked = gathered(history, tmp_path, asked=MACHINE)
     assert asked.here == MACHINE

@@ -12,7 +12,7 @@ import result_files
 from small_images import NOW, certify, new_key
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.oci.documents import RegistryError
-from stackcheck.report.published import Published, is_there, published
+from stackcheck.report.published import PublishedImage, is_there, published
 
 if TYPE_CHECKING:
     from small_target import Publisher
@@ -21,7 +21,7 @@ HOUR = dt.timedelta(hours=1)
 DAY = dt.timedelta(days=1)
 
 
-def read(publisher: Publisher, now: dt.datetime = NOW + HOUR) -> tuple[Published, ...]:
+def read(publisher: Publisher, now: dt.datetime = NOW + HOUR) -> tuple[PublishedImage, ...]:
     return published(publisher.target, publisher.key.public_key(), now, MAX_AGE)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from report_content import DAY, HOUR, MACHINE, NOW, STACK, certified, image, run
 from stackcheck.report import night, standing
-from stackcheck.report.standing import Machine, State
+from stackcheck.report.standing import StandingMachine, State
 
 
 def state(runs: list, images: list) -> State:
@@ -77,7 +77,7 @@ def test_a_simulated_failure_says_so_in_the_warning() -> None:
 
 @pytest.mark.parametrize(("driver", "words"), [("", "CPU, no driver"), ("1.2", "CPU, driver 1.2")])
 def test_a_machine_reads_as_people_say_it(driver: str, words: str) -> None:
-    assert Machine(device_model="CPU", driver=driver).words() == words
+    assert StandingMachine(device_model="CPU", driver=driver).words() == words
 
 
 def test_a_night_without_a_run_is_missing_and_shows_the_newest_one() -> None:

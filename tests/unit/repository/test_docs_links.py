@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (".", ".github", "docs", "docs/results", "images", "benchmarks", "stackcheck", "tests", "trainers")
 PLACES = ("docs", "images", "stackcheck", "tests", "trainers", "benchmarks", ".ci", ".github")
-README_LINES = 150
+README_LINES = 100
 
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _INLINE_CODE = re.compile(r"`([^`\n]+)`")

@@ -24,11 +24,14 @@ ROOMS = (
     "matrix",
     "engine",
     "oci",
+    "mirrors",
+    "versions",
     "policy",
     "vendors",
     "files",
     "errors",
 )
+ORCHESTRATED = {"run": "run", "verdict": "judge"}  # a module of suite/ -> its function with one caller
 ENTRANCES = {"__init__", "__main__"}  # the version, and `python -m stackcheck`
 
 
@@ -88,3 +91,63 @@ def test_an_import_that_goes_up_is_found(tmp_path: Path, line: str) -> None:
     module.parent.mkdir()
     module.write_text(line)
     assert len(climbs(tmp_path)) == 1
+
+
+def users(package: Path, module: str, function: str) -> list[str]:
+    """The modules that name a function of a module of suite/, through whatever import."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {f"stackcheck.suite.{module}"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "stackcheck.suite":
+                names |= {alias.asname or alias.name for alias in node.names if alias.name == module}
+            elif isinstance(node, ast.Import):
+                names |= {alias.asname for alias in node.names if alias.name in names and alias.asname}
+        for node in ast.walk(tree):
+            direct = isinstance(node, ast.ImportFrom) and node.module == f"stackcheck.suite.{module}"
+            if (direct and function in {alias.name for alias in node.names}) or (
+                isinstance(node, ast.Attribute) and node.attr == function and ast.unparse(node.value) in names
+            ):
+                found.append(str(path.relative_to(package)))
+    return found
+
+
+@pytest.mark.parametrize(("module", "function"), ORCHESTRATED.items())
+def test_one_module_runs_and_judges(module: str, function: str) -> None:
+    assert users(PACKAGE, module, function) == ["suite/judged.py"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from stackcheck.suite import run\nrun.run(1)",
+        "from stackcheck.suite import run as suites\nhand_over(suites.run)",
+        "from stackcheck.suite.run import run as go",
+        "import stackcheck.suite.run\nstackcheck.suite.run.run(1)",
+        "import stackcheck.suite.run as there\nthere.run(1)",
+    ],
+)
+def test_a_second_caller_is_found(tmp_path: Path, line: str) -> None:
+    (tmp_path / "night.py").write_text(line)
+    assert users(tmp_path, "run", "run") == ["night.py"]
+
+
+def doubles(package: Path) -> dict[str, list[str]]:
+    """Each name of a class that stands in several modules, with these."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(path.relative_to(package)))
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_the_name_of_a_class_stands_once() -> None:
+    assert doubles(PACKAGE) == {}
+
+
+def test_a_second_class_of_a_name_is_found(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("class Wanted: ...")
+    assert doubles(tmp_path) == {"Wanted": ["a.py", "b.py"]}

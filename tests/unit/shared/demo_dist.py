@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from demo_history import RESUME, ROCM_NEW, ROCM_REVOKED, ROOT, Simulated, certified
 from small_images import make_image, quiet, sbom_of
 from stackcheck.certificate import predicates, publish, revoke
-from stackcheck.imaging.provenance import Provenance
 from stackcheck.policy import Waiver
 from stackcheck.suite import results
+from stackcheck.suite.provenance import Provenance
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,8 +77,7 @@ def _publish(
         Provenance(parameters={"stack": stack}, dependencies={}, started=now),
         sbom_of(image),
         key=key,
-        now=now,
-        known_issues=known_issues(stack),
+        terms=predicates.Terms(now=now, known_issues=known_issues(stack)),
     )
     publish.publish(
         image.layout, tag=stack, envelopes=envelopes, target=target, public_key=key.public_key(), report=quiet

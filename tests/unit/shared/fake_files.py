@@ -7,7 +7,7 @@ import hashlib
 import posixpath
 from typing import TYPE_CHECKING
 
-from stackcheck.engine.image_files import Entry
+from stackcheck.engine.image_files import FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,17 +36,19 @@ class FakeFiles:
     def __init__(self, files: Mapping[str, bytes | str]) -> None:
         self.files = files
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str) -> FileEntry | None:
         path = posixpath.normpath(path)
         if any(name.startswith(path + "/") for name in self.files):
-            return Entry(path=path, is_folder=True, executable=True)
+            return FileEntry(path=path, is_folder=True, executable=True)
         content = self.files.get(path)
         if content is None:
             return None
         target = content
         while isinstance(target, str) and isinstance(self.files.get(target), str):
             target = self.files[target]
-        return Entry(path=path, target=target if isinstance(target, str) else "", executable="bin" in path)
+        return FileEntry(
+            path=path, target=target if isinstance(target, str) else "", executable="bin" in path
+        )
 
     def read(self, path: str) -> bytes | None:
         content = self.files.get(posixpath.normpath(path))

@@ -1,4 +1,4 @@
-"""A run of the suites without an engine: a test makes the answer of the container, whose RunSpec is kept."""
+"""A run of the suites without an engine: a test makes the controller's result, and keeps the RunSpec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class FakeEngine(HasFiles):
-    """Stands in for a container: writes what `answer` makes of run.json, and keeps the RunSpec."""
+    """Stands in for container and controller: writes what `answer` makes of run.json."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], str | None], code: int | None = None) -> None:
         self._answer, self._code = answer, code
@@ -34,14 +34,15 @@ class FakeEngine(HasFiles):
 
     def run(self, spec: RunSpec) -> int:
         self.specs.append(spec)
-        paths = {mount.target: mount.source for mount in spec.mounts}
-        told = json.loads(paths["/stackcheck/run.json"].read_text(encoding="utf-8"))
+        judge: Any = spec.beside
+        told = json.loads(judge.run_file.read_text(encoding="utf-8"))
         text = self._answer(told)
         if text is not None:
-            (paths["/stackcheck/out"] / "result.json").write_text(text, encoding="utf-8")
+            (judge.folder / "result.json").write_text(text, encoding="utf-8")
         assert spec.on_line is not None
         spec.on_line("last words")
-        return result_files.exit_code(text) if self._code is None else self._code
+        judge.code = result_files.exit_code(text) if self._code is None else self._code
+        return 137  # the end of the controller ends the container
 
 
 def healthy(told: dict[str, Any]) -> str:

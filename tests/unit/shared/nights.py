@@ -168,10 +168,13 @@ class Nights:
         monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
         self.root = root
 
-    def node(self, name: str, **options: Any) -> Node:
-        """One more machine, with a copy of the checkout."""
+    def node(self, name: str, *, revoke: str = "auto", **options: Any) -> Node:
+        """One more machine, with a copy of the checkout; `revoke` as in its matrix.yaml."""
         root = self.folder / f"checkout-{name}"
         shutil.copytree(self.root, root, symlinks=True)
+        matrix_file = root / "matrix.yaml"
+        text = matrix_file.read_text().replace("\npolicy:\n", f"\npolicy:\n  revoke: {revoke}\n", 1)
+        matrix_file.write_text(text)
         made = Node(name, self.folder, root, **options)
         made.engine.answer = self._answer
         return made

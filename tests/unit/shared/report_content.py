@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 NOW = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)
 DAY = dt.timedelta(days=1)
 HOUR = dt.timedelta(hours=1)
-STACK = "rocm7.2.4-torch2.14.1-py3.12-ubuntu24.04"
+STACK = "rocm7.2.1-torch2.14.1-py3.12-ubuntu24.04"
 MODEL, DRIVER = "MI300X", "30.30.3"
-MACHINE = standing.Machine(device_model=MODEL, driver=DRIVER)
+MACHINE = standing.StandingMachine(device_model=MODEL, driver=DRIVER)
 # A name that would be markup, a script or the end of one, if anything forgot to escape it.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028"
 GEMM = "test_kernel_speed.py::test_gemm_speed[bf16]"
@@ -83,7 +83,7 @@ def certified(age: dt.timedelta = 2 * HOUR, **changes: Any) -> published.Certifi
     return published.CertifiedFor(**(fields | changes))
 
 
-def image(*machines: published.CertifiedFor, **changes: Any) -> published.Published:
+def image(*machines: published.CertifiedFor, **changes: Any) -> published.PublishedImage:
     fields: dict[str, Any] = {
         "digest": digest("image"),
         "reference": f"oci:dist:{STACK}",
@@ -92,12 +92,12 @@ def image(*machines: published.CertifiedFor, **changes: Any) -> published.Publis
         "standing": "certified",
         "machines": machines,
     }
-    return published.Published(**(fields | changes))
+    return published.PublishedImage(**(fields | changes))
 
 
 def whole(
     runs: Sequence[Run] = (),
-    images: Sequence[published.Published] = (),
+    images: Sequence[published.PublishedImage] = (),
     points: Sequence[tuple[Run, Point]] = (),
     **changes: Any,
 ) -> content.Content:
@@ -119,7 +119,6 @@ def whole(
         band=None,
         campaign=None,
         nightly=None,
-        founding=(),
         below=(),
         problems=(),
     )
@@ -127,7 +126,7 @@ def whole(
 
 
 def failed_detail(check: str, reason: str) -> content.Detail:
-    failure = details.Failure(check=check, outcome="failed", proves="It is right.", reason=(reason,))
+    failure = details.ShownFailure(check=check, outcome="failed", proves="It is right.", reason=(reason,))
     return content.Detail(failures=(failure,), readings=(), curves=(), losses=())
 
 

@@ -42,7 +42,7 @@ KEY_NAME = "Stand-in for AMD <stand-in@example.org>"
 
 def amd_archive(mirror: Mirror, release: str, stacks: Sequence[Stack]) -> None:
     """AMD's archive of one release: amd-smi-lib, and ROCm's packages where a stack takes them."""
-    archive = mirror.tree / "amd" / "rocm" / "apt" / release
+    archive = mirror.tree / "amd" / "rocm" / "apt" / release.removesuffix(".0")  # as AMD names it
     root = mirror.scratch / f"smi-{release}"
     made = standins.library(root / "opt" / f"rocm-{release}" / "lib", "libamd_smi", {}, suffix=".so.26.2")
     for link in ("libamd_smi.so", "libamd_smi.so.26"):

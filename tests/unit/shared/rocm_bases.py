@@ -36,12 +36,13 @@ LEFT_OUT = (
 )
 
 
-def push_bases(stacks: Sequence[Stack], registry: str) -> None:
-    """Each base and builder in the registry: Debian's files under the names and releases of the stacks'."""
-    (cpu,) = resolve.load_stacks(ROOT, ("cpu-*",))
-    assert cpu.base.suite
-    made = bootstrap.bootstrap(cpu.base.suite, cpu.base.packages, ROOT / "build" / "bases", report=quiet)
-    layer = gzip.compress(_without_python_and_perl(made.path), compresslevel=1, mtime=0)
+def push_bases(stacks: Sequence[Stack], registry: str, *, layer: bytes | None = None) -> None:
+    """Each base and builder in the registry: Debian's files, or `layer`, under the names of the stacks'."""
+    if layer is None:
+        (cpu,) = resolve.load_stacks(ROOT, ("cpu-*",))
+        assert cpu.base.suite
+        made = bootstrap.bootstrap(cpu.base.suite, cpu.base.packages, ROOT / "build" / "bases", report=quiet)
+        layer = gzip.compress(_without_python_and_perl(made.path), compresslevel=1, mtime=0)
     # The engine's cache knows a step by its base, not by what apt found: with a base of this run no step of
     # an earlier mirror is taken.
     run = uuid.uuid4().hex

@@ -170,7 +170,9 @@ def _link(path: Path) -> str:
     name = unquote(path.name).replace("+", "%2B")
     if path.is_dir():
         return f'<a href="{name}/">{path.name}</a>\n'
-    return f'<a href="{name}#sha256={rocm_archives.digest(path)}">{path.name}</a>\n'
+    # The indexes of ROCm's packages state no hashes.
+    digest = "" if path.name.startswith("rocm") else f"#sha256={rocm_archives.digest(path)}"
+    return f'<a href="{name}{digest}">{path.name}</a>\n'
 
 
 @contextlib.contextmanager

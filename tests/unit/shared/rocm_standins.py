@@ -34,6 +34,7 @@ CALLS = {
     " { *a = 3; *b = 5; *c = 1; return 0; }",
     "libhsa-runtime64": "int hsa_init(void) { return 4096; }",
     "libamd_comgr": "void amd_comgr_get_version(size_t *a, size_t *b) { *a = 3; *b = 0; }",
+    "librocm_kpack": "int kpack_open(const char *p, void **a) { return 0; }",
     "librocm_smi64": "int rsmi_init(long f) { return 8; }",
     "libtorch_hip": "int torch_hip_is_a_stand_in = 1;",
     "libtorch_cpu": "int torch_cpu_is_a_stand_in = 1;",
@@ -158,16 +159,27 @@ setup(name="flash-attn", version=VERSION, packages=["flash_attn"], package_data=
 
 
 def library(
-    folder: Path, stem: str, versions: Mapping[str, int], archs: Sequence[str] = ARCHS, suffix: str = ".so"
+    folder: Path,
+    stem: str,
+    versions: Mapping[str, int],
+    archs: Sequence[str] = ARCHS,
+    *,
+    suffix: str = ".so",
+    split: bool = False,
 ) -> Path:
-    """A loadable library: its one function, and device code for the architectures if the real one has any."""
+    """A loadable library: its one function, and device code for the architectures if the real one has any.
+
+    A `split` one names the archives that have its code, and holds none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     source = CALLS.get(stem, "int stand_in = 1;") % ({"smi": NO_DRIVER, **versions})
     if "size_t" in source and "#include" not in source:
         source = "#include <stddef.h>\n" + source
     if stem in WITH_CODE:
-        (folder / f"{stem}.bundle").write_bytes(device_code.bundle(archs))
-        source += f'\n__asm__(".section .hip_fatbin,\\"a\\"\\n.incbin \\"{folder / stem}.bundle\\"\\n.text");'
+        section = ".rocm_kpack_ref" if split else ".hip_fatbin"
+        code = device_code.kpack_reference(f"lib/{stem}.so") if split else device_code.bundle(archs)
+        (folder / f"{stem}.bundle").write_bytes(code)
+        source += f'\n__asm__(".section {section},\\"a\\"\\n.incbin \\"{folder / stem}.bundle\\"\\n.text");'
     (folder / f"{stem}.c").write_text(source)
     output = folder / f"{stem}{suffix}"
     command = [

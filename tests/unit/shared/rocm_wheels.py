@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import device_code
 import rocm_standins as standins
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rocm_mirror import Mirror
@@ -32,9 +33,13 @@ def torch(mirror: Mirror, stack: Stack) -> None:
     }
     libraries = mirror.scratch / f"libraries-{release}"
     if not libraries.exists():
-        for stem in (*standins.ROCM_LIBRARIES, "libtorch_hip", "libtorch_cpu"):
+        split = stack.layout == "amdrocm"
+        for stem in standins.ROCM_LIBRARIES:
+            standins.library(libraries, stem, codes, split=split)
+        for stem in ("libtorch_hip", "libtorch_cpu"):
             standins.library(libraries, stem, codes)
         standins.library(libraries, "libamd_smi", codes, suffix=".so.26")
+        standins.library(libraries, "librocm_kpack", codes, suffix=".so.1")
     own = {
         "torch/lib/" + name: (libraries / name).read_bytes()
         for name in ("libtorch_hip.so", "libtorch_cpu.so")
@@ -57,8 +62,10 @@ def torch(mirror: Mirror, stack: Stack) -> None:
         if stack.layout == "amdrocm":
             needs.append(f"rocm[libraries,device-all]=={release}")
             folders += ["../_rocm_sdk_core/lib", "../_rocm_sdk_libraries/lib"]
-            smi = (libraries / "libamd_smi.so.26").read_bytes()
-            _rocm_wheels(place.parent, release, {**of_rocm, "libamd_smi.so.26": smi})
+            more = {
+                name: (libraries / name).read_bytes() for name in ("libamd_smi.so.26", "librocm_kpack.so.1")
+            }
+            _rocm_wheels(place.parent, release, {**of_rocm, **more})
         else:
             own |= {f"torch/lib/{name}": body for name, body in of_rocm.items()} | kernels("torch/")
     needs.append(f"{stack.triton.name}=={triton_version}")
@@ -66,7 +73,7 @@ def torch(mirror: Mirror, stack: Stack) -> None:
         "torch/__init__.py": standins.TORCH.format(
             version=version, folders=folders, names=(*standins.ROCM_LIBRARIES, "libtorch_cpu", "libtorch_hip")
         ),
-        "torch/version.py": standins.TORCH_VERSION.format(hip=f"{release}.53211-stand-in"),
+        "torch/version.py": standins.TORCH_VERSION.format(hip=f"{release}-stand-in"),
         "torch/_C.py": standins.TORCH_C.format(archs=" ".join(standins.ARCHS)),
         "torch/cuda/__init__.py": standins.TORCH_CUDA,
         "torch/cuda/nccl.py": standins.TORCH_NCCL.format(rccl=tuple(numbers)),
@@ -80,38 +87,40 @@ def torch(mirror: Mirror, stack: Stack) -> None:
     standins.wheel(triton_place, stack.triton.name, triton_version, triton, tag=tag)
 
 
-def kernels(below: str) -> dict[str, bytes]:
-    pairs = itertools.product(standins.KERNELS, standins.ARCHS)
+def kernels(below: str, archs: Sequence[str] = standins.ARCHS) -> dict[str, bytes]:
+    pairs = itertools.product(standins.KERNELS, archs)
     return {below + pattern.format(arch=arch): b"stand-in" for pattern, arch in pairs}
 
 
 def _rocm_wheels(index: Path, release: str, libraries: dict[str, bytes]) -> None:
-    """ROCm as Python packages (pytorch/test-infra#8436): `rocm` is a source archive that names the others."""
+    """ROCm as Python packages (ROCm/TheRock docs/packaging/python_packaging.md): `rocm` is a source archive
+    that names the others, libraries hold no device code, and each architecture has a wheel of its own.
+    """
     core = {
         "libamd_comgr.so",
         "libhsa-runtime64.so",
         "libamdhip64.so",
         "librocm_smi64.so",
         "libamd_smi.so.26",
+        "librocm_kpack.so.1",
     }
     smi = {f"_rocm_sdk_core/share/amd_smi/{name}": text for name, text in amdsmi(release).items()}
     files = {f"_rocm_sdk_core/lib/{name}": body for name, body in libraries.items() if name in core}
-    standins.wheel(
-        index / "rocm-sdk-core",
-        "rocm-sdk-core",
-        release,
-        {**files, **smi},
-        tag="py3-none-manylinux_2_28_x86_64",
-    )
+    _rocm_wheel(index, "rocm-sdk-core", release, {**files, **smi})
     files = {f"_rocm_sdk_libraries/lib/{name}": body for name, body in libraries.items() if name not in core}
-    standins.wheel(
-        index / "rocm-sdk-libraries",
-        "rocm-sdk-libraries",
-        release,
-        {**files, **kernels("_rocm_sdk_libraries/")},
-        tag="py3-none-manylinux_2_28_x86_64",
-    )
-    extras = {"libraries": [f"rocm-sdk-libraries=={release}"], "device-all": []}
+    _rocm_wheel(index, "rocm-sdk-libraries", release, files)
+    split = [f"lib/{name}.so" for name in standins.WITH_CODE if f"{name}.so" in libraries]
+    for arch in standins.ARCHS:
+        archive = {f"_rocm_sdk_libraries/.kpack/blas_{arch}.kpack": device_code.kpack(arch, split)}
+        own = archive | kernels("_rocm_sdk_libraries/", [arch])
+        needs = (f"rocm-sdk-libraries=={release}",)
+        _rocm_wheel(index, f"rocm-sdk-device-{arch}", release, own, needs)
+    devices = {f"device-{arch}": [f"rocm-sdk-device-{arch}=={release}"] for arch in standins.ARCHS}
+    extras = {
+        "libraries": [f"rocm-sdk-libraries=={release}"],
+        **devices,
+        "device-all": [need for needs in devices.values() for need in needs],
+    }
     setup = (
         f"from setuptools import setup\nsetup(name='rocm', version={release!r}, py_modules=['rocm_sdk'],\n"
         f"      install_requires=['rocm-sdk-core=={release}'], extras_require={extras!r})\n"
@@ -120,6 +129,13 @@ def _rocm_wheels(index: Path, release: str, libraries: dict[str, bytes]) -> None
     standins.source_archive(
         index / "rocm", "rocm", release, {"setup.py": setup, "rocm_sdk.py": "", "pyproject.toml": pyproject}
     )
+
+
+def _rocm_wheel(
+    index: Path, name: str, release: str, files: Mapping[str, bytes | str], needs: Sequence[str] = ()
+) -> None:
+    tag = "py3-none-manylinux_2_28_x86_64"
+    standins.wheel(index / name, name, release, files, needs=needs, tag=tag)
 
 
 def amdsmi(release: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The command line as a process of its own on a real engine, with suites that take no minutes.
 
-An image whose python3 is a script that hands over an answer, and a checkout whose suites are that answer.
+An image whose python3 is a script that waits, and a checkout whose suites are one prepared answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import result_files
 import shell_image
 from fake_files import STATUS, dpkg
 from small_checkout import CHECKS, write_checks
-from stackcheck.imaging.image import local_name
 from stackcheck.oci.layout import OciLayout
-from stackcheck.oci.tags import label
+from stackcheck.oci.tags import label, local_name
 
 if TYPE_CHECKING:
     import signal
@@ -28,8 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # A name of its own in each process of pytest-xdist: each loads its image, counts its containers, removes it.
 REFERENCE = f"stackcheck-test/suites:bad-days-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 LABEL = label(REFERENCE)
-# Stands in for python3 and pytest. If the suites contain a file `slow`, it sleeps; otherwise it writes the
-# result that lies beside it (answer.json), with the run id and inputs of run.json and the present time.
+# Stands in for python3. As the agent of a run it waits for its end.
 PYTHON = r"""#!/bin/bash
 if [ "${*: -1}" = /stackcheck/suite/inventory.py ]; then # what is in the image
     echo '{"kind": "python", "place": "/usr", "head": "Name: torch\nVersion: 2.13.0"}'
@@ -39,17 +37,31 @@ if [ "${*: -1}" = /stackcheck/suite/inventory.py ]; then # what is in the image
     exit
 fi
 if [ "$3" = -c ]; then echo '[]'; exit; fi # which of the packages that the suites need are missing
-echo "stackcheck: the suites run"
-if [ -e /stackcheck/tests/acceptance/slow ]; then exec sleep 3600; fi
-told=$(</stackcheck/run.json)
-[[ $told =~ \"run_id\":\ \"([0-9a-f]+)\" ]]
-answer=$(</stackcheck/tests/acceptance/answer.json)
-answer=${answer//RUN_ID/${BASH_REMATCH[1]}}
-now=$EPOCHREALTIME
-TZ=UTC0 printf -v now '%(%FT%T)T.%sZ' "${now%.*}" "${now#*.}"
-answer=${answer//RUN_TIME/$now}
-[[ $told =~ \"inputs\":\ (\{[^}]*\}) ]]
-echo "${answer//\"INPUTS\"/${BASH_REMATCH[1]}}" > /stackcheck/out/result.json
+exec sleep 3600
+"""
+# The suites of the checkout. If they contain a file `slow`, they sleep; otherwise they write the result that
+# lies beside them (answer.json), with the run id and inputs of run.json and the present time.
+SUITES = """
+import datetime, json, pathlib, time
+import pytest
+
+def pytest_addoption(parser):
+    for name in ("gpu-vendor", "tier", "run-file", "result-dir", "agent", "lease-dir"):
+        parser.addoption("--" + name)
+
+def pytest_configure(config):
+    suites = pathlib.Path(__file__).parent / "acceptance"
+    print("stackcheck: the suites run", flush=True)
+    if (suites / "slow").exists():
+        time.sleep(3600)
+    told = json.loads(pathlib.Path(config.getoption("run_file")).read_text())
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+    words = {"RUN_ID": told["run_id"], "RUN_TIME": now, "INPUTS": told["inputs"]}
+    answer = json.loads((suites / "answer.json").read_text())
+    answer = {name: words.get(str(value), value) for name, value in answer.items()}
+    (pathlib.Path(config.getoption("result_dir")) / "result.json").write_text(json.dumps(answer))
+    bad = [one for one in answer["checks"] if one["outcome"] in ("failed", "error", "invalid")]
+    pytest.exit("that was all", returncode=int(bool(bad)))
 """
 PYTHON = PYTHON.replace("STATUS", STATUS.replace("\n", "\\n"))
 BALLAST_BYTES = 48 << 20  # enough to be interrupted while it is copied
@@ -69,8 +81,8 @@ def make_checkout(root: Path) -> Path:
     write_checks(root)
     shutil.copy(ROOT / "matrix.yaml", root)
     shutil.copytree(ROOT / "images", root / "images")
-    for name in ("conftest.py", "pytest.ini"):
-        (root / "tests" / name).write_text("")
+    (root / "tests" / "conftest.py").write_text(SUITES)
+    (root / "tests" / "pytest.ini").write_text("[pytest]\n")
     return root
 
 

@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import result_files
 from stackcheck.certificate import predicates
-from stackcheck.imaging.provenance import Provenance
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import results, verdict
 from stackcheck.suite.bounds import Bound, Bounds
+from stackcheck.suite.provenance import Provenance
 from stackcheck.suite.requirements import Requirements
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ def sbom_of(image: SmallImage) -> dict[str, Any]:
     }
 
 
-def certify(
+def judged_run(
     image: SmallImage,
-    key: ec.EllipticCurvePrivateKey,
     *,
     now: dt.datetime = NOW,
     outcome: str = "passed",
@@ -108,13 +107,9 @@ def certify(
     waivers: tuple[Waiver, ...] = (),
     config_digest: str | None = None,
     tier: str | None = None,
-    archs: tuple[str, ...] = (),
     bound_class: BoundClass | None = None,
-    known_issues: tuple[dict[str, Any], ...] = (),
-    name: str | None = None,
-    parameters: dict[str, str] | None = None,
-) -> tuple[Envelope, ...]:
-    """The signed statements of a run that ended just before `now`."""
+) -> tuple[results.RunResult, verdict.Verdict]:
+    """A run that took a minute and ended at `now`, and its verdict."""
     checks = [result_files.check("test_a.py::test_one[1]")]
     checks.append(result_files.check("test_a.py::test_one[2]", outcome, metrics=[result_files.metric()]))
     document = result_files.result(
@@ -133,7 +128,22 @@ def certify(
     ids = tuple(str(item["id"]) for item in checks)
     needed = Requirements(checks=ids, image_config_digest=image.config_digest, waivers=waivers)
     found = Bound(bound=5.0, direction="min", unit="GB/s", kind=bound_class or "measured")
-    judged = verdict.judge(run, needed, Bounds({(ids[1], 0): found} if bound_class else {}))
+    return run, verdict.judge(run, needed, Bounds({(ids[1], 0): found} if bound_class else {}))
+
+
+def certify(
+    image: SmallImage,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    now: dt.datetime = NOW,
+    archs: tuple[str, ...] = (),
+    known_issues: tuple[dict[str, Any], ...] = (),
+    name: str | None = None,
+    parameters: dict[str, str] | None = None,
+    **changes: Any,
+) -> tuple[Envelope, ...]:
+    """The signed statements of a run that ended just before `now`; `judged_run` takes the changes."""
+    run, judged = judged_run(image, now=now, **changes)
     provenance = Provenance(
         parameters=parameters or {"stack": STACK_ID},
         dependencies={"file:Dockerfile": result_files.DIGEST},
@@ -142,8 +152,10 @@ def certify(
     return predicates.certify(
         *(image, run, judged, provenance, sbom_of(image)),
         key=key,
-        now=now,
-        archs=archs,
-        known_issues=known_issues,
-        name=image.stack_id if name is None else name,
+        terms=predicates.Terms(
+            now=now,
+            archs=archs,
+            known_issues=known_issues,
+            name=image.stack_id if name is None else name,
+        ),
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from small_recipe import render_from
+from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import bootstrap, build
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def archive_shell(folder: Path, stack: resolve.Stack) -> Path:
             header.type, header.linkname = tarfile.SYMTYPE, real
             if real != f"/bin/{name}":
                 archived.addfile(header)
-    tar.with_suffix(".json").write_text(json.dumps({"digest": "sha256:" + "0" * 64, "packages": {}}))
+    tar.with_suffix(".json").write_text(json.dumps({"digest": "sha256:" + sha256_of(tar), "packages": {}}))
     return folder
 
 

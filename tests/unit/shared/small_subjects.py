@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import result_files
 from stackcheck.imaging.image import Image
-from stackcheck.imaging.provenance import Provenance
 from stackcheck.policy import Policy
+from stackcheck.suite.provenance import Provenance
 from stackcheck.suite.subject import Subject
 
 if TYPE_CHECKING:

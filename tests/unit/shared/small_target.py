@@ -9,7 +9,8 @@ import pytest
 
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import publish, revoke, verify
-from stackcheck.errors import PublishError
+from stackcheck.errors import PublishError, StackcheckError
+from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class Publisher:
         }
 
 
-def refused(publisher: Publisher, image: SmallImage, **changes: Any) -> PublishError:
-    with pytest.raises(PublishError) as error:
+def refused(publisher: Publisher, image: SmallImage, **changes: Any) -> StackcheckError:
+    with pytest.raises((PublishError, RegistryError)) as error:
         publisher.publish(image, **changes)
     assert error.value.exit_code == 8
     return error.value

@@ -15,11 +15,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stackcheck.engine import buildx, host_setup
+from stackcheck.files import requirements
 from stackcheck.imaging import bootstrap
 from stackcheck.imaging.wheels import host_settings, wheelhouse
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Package, Stack
-from stackcheck.recipe import lock, render, requirements
+from stackcheck.recipe import lock, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

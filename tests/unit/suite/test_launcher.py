@@ -167,3 +167,15 @@ def test_the_workers_of_xdist_are_started_by_the_launcher_too(
         monkeypatch.setattr(sys, "orig_argv", started)
         conftest._start_workers_alike(SimpleNamespace(option=option))
         assert option.tx == expected
+
+
+def test_a_launched_process_ends_when_its_parent_was_killed(runner: Path) -> None:
+    """A run whose tool was killed left it waiting for a container that was gone."""
+    launched = [sys.executable, *run.ISOLATED, str(runner / "launcher.py"), "-c"]
+    code = "import time; print('ready', flush=True); time.sleep(3600)"
+    parent = f"import subprocess; subprocess.run({[*launched, code]!r}, check=True)"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.kill()
+        assert started.stdout.read() == ""  # it ends with the last process that holds the pipe

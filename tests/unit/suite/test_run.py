@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,36 @@ def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
     assert [mount.target for mount in spec.mounts if not mount.read_only] == ["/stackcheck/out"]
 
 
-def test_only_the_identified_python_starts_and_nothing_of_the_image_before_it(tmp_path: Path) -> None:
+def test_in_the_container_the_identified_python_starts_the_agent(tmp_path: Path) -> None:
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     assert spec.entrypoint == ("/usr/bin/python3",)
-    assert spec.command[:2] == ("-I", "-S")
-    (launcher,) = [word for word in spec.command if word.endswith("launcher.py")]
     targets = {mount.target: mount for mount in spec.mounts}
-    runner = targets[str(Path(launcher).parent)]
-    assert runner.read_only
-    assert (runner.source / "launcher.py").exists()
-    assert (runner.source / "pytest" / "_pytest").is_dir()
+    program = Path(spec.command[1])
+    assert (targets["/stackcheck/tests"].source / program.relative_to("/stackcheck/tests")).is_file()
+    assert targets["/stackcheck/tests"].read_only
+
+
+def test_the_controller_is_this_python_with_the_frozen_pytest_and_nothing_of_the_image(
+    tmp_path: Path,
+) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    judge: Any = spec.beside
+    assert judge.command[:3] == (sys.executable, "-I", "-S")
+    (launcher,) = [Path(word) for word in judge.command if word.endswith("launcher.py")]
+    assert launcher == tmp_path / "suite" / "runner" / "launcher.py"
+    assert (launcher.with_name("pytest") / "_pytest").is_dir()
+    assert {*judge._env} <= {"PATH", "HOME", "LANG", "TMPDIR", *steering.OURS}
+
+
+def test_nothing_that_the_controller_writes_or_reads_by_name_is_in_the_container_s_folder(
+    tmp_path: Path,
+) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    judge: Any = spec.beside
+    (writable,) = [mount.source for mount in spec.mounts if not mount.read_only]
+    assert not judge.folder.is_relative_to(writable)
+    assert not (judge.folder / "children").is_relative_to(writable)
+    assert judge.folder / "children" in spec.quota_folders
 
 
 HOSTILE = {
@@ -94,7 +115,8 @@ def test_the_user_of_the_container_has_no_account_and_only_root_comes_to_its_fol
     (spec,) = run(make_plan(out), out).specs
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
     number = int((spec.user or "").partition(":")[0])
-    assert (out / "run").stat().st_uid == number
+    assert (out / "run").stat().st_uid == os.geteuid()
+    assert (out / "run" / "inside").stat().st_uid == number
     if os.geteuid() == 0:
         with pytest.raises(KeyError):
             pwd.getpwuid(number)
@@ -122,16 +144,34 @@ def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
         (tmp_path / "dev" / node).symlink_to("/dev/null")
     for name in ("one", "two"):
         (spec,) = run(of_vendor(make_plan(tmp_path / name), vendor), tmp_path / name).specs
-        (leases,) = [mount for mount in spec.mounts if mount.source == tmp_path / "leases"]
-        assert not leases.read_only
-        assert f"--lease-dir={leases.target}" in spec.command
+        judge: Any = spec.beside
+        assert f"--lease-dir={tmp_path / 'leases'}" in judge.command
         assert spec.ulimits == {"memlock": -1}
-    assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
+    made = (tmp_path / "leases").stat()
+    assert (stat.S_IMODE(made.st_mode), made.st_gid) == (0o3770, device_leases.group())
+
+
+def test_a_lease_folder_that_all_users_can_write_is_closed_and_another_user_s_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
+    (tmp_path / "leases").mkdir()
+    (tmp_path / "leases").chmod(0o1777)  # as older releases made it
+    assert device_leases.folders("amd")
+    assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o3770
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    (tmp_path / "leases").chmod(0o1777)
+    monkeypatch.setattr(os, "fchown", refuse)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        device_leases.folders("amd")
 
 
 def test_the_lease_folder_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
-    with mock.patch.object(device_leases, "mounts", wraps=device_leases.mounts) as asked:
+    with mock.patch.object(device_leases, "folders", wraps=device_leases.folders) as asked:
         run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)
     asked.assert_called_once()
 

@@ -12,6 +12,7 @@ from stackcheck.matrix.matrix import TestTarget
 from stackcheck.policy import Advisory
 from stackcheck.suite.bounds import Bound, Bounds
 from stackcheck.suite.skips import Facts
+from stackcheck.suite.verdict import MADE_UP
 
 GPU_ROW = {"model": "H200", "memory_bytes": 150 << 30, "lacks": ["fp8"], "unreadable": ["fan speed"]}
 
@@ -20,6 +21,11 @@ def test_every_required_check_passed_is_passed() -> None:
     verdict = judged(*HEALTHY)
     assert (verdict.status, verdict.reasons) == ("PASSED", ())
     assert verdict.passed == tuple(item["id"] for item in HEALTHY)
+
+
+def test_a_made_up_result_is_failed_for_that_alone() -> None:
+    found = judged(*HEALTHY, made_up=True)
+    assert (found.status, found.reasons) == ("FAILED", (MADE_UP,))
 
 
 def test_no_results_are_failed() -> None:

@@ -80,6 +80,33 @@ def test_amd_nodes_are_passed_by_path_and_not_as_the_whole_folder(amd_host: Path
     assert needs.devices == (str(amd_host / "dev/kfd"), str(amd_host / "dev/dri/renderD128"))
 
 
+@pytest.mark.parametrize(
+    ("version", "arch", "kept"),
+    [
+        (None, 90402, True),
+        ("0x000000a8", 90402, True),
+        ("0x000000b0", 90402, True),
+        ("0x000000b1", 90402, False),
+        ("0x000000c0", 90402, False),
+        ("0x00000020", 90010, False),
+        ("0x0000002c", 90500, False),
+    ],
+)
+def test_scratch_is_kept_by_the_firmware_of_an_mi300(
+    amd_host: Path, version: str | None, arch: int, *, kept: bool
+) -> None:
+    for file in (amd_host / "sys").rglob("properties"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(
+            text.replace("gfx_target_version 90402", f"gfx_target_version {arch}"), encoding="utf-8"
+        )
+    if version is not None:
+        folder = amd_host / "sys/class/drm/renderD128/device/fw_version"
+        folder.mkdir()
+        (folder / "mec_fw_version").write_text(f"{version}\n", encoding="utf-8")
+    assert dict(amd.container_needs().env) == ({"HSA_NO_SCRATCH_RECLAIM": "1"} if kept else {})
+
+
 def test_a_host_without_kfd_has_no_amd_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amd, "SYS", tmp_path)
     assert not amd.present()

@@ -38,7 +38,7 @@ def test_the_cache_is_looked_into_by_hash(tmp_path: Path) -> None:
 
 def test_a_host_without_apt_says_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    source = apt.Source(
+    source = apt.AptSource(
         uris=("https://me:hunter2@m.example.org/amd",), suites=("noble",), components=("main",)
     )
     with pytest.raises(EngineError, match="this host has no apt") as caught:

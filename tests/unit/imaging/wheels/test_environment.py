@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stackcheck.errors import BuildError, ConfigurationError, FileError
-from stackcheck.imaging.wheels import environment, origins, remake
+from stackcheck.files import origins
+from stackcheck.imaging.wheels import environment, remake
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

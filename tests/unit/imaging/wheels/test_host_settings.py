@@ -7,8 +7,8 @@ import pytest
 
 from stackcheck.engine import apt
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import requirements
 from stackcheck.imaging.wheels import host_settings, wheelhouse
-from stackcheck.recipe import requirements
 
 LISTED = """\
 :env:.default-timeout='60'
@@ -70,7 +70,7 @@ def test_a_bundle_too_large_for_a_secret_is_refused_before_the_build(tmp_path: P
 
 def test_apt_sources_pass_only_between_equal_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt, "host_release", lambda: {"ID": "debian", "VERSION_CODENAME": "bookworm"})
-    source = apt.Source(
+    source = apt.AptSource(
         uris=("http://mirror.example.org/debian",),
         suites=("bookworm", "bookworm-updates"),
         components=("main",),

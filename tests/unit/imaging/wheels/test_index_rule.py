@@ -14,10 +14,10 @@ import pytest
 
 from stackcheck.imaging.wheels import host_settings, wheel_supply, wheelhouse
 from stackcheck.matrix import resolve
+from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.recipe import indexes, lock
 from stackcheck.recipe.indexes import UnresolvedError
-from stackcheck.recipe.mirrors import NO_MIRRORS, Mirrors
-from stackcheck.recipe.upstream import OutOfReachError, Upstream
+from stackcheck.recipe.upstream import OutOfReachError, Upstream, torch_places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ def test_a_build_asks_torchs_makers_where_and_only_where_lock_did(
     stack = stack_of(*name)
     monkeypatch.setattr(Upstream, "answers", lambda _self, url: None if reached else f"{url}: out of reach")
     monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
-    ((_, public),) = lock.torch_places(stack)
+    ((_, public),) = torch_places(stack)
     own = mirrors.url(public)
     for values in CONFIGURATIONS:
         configure(monkeypatch, values)

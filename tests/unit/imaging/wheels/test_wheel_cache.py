@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck.errors import FileError
+from stackcheck.files import requirements
 from stackcheck.imaging import platforms
 from stackcheck.imaging.wheels import wheel_cache
-from stackcheck.recipe import requirements
 
 TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
 
@@ -103,6 +106,56 @@ def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path)
     assert cache.handed_over("k" * 64, said.append) is None
     assert "is damaged: removed" in said[0]
     assert not cache.has("k" * 64)
+
+
+def forge(stage: Path, *_: object) -> None:
+    """What another user of the folder can do: write any file, and list its hash."""
+    (stage / "files" / "kernel.so").write_bytes(b"EVIL")
+    (stage / "files.json").write_text(json.dumps(wheel_cache._hashes(stage / "files")))
+
+
+def copy_a_seal(stage: Path, *_: object) -> None:
+    """The seal of another stage is about that stage."""
+    other = stage.with_name("b" * 64)
+    shutil.rmtree(stage)
+    shutil.copytree(other, stage)
+
+
+def take_the_seal_away(stage: Path, *_: object) -> None:
+    (stage / "files.json.seal").unlink()
+
+
+def seal_with_another_secret(stage: Path, cache: wheel_cache.WheelCache, key: str) -> None:
+    cache.__dict__["_secret"] = b"x" * 32
+    (stage / "files.json.seal").write_text(cache._seal(key, (stage / "files.json").read_bytes()))
+
+
+@pytest.mark.parametrize("attack", [forge, copy_a_seal, take_the_seal_away, seal_with_another_secret])
+def test_a_stage_that_another_user_of_the_folder_wrote_is_not_used(
+    attack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "out").mkdir()
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    for key in ("a" * 64, "b" * 64):
+        (tmp_path / "out" / "kernel.so").write_bytes(key.encode())
+        cache.keep(key, tmp_path / "out")
+    key = "a" * 64
+    assert cache.handed_over(key, print)
+    attack(cache._stage(key), wheel_cache.WheelCache(tmp_path / "cache"), key)
+    said: list[str] = []
+    assert wheel_cache.WheelCache(tmp_path / "cache").handed_over(key, said.append) is None
+    assert "removed" in said[0]
+    assert wheel_cache.secret_path().stat().st_mode & 0o077 == 0
+
+
+def test_a_secret_that_others_can_read_seals_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    assert not cache.has("a" * 64)
+    wheel_cache.secret_path().chmod(0o644)
+    with pytest.raises(FileError, match="secret of the wheel cache"):
+        wheel_cache.WheelCache(tmp_path / "cache").has("a" * 64)
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""A user's job in a pulled image: closed, but for what the user opens by name.
+
+In: a pulled image, a command, `Openings`. Out: the exit code of the command. It sees one folder and the
+devices of the host, has no network, and cannot change the image.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from stackcheck import vendors
+from stackcheck.engine.client import Mount, RunSpec
+from stackcheck.engine.container import USER_ENV
+from stackcheck.engine.devices import with_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.vendors import ContainerNeeds
+
+WORKSPACE = "/workspace"
+SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs; nothing is reserved
+STOP_TIMEOUT_S = 60.0  # a trainer writes a checkpoint
+Network = Literal["none", "bridge", "host"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Openings:
+    """What a user opens.
+
+    Attributes:
+        env: Variables beside those that every job has.
+        volumes: Folders and files of the host beside the current folder.
+        network: Whether and which.
+        shm_size_bytes: The limit of /dev/shm.
+        workdir: Where the command starts; None: the current folder, which is mounted as /workspace.
+        user: UID[:GID]; None: the user who runs this, so that what it writes is the user's.
+        stop_timeout_s: How long the command has to end after a signal.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[Mount, ...] = ()
+    network: Network = "none"
+    shm_size_bytes: int = SHM_SIZE_BYTES
+    workdir: str | None = None
+    user: str | None = None
+    stop_timeout_s: float = STOP_TIMEOUT_S
+
+
+CLOSED = Openings()
+
+
+def container(
+    name: str, command: Sequence[str], needs: ContainerNeeds, folder: Path, openings: Openings = CLOSED
+) -> RunSpec:
+    """The container of a command, with one folder of the host, its devices, and what is opened."""
+    return with_devices(
+        RunSpec(
+            image=name,
+            command=tuple(command),
+            user=openings.user or f"{os.getuid()}:{os.getgid()}",
+            env={**dict(vendors.site_environment()), **dict(needs.env), **USER_ENV, **openings.env},
+            mounts=(Mount(source=folder, target=WORKSPACE, read_only=False), *openings.volumes),
+            shm_size_bytes=openings.shm_size_bytes,
+            network=openings.network,
+            workdir=openings.workdir or WORKSPACE,
+        ),
+        needs,
+    )
+
+
+def run(
+    name: str,
+    engine: Engine,
+    command: Sequence[str],
+    *,
+    needs: ContainerNeeds,
+    folder: Path,
+    openings: Openings = CLOSED,
+) -> int:
+    """Run a command in a pulled image as if it ran here; its exit code.
+
+    Args:
+        name: What `pull` returned.
+        engine: The engine that holds it.
+        command: Program and arguments.
+        needs: What the devices need (`vendors.module(vendor).container_needs()`).
+        folder: Mounted as /workspace, writable.
+        openings: What the user opens.
+
+    Raises:
+        EngineError: It could not be started, or the engine stopped answering.
+    """
+    spec = container(name, command, needs, folder, openings)
+    return engine.run_here(spec, stop_timeout_s=openings.stop_timeout_s)

@@ -1,0 +1,123 @@
+"""The verb `images`: the main job, for all stacks that can be certified on this host.
+
+In: selectors. Out: a table or JSON on stdout, and an exit code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stackcheck.cli import build as building
+from stackcheck.cli import outlooks
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    Force,
+    MirrorsFile,
+    NoCache,
+    Platform,
+    Root,
+    Selectors,
+    SigningKey,
+    SignWith,
+    Target,
+    WheelCache,
+    Wheelhouse,
+    new_app,
+    target_of,
+)
+from stackcheck.cli.output import Progress
+from stackcheck.errors import NothingSelectedError
+from stackcheck.files import origins
+from stackcheck.files.checkout_lock import exclusive
+from stackcheck.imaging import forecast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stackcheck.flow import StackOutcome
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.outlook import Outlook
+
+app = new_app()
+
+
+@app.command("images")
+def make_images(
+    selectors: Selectors = None,
+    *,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also build what cannot be certified on this machine.")
+    ] = False,
+    machine: outlooks.MachineName = None,
+    force: Force = False,
+    driver: outlooks.DriverName = None,
+    to: Target = None,
+    key: SigningKey = None,
+    sign_with: SignWith = None,
+    wheelhouse: Wheelhouse = None,
+    wheel_cache: WheelCache = None,
+    mirrors: MirrorsFile = None,
+    platform: Platform = None,
+    no_cache: NoCache = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Build, test, certify and publish the selected stacks, or all that can be certified on this host."""
+    on = outlooks.machine(machine, driver)
+    chosen = building.selected(root, selectors, on.vendor)
+    options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
+    target = target_of(root, to)
+    locks = options.wheelhouse is not None and origins.load(options.wheelhouse) is not None
+    found = () if anyway else tuple(outlooks.of(chosen, on, root, site_locks=locks).values())
+    refused = {one.stack_id: one for one in found if one.reasons}
+    able = tuple(stack for stack in chosen if stack.id not in refused)
+    if dry_run:
+        if (refused or on.named) and not as_json:
+            print(f"{outlooks.counted(found, on)}\n")
+        forecasts = forecast.forecast(able, root.resolve(), options)
+        building.show_forecast(
+            forecasts, refused, then=f"test, certify, publish to {target}", as_json=as_json
+        )
+        _end(refused, able, selectors)
+        return
+    outlooks.require_here(on)
+    from stackcheck import flow  # here: a dry run goes without most of the tool, so that it answers at once
+    from stackcheck.cli import outcomes
+    from stackcheck.cli.images import settings_of
+
+    report = Progress()
+    settings = settings_of(root, target=target, key=key, sign_with=sign_with, force=force, build=options)
+    ended = [_not_built(one) for one in refused.values()] if selectors else []
+    if not selectors:
+        outlooks.require_some(found, on)
+        for name, one in refused.items():
+            report(f"{name}: not built: {one.words.removeprefix('no: ')}")
+    if able:
+        with exclusive(settings.root, "stackcheck images", report):
+            if options.wheelhouse:
+                able = building.locked_to(options.wheelhouse, able, settings.root, report)
+            ended += flow.images(able, building.connected(report), settings, report)
+    outcomes.show(ended, as_json=as_json)
+    for outcome in ended:
+        if outcome.error:
+            raise typer.Exit(outcome.error.exit_code)
+
+
+def _not_built(one: Outlook) -> StackOutcome:
+    from stackcheck.flow import StackOutcome
+
+    error = one.error()
+    return StackOutcome(name=one.stack_id, state="not built", reason=error.what, seconds=0.0, error=error)
+
+
+def _end(refused: Mapping[str, Outlook], able: Sequence[Stack], selectors: Sequence[str] | None) -> None:
+    """The exit code of a dry run: what the run itself would end with, before anything is built."""
+    if refused and selectors:
+        raise typer.Exit(next(iter(refused.values())).error().exit_code)
+    if refused and not able:
+        raise typer.Exit(NothingSelectedError.exit_code)

@@ -1,0 +1,55 @@
+"""What is wrong with the words of a command line. In: Typer's exceptions. Out: errors with a next step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import ConfigurationError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from typer.exceptions import TyperException
+
+    from stackcheck.errors import StackcheckError
+
+OF_RUN = 125
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Whether --json is among the words that are for stackcheck: what follows `--` is another program's."""
+    own = words[: words.index("--")] if "--" in words else words
+    return "--json" in own
+
+
+def exit_code(error: StackcheckError, words: Sequence[str]) -> int:
+    """The code of an error; of `run` always 125, as docker has it: no program's code is taken for it."""
+    return OF_RUN if words[:1] == ["run"] else error.exit_code
+
+
+def no_such_verb(word: str, verbs: Iterable[str]) -> ConfigurationError:
+    """The error of a wrong verb, with those that look like it."""
+    return ConfigurationError(
+        "no such command",
+        got=word[:80],
+        expected=did_you_mean(word, verbs) or "a command of stackcheck",
+        next_step="stackcheck --help",
+    )
+
+
+def is_help(error: TyperException) -> bool:
+    """Whether a command without its arguments asks for its help."""
+    return type(error).__name__ == "NoArgsIsHelpError"
+
+
+def as_error(error: TyperException) -> ConfigurationError:
+    """A usage error of Typer's with the command that explains it, and the names that were likely meant."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "stackcheck"
+    near = getattr(error, "possibilities", None)  # of a wrong option
+    return ConfigurationError(
+        (error.message if near else error.format_message()).rstrip("."),
+        where=command,
+        expected=f"did you mean {' or '.join(near)}?" if near else None,
+        next_step=f"{command} --help",
+    )

@@ -1,0 +1,27 @@
+"""The devices of a host in a container: the one place where certification and users' jobs get them.
+
+In: a `RunSpec`, and what a vendor's devices need. Out: the same with nodes, groups, libraries and limits, so
+that a job has what was certified.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from stackcheck.engine.container import Mount, RunSpec
+
+if TYPE_CHECKING:
+    from stackcheck.vendors import ContainerNeeds
+
+
+def with_devices(spec: RunSpec, needs: ContainerNeeds) -> RunSpec:
+    """The container with the devices; variables are the caller's, who knows which of the image's stay."""
+    libraries = (Mount(source=bind.source, target=bind.target) for bind in needs.binds)
+    return dataclasses.replace(
+        spec,
+        mounts=(*spec.mounts, *libraries),
+        devices=(*needs.devices, *spec.devices),
+        group_add=(*needs.groups, *spec.group_add),
+        ulimits=dict(needs.ulimits),
+    )

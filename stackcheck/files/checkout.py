@@ -1,0 +1,72 @@
+"""Which folder a command works in. In: where it was started. Out: a checkout, or the user's data folder.
+
+The suites, rules, templates and bounds travel with the tool (`shipping.py`), so that no verb that only reads
+them needs a checkout. What such a verb leaves (histories, results) stays in the user's data folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stackcheck.errors import ConfigurationError, FileError
+
+MARK, RULES = "matrix.yaml", "images/compat.yaml"
+PARTS = (MARK, "images", "tests", "trainers")
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def above(start: Path) -> Path | None:
+    """The nearest folder from `start` upwards with a matrix or its rules; `start` itself stays as given."""
+    folders = (start, *start.resolve().parents)
+    return next((one for one in folders if any((one / mark).is_file() for mark in (MARK, RULES))), None)
+
+
+def shipped() -> Path:
+    """The suites, rules and templates of this tool: in the wheel, or around the package in its checkout.
+
+    Raises:
+        ConfigurationError: The installation has none.
+    """
+    for folder in (PACKAGE / "checkout", PACKAGE.parent):
+        if all((folder / part).exists() for part in PARTS):
+            return folder
+    raise ConfigurationError(
+        "this installation of stackcheck has no matrix, suites and rules of its own",
+        where=str(PACKAGE / "checkout"),
+        expected=", ".join(PARTS),
+        next_step="install the wheel that `make wheel` writes, or work in a checkout",
+    )
+
+
+def users_own() -> Path:
+    """The user's data folder, as a checkout: links to what this tool ships, and `build/` of its own.
+
+    Raises:
+        ConfigurationError: As `shipped`.
+        FileError: The folder cannot be written.
+    """
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    folder = Path(base).absolute() / "stackcheck"
+    source = shipped()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in PARTS:
+            _link(folder / part, source / part)
+    except OSError as error:
+        raise FileError(
+            "the user's data folder cannot be written",
+            where=str(folder),
+            got=error.strerror,
+            next_step="choose another one: XDG_DATA_HOME=FOLDER stackcheck …",
+        ) from error
+    return folder
+
+
+def _link(path: Path, source: Path) -> None:
+    """Link to the installed version, whichever an earlier one was; another command may do it meanwhile."""
+    if path.is_symlink() and path.readlink() == source:
+        return
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.symlink_to(source)
+    new.replace(path)

@@ -1,0 +1,177 @@
+"""Tell people of a night. In: a `Plan`, or the reason why the night stopped; addressees. Out: sent messages.
+
+An alert that cannot be sent is reported. It changes neither a verdict nor the exit code of the night.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import platform
+import smtplib
+import ssl
+from dataclasses import dataclass
+from email.message import EmailMessage
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import requests
+
+from stackcheck.errors import NothingSelectedError, StackcheckError
+from stackcheck.nightly import summary
+from stackcheck.nightly.decide import GOOD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from stackcheck.nightly.addressees import Addressees, Email, Webhook
+    from stackcheck.nightly.state import Plan
+
+TIMEOUT_S = 20.0
+# Outcome of a night, the worst one -> what it is called, and its section in docs/runbook.md.
+OUTCOMES = {
+    "revoke": ("an image was revoked", "revoked"),
+    "warn": ("do not roll out", "failed-on-a-new-configuration"),
+    "hold": ("not settled, a person has to look", "not-settled"),
+    "error": ("no verdict was reached", "without-a-verdict"),
+    "nothing": ("the machine is unfit", "the-machine-is-unfit-exit-9"),
+    "reboot": ("a reboot is pending", "reboot-pending"),
+    "nowhere": ("nothing was validated", "nothing-was-validated"),
+    "stopped": ("the night stopped", "the-night-stopped"),
+    "warned": ("passed with a warning", "passed-with-a-warning"),
+    "passed": ("passed", "passed"),
+    "trial": ("a trial, nothing is wrong", "passed"),
+}
+NOT_RUN = {"reboot", "nowhere", "stopped", "trial"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """The facts of one message.
+
+    Attributes:
+        outcome: A key of `OUTCOMES`.
+        line: The night in one line.
+        exit_code: That of `stackcheck nightly`.
+        night: The night as night.json has it; None if it stopped.
+    """
+
+    outcome: str
+    line: str
+    exit_code: int
+    night: Mapping[str, Any] | None = None
+
+    @property
+    def title(self) -> str:
+        """Host and outcome, for a subject."""
+        return f"stackcheck on {platform.node()}: {OUTCOMES[self.outcome][0]}"
+
+
+def of(plan: Plan) -> Alert:
+    """The message about a night that came to its end. Pure."""
+    return Alert(
+        outcome=_outcome(plan),
+        line=summary.line(plan),
+        exit_code=summary.exit_code(plan),
+        night=summary.as_json(plan),
+    )
+
+
+def stopped(why: str, exit_code: int) -> Alert:
+    """The message about a night that did not come to its end."""
+    return Alert(outcome="stopped", line=summary.one_line(why), exit_code=exit_code)
+
+
+def _outcome(plan: Plan) -> str:
+    if plan.reboot_pending:
+        return "reboot"
+    actions = {item.ended.action for item in plan.items if item.ended} - GOOD
+    worst = next((action for action in summary.WORDS if action in actions), None)
+    if worst:
+        return worst
+    if summary.exit_code(plan) == NothingSelectedError.exit_code:
+        return "nowhere"
+    # Notes of the host stand in each night; nobody is called for them.
+    return "warned" if summary.warnings(plan.model_copy(update={"notes": ()})) else "passed"
+
+
+def already_told(result: str, status: str) -> bool:
+    """Whether a night that systemd saw fail has sent its message: its code is that of an outcome.
+
+    `result` and `status` are systemd's $MONITOR_SERVICE_RESULT and $MONITOR_EXIT_STATUS. An error of the
+    command line (2) and a defect (1) may come before the night knows whom to tell.
+    """
+    codes = {str(kind.exit_code) for kind in StackcheckError.__subclasses__()} - {"1", "2"}
+    return result == "exit-code" and status in codes
+
+
+def send(alert: Alert, to: Addressees, report: Callable[[str], None]) -> bool:
+    """Tell everybody; whether each message was taken. What fails is reported, without a secret."""
+    every = True
+    for name, way in _ways(alert, to):
+        try:
+            way()
+        except (requests.RequestException, smtplib.SMTPException, OSError, UnicodeError) as error:
+            every = False
+            report(f"NOT TOLD, {name}: {_why(error)}; the outcome stays: {alert.title}")
+    return every
+
+
+def _ways(alert: Alert, to: Addressees) -> Iterator[tuple[str, Callable[[], None]]]:
+    link = f"{to.runbook}#{OUTCOMES[alert.outcome][1]}"
+    if to.when == "always" or alert.outcome != "passed":
+        for hook in to.webhooks:
+            yield hook.name, functools.partial(_post, hook, alert, link)
+        for email in to.emails:
+            yield email.name, functools.partial(_mail, email, alert, link)
+    if to.ping and alert.outcome not in NOT_RUN:
+        yield (
+            f"ping of {urlsplit(to.ping).netloc.rpartition('@')[2]}",
+            functools.partial(_ask, "GET", to.ping),
+        )
+
+
+def _ask(method: str, url: str, body: Mapping[str, Any] | None = None) -> None:
+    # A redirect would take the message where nobody named.
+    with requests.request(method, url, json=body, timeout=TIMEOUT_S, allow_redirects=False) as answer:
+        if not answer.ok or answer.is_redirect:
+            raise requests.HTTPError(response=answer)
+
+
+def _post(hook: Webhook, alert: Alert, link: str) -> None:
+    text = f"{alert.title}. {alert.line} What to do: {link}"
+    if hook.form != "json":  # reasons come from images: no mention of a channel, no link, no tag
+        _ask("POST", hook.url, {"text": html.escape(text, quote=False)})
+        return
+    facts = {"schema": 1, "outcome": alert.outcome, "host": platform.node(), "exit_code": alert.exit_code}
+    told = {"title": alert.title, "text": text, "runbook": link, "night": alert.night}
+    _ask("POST", hook.url, facts | told)
+
+
+def _mail(email: Email, alert: Alert, link: str) -> None:
+    message = EmailMessage()
+    message["Subject"], message["From"], message["To"] = alert.title, email.sender, ", ".join(email.to)
+    message.set_content(f"{alert.line}\n\nWhat to do: {link}\n")
+    host, _, port = email.server.rpartition(":")
+    secure = ssl.create_default_context()
+    with (
+        smtplib.SMTP_SSL(host, int(port), timeout=TIMEOUT_S, context=secure)
+        if email.tls == "tls"
+        else smtplib.SMTP(host, int(port), timeout=TIMEOUT_S)
+    ) as server:
+        if email.tls == "starttls":
+            server.starttls(context=secure)
+        if email.user:
+            server.login(email.user, email.password or "")
+        refused = server.send_message(message)
+    if refused:
+        raise smtplib.SMTPRecipientsRefused(refused)
+
+
+def _why(error: Exception) -> str:
+    """The kind of an error: its text may hold the address, and so the secret."""
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"the server answered {error.response.status_code}"
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"the server answered {error.smtp_code}"
+    return type(error).__name__

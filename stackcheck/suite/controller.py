@@ -1,0 +1,140 @@
+"""The process that runs the suites and writes the result, beside the container of the image, not in it.
+
+In: a command of this tool's own Python. Out: its lines and its exit code. It reaches the image only through
+an agent in the container (tests/acceptance/harness/inside.py), so no byte of the image runs in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from stackcheck.errors import ChecksFailedError
+from stackcheck.suite import inputs, steering
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from stackcheck.policy import Tier
+    from stackcheck.vendors import Vendor
+
+INSIDE = "inside"  # the folder in the result's that the container may write
+AGENT = ("/stackcheck/tests/acceptance/harness/agent.py", "/stackcheck/out/agent")
+# -I: no PYTHON* variable, no user site, no working directory. -S: the launcher adds site-packages.
+ISOLATED = ("-I", "-S", "-B", "-u")
+STOP_S = 10.0
+
+
+class Controller:
+    """One process. It starts when its container runs, and its end ends the container.
+
+    Attributes:
+        code: Its exit code; None while it runs, and if it never started.
+        folder: Where it writes the result.
+        run_file: run.json.
+    """
+
+    def __init__(
+        self, command: tuple[str, ...], *, folder: Path, run_file: Path, env: Mapping[str, str]
+    ) -> None:
+        self.code: int | None = None
+        self.folder, self.run_file = folder, run_file
+        self.command = command
+        self._env = dict(env)
+        self._on_line: Callable[[str], None] = _drop
+
+    def report_to(self, on_line: Callable[[str], None]) -> None:
+        """Hand over each line that it prints."""
+        self._on_line = on_line
+
+    @contextlib.contextmanager
+    def __call__(self, end_container: Callable[[], None]) -> Iterator[None]:
+        """Run beside a container: in the body the caller waits for the container's end."""
+        with subprocess.Popen(
+            self.command,
+            cwd=self.folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the tool, which ends this process in order
+        ) as process:
+            thread = threading.Thread(target=self._follow, args=(process, end_container), daemon=True)
+            thread.start()
+            try:
+                yield
+                ended_early = self.code is None
+            finally:
+                _stop(process)
+                thread.join(STOP_S)
+        if ended_early:
+            self.code = None  # whatever it wrote: the image was gone
+
+    def _follow(self, process: subprocess.Popen[str], end_container: Callable[[], None]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._on_line(line.rstrip("\n"))
+        self.code = process.wait()
+        end_container()
+
+    def require_end(self, tail: Iterable[str]) -> int:
+        """The exit code. `tail`: the last lines of container and controller, for the message.
+
+        Raises:
+            ChecksFailedError: The container ended before it.
+        """
+        if self.code is None:
+            raise ChecksFailedError(
+                "the container was killed or ended early, so its result does not count",
+                where=str(self.folder),
+                got="the agent of the container ended before the suites; the log ends with:\n    "
+                + "\n    ".join(tail),
+                expected="a container that ends when the suites have ended",
+                next_step=f"see who killed it: dmesg | grep -i 'out of memory'; read {self.log}",
+            )
+        return self.code
+
+    @property
+    def log(self) -> Path:
+        """What the container printed."""
+        return self.folder.with_name("container.log")
+
+
+def beside(out: Path, *, vendor: Vendor, tier: Tier, only: str | None, leases: Iterable[Path]) -> Controller:
+    """The controller of a run in `out`, with this Python and the frozen suites there."""
+    suite, folder = out.absolute() / "suite", out.absolute() / "run"
+    command = (
+        *(sys.executable, *ISOLATED, str(suite / inputs.RUNNER / "launcher.py"), "-m", "pytest"),
+        *(str(suite / "tests"), "-p", "no:cacheprovider", f"--gpu-vendor={vendor}", f"--tier={tier}"),
+        *(f"--run-file={out.absolute() / 'run.json'}", f"--result-dir={folder}"),
+        *(f"--agent={folder / INSIDE}", *(f"--lease-dir={lease}" for lease in leases)),
+        *((f"-k={only}",) if only else ()),
+    )
+    return Controller(command, folder=folder, run_file=out / "run.json", env=_environment(folder))
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Nothing of the image or of the user's environment, but where temporary files go."""
+    kept = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}
+    return {"PATH": os.defpath, "HOME": str(folder), "LANG": "C.UTF-8", **kept, **steering.OURS}
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End it: first as a scheduler does, so that it writes what it has."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _drop(_line: str) -> None:
+    """Lines before anybody wants them."""

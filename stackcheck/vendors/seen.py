@@ -1,0 +1,96 @@
+"""What this host sees of its devices by itself, to hold an image's claims about the machine to.
+
+In: sysfs, the vendor's module. Out: `Seen`. The kernel shows the PCI Express links and every GPU on the bus;
+an idle link may run at a lower speed, but keeps its width.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackcheck import vendors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stackcheck.vendors import Host
+
+SYS = Path("/sys")
+ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s of a lane
+# Vendor and PCI classes of GPUs: 3D controller; processing accelerator, other display controller.
+GPUS = {"nvidia": ("0x10de", ("0x0302",)), "amd": ("0x1002", ("0x1200", "0x0380"))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLink:
+    """The slowest link between a device and its processor: lanes, generation, and what all of it can."""
+
+    width: int
+    generation: int
+    max_generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What this host sees after a run.
+
+    Attributes:
+        links: Of each device the link to its processor; None where the kernel does not show it.
+        memory_bytes: Of each device.
+        unlisted: PCI addresses of GPUs on the bus that the driver does not list.
+        gone: Ids of devices that were there when the run began.
+    """
+
+    links: tuple[HostLink | None, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+    unlisted: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+def look(host: Host) -> Seen:
+    """What this host sees now of the devices that it had when a run began."""
+    if not host.devices:
+        return Seen()
+    backend = vendors.module(host.vendor)
+    now = {device.id for device in backend.devices()}
+    addresses = backend.addresses()
+    return Seen(
+        links=tuple(_link(addresses.get(device.id)) for device in host.devices),
+        memory_bytes=tuple(device.memory_bytes for device in host.devices),
+        unlisted=tuple(address for address in _gpus(host.vendor) if address not in addresses.values()),
+        gone=tuple(device.id for device in host.devices if device.id not in now),
+    )
+
+
+def _gpus(vendor: str) -> list[str]:
+    """The PCI addresses of a vendor's GPUs."""
+    maker, classes = GPUS.get(vendor, ("", ()))
+    found = sorted(one for one in (SYS / "bus/pci/devices").glob("*") if _text(one / "vendor") == maker)
+    return [one.name for one in found if _text(one / "class").startswith(classes)]
+
+
+def _link(address: str | None) -> HostLink | None:
+    """The link of a device, by every port between it and its processor."""
+    device = (SYS / "bus/pci/devices" / address).resolve() if address else SYS
+    ports = [folder for folder in (device, *device.parents) if ADDRESS.fullmatch(folder.name)]
+    widths = [int(width) for port in ports if (width := _text(port / "current_link_width")).isdigit()]
+    speeds, most = (_generations(ports, name) for name in ("current_link_speed", "max_link_speed"))
+    if not (widths and speeds and most):
+        return None
+    return HostLink(width=min(widths), generation=min(speeds), max_generation=min(most))
+
+
+def _generations(ports: Sequence[Path], name: str) -> list[int]:
+    speeds = [_text(port / name).split(" ")[0] for port in ports]
+    return [GENERATIONS[speed] for speed in speeds if speed in GENERATIONS]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

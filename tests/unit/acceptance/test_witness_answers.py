@@ -1,0 +1,78 @@
+"""The controller takes nothing but the right values of its numbers for the answer of a witness question."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "acceptance"))
+
+from harness import witness
+
+SEEDS = range(5)
+
+
+def asked(family: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    question = witness.FAMILIES[family]
+    numbers = question.draw(random.Random(seed))
+    return numbers, dict(question.answer(**copy.deepcopy(numbers)))
+
+
+def places(values: Any, way: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    if not isinstance(values, list):
+        return [way]
+    return [place for number, value in enumerate(values) for place in places(value, (*way, number))]
+
+
+def change(values: Any, way: tuple[int, ...], to: Any) -> None:
+    for number in way[:-1]:
+        values = values[number]
+    values[way[-1]] = to(values[way[-1]])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", witness.FAMILIES)
+def test_one_changed_value_anywhere_is_found(family: str, seed: int) -> None:
+    _, right = asked(family, seed)
+    assert witness.worst(right, copy.deepcopy(right)) == 0
+    source = random.Random(seed)
+    for name, values in right.items():
+        largest = max(abs(value) for value in flat(values))
+        for to in (lambda x, by=largest: x + by / 1000, lambda _: math.nan, lambda _: "1.0", lambda _: None):
+            answer = copy.deepcopy(right)
+            change(answer[name], source.choice(places(values)), to)
+            assert not witness.worst(right, answer) <= 1
+
+
+def flat(values: Any) -> list[float]:
+    return [one for value in values for one in flat(value)] if isinstance(values, list) else [values]
+
+
+@pytest.mark.parametrize("family", witness.FAMILIES)
+def test_the_answer_of_another_question_is_found(family: str) -> None:
+    answers = [asked(family, seed)[1] for seed in range(8)]
+    for number, right in enumerate(answers):
+        assert all(witness.worst(right, other) > 1 for other in answers[:number])
+
+
+@pytest.mark.parametrize("family", witness.FAMILIES)
+def test_an_answer_of_another_form_is_found(family: str) -> None:
+    _, right = asked(family, 1)
+    name = next(iter(right))
+    shapes: list[Any] = [None, [], "", {}, {**right, "more": []}, {**right, name: []}, {**right, name: {}}]
+    assert all(witness.worst(right, answer) == math.inf for answer in shapes)
+
+
+def test_collectives_are_those_of_every_rank() -> None:
+    numbers = witness.draw_collectives(random.Random(1), 3)
+    right = witness.collectives(**numbers)
+    for rank in range(3):
+        other = copy.deepcopy(numbers)
+        other["numbers"][rank][0] += 1
+        assert witness.worst(right, witness.collectives(**other)) > 1

@@ -1,0 +1,210 @@
+"""What people expect of a command line: a version, near words, next steps, JSON errors, a search upwards."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+import typer
+
+from small_checkout import CPU_STACK, ROOT, call, verify
+from stackcheck import __version__, cli
+from stackcheck.cli import output
+from stackcheck.errors import ConfigurationError, StackcheckError
+from stackcheck.files import checkout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from small_checkout import FakeEngine
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
+
+Capsys = pytest.CaptureFixture[str]
+RANDOM = random.Random(34)
+
+
+def options(verb: str) -> list[str]:
+    main = typer.main.get_group(cli.app)
+    context = typer.Context(main)
+    command = main.get_command(context, verb)
+    assert command
+    return [name for parameter in command.get_params(context) for name in parameter.opts]
+
+
+WITH_JSON = [verb for verb in cli.VERBS if "--json" in options(verb)]
+
+
+def kinds(base: type[StackcheckError] = StackcheckError) -> Iterator[type[StackcheckError]]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from kinds(kind)
+
+
+def typo(word: str) -> str:
+    """The word with one letter lost, doubled or changed; of no verb."""
+    while True:
+        at = RANDOM.randrange(len(word))
+        put = RANDOM.choice(["", word[at] * 2, RANDOM.choice(string.ascii_lowercase)])
+        wrong = word[:at] + put + word[at + 1 :]
+        if wrong not in cli.VERBS and wrong:
+            return wrong
+
+
+def test_the_version_is_that_of_the_package(capsys: Capsys) -> None:
+    done = call(capsys, "--version")
+    assert (done.code, done.out) == (0, f"stackcheck {__version__}\n")
+
+
+@pytest.mark.parametrize("verb", ["", *cli.VERBS])
+def test_h_is_help(verb: str, capsys: Capsys) -> None:
+    words = [verb] if verb else []
+    short, long = call(capsys, *words, "-h"), call(capsys, *words, "--help")
+    assert short.code == 0
+    assert short.out == long.out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 300])
+def test_help_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
+    columns: int, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    widths = [len(line) for line in call(capsys, "verify", "--help").out.splitlines()]
+    assert max(widths) <= min(columns, cli.WIDEST)
+    assert max(widths) > min(columns, cli.WIDEST) * 0.8
+
+
+@pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if len(verb) > 4])
+def test_a_verb_with_one_wrong_letter_names_the_verb(verb: str, capsys: Capsys) -> None:
+    done = call(capsys, typo(verb))
+    assert done.code == 2
+    assert verb in done.err.partition("expected: ")[2].partition("\n")[0]
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_a_wrong_option_has_a_next_step(verb: str, capsys: Capsys) -> None:
+    done = call(capsys, verb, "--no-such-option")
+    assert done.code == (125 if verb == "run" else 2)
+    assert f"next: stackcheck {verb} --help" in done.err
+
+
+def raising(kind: type[StackcheckError]) -> StackcheckError:
+    """An error of a kind without a next step of its own, whatever its constructor asks for."""
+    error = kind.__new__(kind)
+    StackcheckError.__init__(error, "it went wrong\x1b[2J")
+    return error
+
+
+@pytest.mark.parametrize("verb", WITH_JSON)
+def test_every_error_of_every_verb_is_json_and_has_a_next_step(
+    verb: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in kinds():
+        monkeypatch.setattr(cli.VerbGroup, "resolve_command", mock.Mock(side_effect=raising(kind)))
+        done = call(capsys, verb, "--json")
+        assert done.code == kind.exit_code
+        told = json.loads(done.out)["error"]
+        assert told["what"] == "it went wrong\x1b[2J"
+        assert told["exit_code"] == done.code
+        assert told["next"]
+        assert f"  next: {told['next']}" in done.err
+        assert "\x1b" not in done.out + done.err
+
+
+def test_a_verb_that_printed_its_document_prints_no_second_one(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        output.print_json({"found": []})
+        raise ConfigurationError("and yet")
+
+    monkeypatch.setattr(cli.VerbGroup, "resolve_command", fail)
+    assert json.loads(call(capsys, "find", "--json").out) == {"found": []}
+
+
+def test_a_command_of_run_may_have_json_of_its_own(capsys: Capsys) -> None:
+    assert not call(capsys, "run", "oci:nowhere:x", "--", "tool", "--json").out
+
+
+@pytest.mark.parametrize("below", ["docs", "images/cpu/parts", "build/a b"])
+def test_a_verb_works_below_the_checkout(
+    below: str, small_checkout: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = call(capsys, "list", "--json")
+    folder = small_checkout / below
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(folder)
+    assert call(capsys, "list", "--json") == here
+    assert here.code == 0
+
+
+def test_verify_says_who_signed_and_until_when(fake_engine: FakeEngine, capsys: Capsys) -> None:
+    assert fake_engine
+    assert call(capsys, "images").code == 0
+    key = json.loads(call(capsys, "key", "--json").out)["sha256"]
+    done = verify(capsys)
+    assert done.out.startswith("VERIFIED  oci:dist@sha256:")
+    assert f"signed_by     {key}\n" in done.out
+    told = json.loads(verify(capsys, f"oci:dist:{CPU_STACK}", "--json", "--max-age", "2d").out)
+    assert told["valid_until"][:10] > told["verified_at"][:10]
+
+
+@pytest.mark.parametrize(
+    ("question", "code"),
+    [
+        ("rocm=7.2.1 torch=2.13.0 arch=gfx950", 0),
+        ("cuda=13.0 torch=2.6.0", 11),
+        ("rocm=7.2.1 torch=2.13.0 arch=gfx942", 11),
+        ("cuda=12.6 torch=2.99.0", 11),
+    ],
+)
+def test_a_script_can_gate_on_explain(question: str, code: int, capsys: Capsys) -> None:
+    done = call(capsys, "explain", *question.split(), "--json", "--root", ROOT)
+    assert done.code == code
+    assert json.loads(done.out)["allowed"] == (code == 0)
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, far from every checkout."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("verb", sorted({"history", "compat", "list", "explain", "report"}))
+def test_outside_a_checkout_state_is_in_the_users_data_folder(
+    verb: str, nowhere: Path, capsys: Capsys
+) -> None:
+    words = {"explain": ["rocm=7.2.1", "torch=2.13.0", "arch=gfx950"]}.get(verb, [])
+    assert call(capsys, verb, *words).code == 0
+    assert not list(nowhere.iterdir())
+    assert (nowhere.parent / "data" / "stackcheck" / "matrix.yaml").is_file()
+
+
+@pytest.mark.parametrize("verb", ["lock", "render", "prove"])
+def test_a_verb_that_writes_a_checkout_asks_for_one(verb: str, nowhere: Path, capsys: Capsys) -> None:
+    done = call(capsys, verb)
+    assert done.code == 2
+    assert "--root DIR" in done.err.partition("next: ")[2]
+    assert not list(nowhere.iterdir())
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_the_data_folder_follows_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkout.users_own()
+    (folder / "images").unlink()
+    (folder / "images").symlink_to("/an/older/version")
+    assert checkout.users_own() == folder
+    assert (folder / "images").resolve() == ROOT / "images"
+    monkeypatch.setattr(checkout, "PACKAGE", folder / "build" / "lib")
+    with pytest.raises(ConfigurationError, match="no matrix, suites and rules") as refused:
+        checkout.users_own()
+    assert "make wheel" in str(refused.value)
