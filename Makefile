@@ -41,6 +41,16 @@ report: .venv/ready ## Write build/report.html: what is certified, what failed l
 nightly: .venv/ready ## Validate the published images again on this host (ARGS=--dry-run shows what is due)
 	@.venv/bin/stackcheck nightly $(ARGS)
 
+.PHONY: wheel
+wheel: .venv/ready ## Write build/wheel/stackcheck-VERSION-py3-none-any.whl, which needs no checkout
+	@rm -rf build/lib build/bdist.*  # of an earlier version: its files would be in this wheel
+	@.venv/bin/pip --quiet wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@rm -rf build/lib build/bdist.*
+
+.PHONY: lists
+lists: .venv/ready ## Write the generated lists after a check was added: checks.json, docs/amd.md's table, …
+	@sh .ci/lists
+
 .PHONY: lint
 lint: .venv/ready ## Check style, types and drift of generated files
 	@sh .ci/lint
