@@ -6,9 +6,10 @@ vectors to use, and oneDNN's is never above it, because compiled attention packs
 (https://github.com/pytorch/pytorch, at::native::cpublas::could_pack) with the vectors that the compiler has.
 A setting that this processor cannot run is named, and never counts as passed.
 
-Without `--all` each kind of processor runs once, with one thread or with two, and without tests marked slow:
-`make test` runs the same tests on this processor as it is. PYTHON needs torch and pytest; what else is
-missing (transformers, diffusers, torchao, lm_eval, a compiler) skips the tests that need it.
+Without `--all` each kind of processor but this one's own runs once, two kinds at a time, with one thread or
+with two, without tests marked slow: `make test` runs the same tests on this processor as it is. PYTHON needs
+torch and pytest; what else is missing (transformers, diffusers, torchao, lm_eval, a compiler) skips the tests
+that need it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +70,7 @@ SETTINGS = (
     Setting("amx", "avx512", "AVX512_CORE_AMX", {"MKL_ENABLE_INSTRUCTIONS": "AVX512"}, AMX),
 )
 USUAL = {"default": 1, "avx2": 2, "avx512": 1, "amx": 2}  # threads of each in a run without --all
+AT_ONCE = 2  # of those that are not asked for by name
 MOST_THREADS = 2
 ALL = [f"{setting.name}-{threads}" for setting in SETTINGS for threads in range(1, MOST_THREADS + 1)]
 # The others plant each fault in a job of its own, whose figures the trainers' tests and the suites have too.
@@ -244,6 +247,43 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def own_kind(flags: frozenset[str]) -> str:
+    """The name of the setting in USUAL that limits nothing on a processor with these flags."""
+    return [one.name for one in SETTINGS if one.name in USUAL and one.needs <= flags][-1]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the tests ended under one setting; `lines` are of the table, `ran` says that it can run here."""
+
+    lines: list[str]
+    problems: list[str]
+    counts: Counter[str]
+    ran: bool
+
+
+def under(chosen: str, flags: frozenset[str], asked: argparse.Namespace) -> Ended:
+    """Run what is asked for under one setting."""
+    kind, _, threads = chosen.rpartition("-")
+    setting = next(one for one in SETTINGS if one.name == kind)
+    if lacking := sorted(setting.needs - flags):
+        return Ended(
+            [f"not on this processor: {chosen} (it lacks {', '.join(lacking)})"], [], Counter(), ran=False
+        )
+    if why := probe(asked.python, setting, int(threads)):
+        return Ended([], [f"FAILED {chosen}: the setting has no effect: {why}"], Counter(), ran=False)
+    lines, problems, total = list[str](), list[str](), Counter[str]()
+    for run in parts(asked.tests, slow=asked.all):
+        counts, failed, seconds = run.under(setting, int(threads), asked.python)
+        total += counts
+        row = " | ".join(f"{counts[word]:>4}" for word in ("passed", "failed", "skipped"))
+        worst = used(LOGS / f"{chosen}-{run.part}.jsonl")
+        lines.append(f"| {chosen:<20} | {run.part:<8} | {row} | {seconds:>5.0f} s |{worst}")
+        again = f"{asked.prefix} .ci/processors.py --setting {chosen}"
+        problems += [f"FAILED {test}\n  repeat: {again} {shlex.quote(test)}" for test in failed]
+    return Ended(lines, problems, total, ran=True)
+
+
 def main() -> int:
     """Run and print."""
     asked, begin = arguments(), time.monotonic()
@@ -252,26 +292,18 @@ def main() -> int:
         flags & (AMX | {"sse4_2", "f16c", "avx", "avx512_vnni", "avx_vnni", "amx_int8", "avx512_fp16"})
     )
     print(f"processor: {name}; {os.cpu_count()} cores; {' '.join(known)}", flush=True)
-    usual = ALL if asked.all else [f"{kind}-{threads}" for kind, threads in USUAL.items()]
-    total, problems, ran = Counter[str](), [], 0
-    for chosen in asked.setting or usual:
-        kind, _, threads = chosen.rpartition("-")
-        setting = next(one for one in SETTINGS if one.name == kind)
-        if lacking := sorted(setting.needs - flags):
-            print(f"not on this processor: {chosen} (it lacks {', '.join(lacking)})", flush=True)
-            continue
-        if why := probe(asked.python, setting, int(threads)):
-            problems.append(f"FAILED {chosen}: the setting has no effect: {why}")
-            continue
-        ran += 1
-        for run in parts(asked.tests, slow=asked.all):
-            counts, failed, seconds = run.under(setting, int(threads), asked.python)
-            total += counts
-            row = " | ".join(f"{counts[word]:>4}" for word in ("passed", "failed", "skipped"))
-            worst = used(LOGS / f"{chosen}-{run.part}.jsonl")
-            print(f"| {chosen:<20} | {run.part:<8} | {row} | {seconds:>5.0f} s |{worst}", flush=True)
-            again = f"{asked.prefix} .ci/processors.py --setting {chosen}"
-            problems += [f"FAILED {test}\n  repeat: {again} {shlex.quote(test)}" for test in failed]
+    own = own_kind(flags)
+    others = [f"{kind}-{threads}" for kind, threads in USUAL.items() if kind == "default" or kind != own]
+    total, problems, ran = Counter[str](), list[str](), 0
+    with ThreadPoolExecutor(1 if asked.setting else AT_ONCE) as pool:
+        for ended in pool.map(
+            lambda chosen: under(chosen, flags, asked), asked.setting or (ALL if asked.all else others)
+        ):
+            for line in ended.lines:
+                print(line, flush=True)
+            problems += ended.problems
+            total += ended.counts
+            ran += ended.ran
     print("\n".join(problems))
     if not ran:
         print("FAILED: no setting ran")

@@ -35,7 +35,7 @@ TOO_OLD = {
     *((release, arch) for release in ("3.3.1", "3.4.0") for arch in ("sm_103", "sm_120")),
     ("3.5.1", "sm_103"),
 }
-SPILLED = {("3.3.1", "matmul sm_89 fp16 64"): 5}  # no stack declares sm_89 with this release
+SPILLED = {("3.3.1", "sm_89"): 5}  # bytes, of products in 16 bits; no stack declares sm_89 with this release
 # Shared memory and instructions of the largest tile are a choice of the release, spills never are.
 TIMEOUT_S = 1200
 
@@ -98,7 +98,7 @@ def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release: tuple
         kernel, arch, dtype, block = name.split()
         if (version, arch) in TOO_OLD:
             continue
-        spilled = (found["spills"] or 0) > SPILLED.get((version, name), 0) if not found["error"] else True
+        spilled = (found["spills"] or 0) > SPILLED.get((version, arch), 0) if not found["error"] else True
         if spilled or found["shared_bytes"] > SHARED_BYTES[arch]:
             wrong.append((name, found))
         if (

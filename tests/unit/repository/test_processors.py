@@ -100,6 +100,21 @@ def test_a_failure_prints_the_command_that_repeats_it(
     assert "repeat: in-image python .ci/processors.py --setting default-2 test_it.py::test_one" in said
 
 
+def test_each_kind_of_processor_but_its_own_runs_here(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for own, flags, others in (
+        ("default", frozenset(), {"default-1"}),
+        ("avx2", program.AVX2, {"default-1"}),
+        ("amx", program.AMX, {"default-1", "avx2-2", "avx512-1"}),
+    ):
+        assert program.own_kind(flags) == own
+        monkeypatch.setattr(program, "flags_of_processor", lambda known=flags: ("a processor", known))
+        assert ended(program, monkeypatch) == 0
+        said = capsys.readouterr().out
+        assert {line.split()[1] for line in said.splitlines() if line.startswith("| ")} == others
+
+
 def test_only_settings_that_can_run_count(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
