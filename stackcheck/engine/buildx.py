@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import threading
@@ -176,9 +177,13 @@ def platforms() -> tuple[str, ...]:
 def _spawn_bake(targets: Sequence[str]) -> subprocess.Popen[str]:
     command = ["docker", "buildx", "bake", "--builder", "default", "--file", "-", "--progress", "plain"]
     command += ["--provenance=false", "--sbom=false", *targets]
+    # Since 0.20 buildx refuses a definition that reads or writes outside the working folder, as this one does
+    # secrets, wheels, layouts. This program wrote it, and older releases do not know the flag for a folder.
+    environment = {**os.environ, "BUILDX_BAKE_ENTITLEMENTS_FS": "0"}
     try:
         return subprocess.Popen(
             command,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -29,6 +29,7 @@ __all__ = ["BakeResult", "Engine", "ImageInfo", "Mount", "RunSpec"]
 
 LOAD_TIMEOUT_S = 1800
 OLDEST_SERVER = (20, 10)
+SETS_TIMES = (26, 0)  # BuildKit 0.13, the first that sets the times of files in layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,11 @@ class Engine:
         """The server's version."""
         head = str(self._info.get("ServerVersion", "0")).split("+")[0].split("-")[0]
         return tuple(int(part) for part in head.split(".") if part.isdigit())
+
+    @property
+    def repeats_builds(self) -> bool:
+        """Whether two builds of the same inputs have the same digest."""
+        return self.version >= SETS_TIMES
 
     @property
     def containerd_store(self) -> bool:

@@ -68,6 +68,15 @@ def _engine() -> Iterator[HostFinding]:
         return
     yield HostFinding(name="engine", ok=True, needed=True, found=engine.description)
     yield HostFinding(
+        name="same digest",
+        ok=engine.repeats_builds,
+        needed=False,
+        found="two builds of the same inputs have one digest"
+        if engine.repeats_builds
+        else "Docker before 26 keeps the time of the build in layers: each build has another digest",
+        fix=None if engine.repeats_builds else "update Docker to 26 or newer",
+    )
+    yield HostFinding(
         name="containerd store",
         ok=engine.containerd_store,
         needed=False,

@@ -177,6 +177,10 @@ def _bake(
     _check_platforms(plans)
     if not engine.containerd_store:
         report("the engine has the classic image store: layers and manifest come from `docker save`")
+    if not engine.repeats_builds:
+        report(
+            f"{engine.description} keeps the time of the build in layers: the digest is another in each build"
+        )
     with tempfile.TemporaryDirectory(prefix="stackcheck-secrets-") as scratch:
         bake = bakefile.make(
             plans, supply, Path(scratch), classic=not engine.containerd_store, no_cache=options.no_cache

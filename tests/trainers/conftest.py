@@ -41,6 +41,7 @@ def same_environment() -> Iterator[None]:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
     """The JSON line of a program on so many ranks, forked from one process that has loaded torch."""
     server = Server(tmp_path_factory.mktemp("server"))
+    server.prepare()  # with the variables of now: those that a test's library sets are gone after the test
 
     def run(path: str | Path, ranks: int, *arguments: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("run")

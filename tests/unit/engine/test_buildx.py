@@ -207,3 +207,14 @@ def test_what_failed_for_another_reason_runs_once(builder: Callable[..., Path], 
         buildx.bake({}, ["image-1"], report=str)
     assert "too busy" not in str(caught.value)
     assert len(list(folder.glob("ran-*"))) == 1
+
+
+def test_a_newer_buildx_may_read_secrets_and_write_layouts_outside_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As buildx 0.20 and newer: it refuses both, unless its check is switched off."""
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\ncat > /dev/null\n[ "$BUILDX_BAKE_ENTITLEMENTS_FS" = 0 ]\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert buildx.bake({}, ["image"], report=print).steps == 0

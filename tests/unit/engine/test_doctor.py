@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -40,6 +41,18 @@ def test_a_host_that_cannot_build_exits_with_4_and_still_lists_everything(tmp_pa
     assert result.exception.exit_code == 4
     names = [finding["name"] for finding in json.loads(result.stdout)]
     assert names[0] == "engine"
+
+
+@pytest.mark.parametrize(
+    ("version", "repeats"), [("20.10.24", False), ("24.0.7", False), ("26.1.5+dfsg1", True), ("29.1.3", True)]
+)
+def test_an_engine_whose_builds_have_no_fixed_digest_is_named(
+    version: str, repeats: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = mock.Mock(**{"info.return_value": {"ServerVersion": version}})
+    monkeypatch.setattr(Engine, "connect", lambda: Engine(client))
+    found = next(one for one in doctor.examine(tmp_path) if one.name == "same digest")
+    assert (found.ok, found.needed, found.fix is None) == (repeats, False, repeats)
 
 
 def test_an_unreachable_registry_is_not_needed_but_said(tmp_path: Path) -> None:

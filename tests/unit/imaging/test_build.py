@@ -38,6 +38,7 @@ class FakeEngine:
     """An engine that writes a layout of one layer wherever a definition's outputs say."""
 
     description = "fake 1 (containerd store)"
+    repeats_builds = True
     containerd_store = True
 
     def __init__(self) -> None:

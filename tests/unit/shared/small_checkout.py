@@ -86,6 +86,7 @@ class FakeEngine(HasFiles):
     """The engine's boundary: a build writes a small layout, a run writes what `answer` gives for run.json."""
 
     description = "fake 1 (containerd store)"
+    repeats_builds = True
     containerd_store = True
     architecture = "amd64"
 
