@@ -30,30 +30,25 @@ Record = Callable[..., dict[str, Any]]
 HANGS_S = 3600  # as in pytest.ini: a limit for what hangs, not a measurement
 
 
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """Undo what a test, or a library that it imports, sets: ranks fork only with the server's environment."""
-    with mock.patch.dict(os.environ):
-        yield
-
-
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
     """The JSON line of a program on so many ranks, forked from one process that has loaded torch."""
     server = Server(tmp_path_factory.mktemp("server"))
-    server.prepare()  # with the variables of now: those that a test's library sets are gone after the test
+    # Ranks fork only with the server's variables: not with one that a library sets when a test imports it.
+    variables = dict(os.environ)
 
     def run(path: str | Path, ranks: int, *arguments: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("run")
-        return launch(
-            path,
-            arguments,
-            nproc=ranks,
-            environment={"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},  # as the server has it
-            timeout_s=HANGS_S,
-            folder=folder,
-            server=server,
-        )
+        with mock.patch.dict(os.environ, variables, clear=True):
+            return launch(
+                path,
+                arguments,
+                nproc=ranks,
+                environment={"OMP_NUM_THREADS": variables["OMP_NUM_THREADS"]},  # as the server has it
+                timeout_s=HANGS_S,
+                folder=folder,
+                server=server,
+            )
 
     yield run
     server.stop()

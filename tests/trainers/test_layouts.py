@@ -235,13 +235,17 @@ def _become_train(flags: tuple[str, ...], stderr: Path) -> None:
     forked.run(lambda: runpy.run_path(str(TRAIN), run_name="__main__"))
 
 
-def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank(record: Record) -> None:
-    got = record(2, "--steps", "1000000", "--warmup-s", "2", "--budget-s", "5", "--no-digest")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank(
+    ranks: int, record: Record
+) -> None:
+    got = record(ranks, "--steps", "1000000", "--warmup-s", "1", "--budget-s", "3", "--no-digest")
     assert got["ranks_agree"]
     assert got["last_step"] == len(got["losses"]) < 1000000
     assert not got["stopped"]
     assert 0 < got["performance"]["timed_steps"] < got["last_step"]
-    assert got["phases_s"]["compile"] + got["phases_s"]["warm-up"] >= 1.5
+    if ranks == 1:  # the clock is the slowest rank's, and the record is rank 0's, which may start later
+        assert got["phases_s"]["compile"] + got["phases_s"]["warm-up"] >= 1
     assert got["phases_s"]["timed"] < 20
 
 
