@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, Root, new_app, taking
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
@@ -20,7 +19,7 @@ from stackcheck.history.runs import HistoryError, Point, Query, Run
 from stackcheck.history.sparkline import sparkline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from stackcheck.history.recorder import Imported
 
@@ -90,29 +89,7 @@ StatusOption = Annotated[
 Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many runs, or values of metrics.")]
 
 
-def filtered(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb that takes a `Query`, as one with the options that make it."""
-
-    def run(**given: Any) -> None:
-        since = given.pop("since")
-        chosen = {name: given.pop(name) for name in ("stack", "device_model", "driver", "check", "metric")}
-        query = Query(**chosen, since=times.since(since, "--since") if since else None)
-        verb(query=query, **given)
-
-    run.__doc__, run.__name__ = verb.__doc__, verb.__name__
-    own = dict(inspect.signature(verb, eval_str=True).parameters)
-    del own["query"]
-    first = [own.pop("context")] if "context" in own else []
-    last = [own.pop(name) for name in ("as_json", "root") if name in own]
-    asked = dict(inspect.signature(_filters, eval_str=True).parameters)
-    driver = asked.pop("driver")  # other verbs have it too, and it stands where it stands there
-    found = [*first, *asked.values(), *own.values(), driver, *last]
-    run.__annotations__ = {each.name: each.annotation for each in found}
-    run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # what Typer reads
-    return run
-
-
-def _filters(
+def _query(
     *,
     stack: Stack = None,
     device_model: Device = None,
@@ -120,8 +97,19 @@ def _filters(
     check: Check = None,
     metric: Metric = None,
     since: Since = None,
-) -> None:
-    """The options that `filtered` gives to a verb."""
+) -> Query:
+    """The runs that the options of these verbs choose."""
+    return Query(
+        stack=stack,
+        device_model=device_model,
+        driver=driver,
+        check=check,
+        metric=metric,
+        since=times.since(since, "--since") if since else None,
+    )
+
+
+filtered = taking("query", _query, late="driver")
 
 
 @group.callback(invoke_without_command=True)

@@ -120,9 +120,7 @@ def test_a_run_depends_on_exactly_the_modules_that_its_jobs_can_reach() -> None:
     tools = {name for name in every if name.split(".")[0] == "tools"}
     assert len(tools) > 5
     # The word alone leads to no code: `tools/__init__.py` is a docstring.
-    assert reached - {"tools"} == every - tools, (
-        "what no job reaches belongs to trainers/tools"
-    )
+    assert reached - {"tools"} == every - tools, "what no job reaches belongs to trainers/tools"
 
 
 def test_a_comment_in_a_tool_changes_no_digest_and_one_in_a_layout_does(tmp_path: Path) -> None:
