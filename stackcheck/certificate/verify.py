@@ -1,7 +1,7 @@
 """Check that an image is certified for a host, without trusting the store that holds it.
 
 In: a reference, a pinned public key, a device model and a driver. Out: `Verified`, or a `CertificateError`
-that says why not. The numbered steps are those of docs/certificates.md, "Verify with stackcheck".
+that says why not. The numbered steps are those of docs/guides/certificates.md, "Verify with stackcheck".
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class World:
         return True
 
     def cosign(self, version: str, *options: str, kind: str = VSA) -> subprocess.CompletedProcess[str]:
-        """The command of docs/certificates.md; options take the place of its policy."""
+        """The command of docs/guides/certificates.md; options take the place of its policy."""
         public, policy = self.folder / f"{uuid.uuid4().hex}.pub", self.folder / "stackcheck.cue"
         public.write_bytes(keys.public_pem(self.key.public_key()))
         policy.write_text(cluster_policies.policy_text())
@@ -207,7 +207,7 @@ def test_cosign_decides_as_verify_does(world: World, case: Callable[[World], Non
 
 
 def test_what_cosign_cannot_express_is_refused_by_verify_alone(world: World) -> None:
-    """As the table in docs/certificates.md says: age, driver, device model, count, tier of this reader."""
+    """As docs/guides/certificates.md says: age, driver, device model, count, tier of this reader."""
     world.release(host=H200, tier="standard")
     world.host = {"device_model": "H200", "driver": "580.1", "devices": 2}
     assert world.accepts()
