@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.digest import sha256_of
 from stackcheck.oci.documents import (
     CHUNK_BYTES,
     DOCKER_INDEX,
@@ -297,8 +298,7 @@ def _from_docker(folder: Path) -> str:
 
 
 def _store(folder: Path, path: Path, media_type: str) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256_of(path)
     target = folder / "blobs" / "sha256" / digest
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists():
