@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +17,6 @@ from stackcheck.cli.output import Progress, counted, print_facts, print_json, pr
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import HistoryError, Point, Query, Run
-from stackcheck.history.sparkline import sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +33,7 @@ SERIES_COLUMNS = (
 )
 WATCH_COLUMNS = ("RULE", "SINCE", "LOSS", "STACK", "WHAT")
 WATCHED_RUNS = 2000
+LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 40  # of a sparkline
 SHOWN_DIGITS = 8  # of a run id
 SHOWN_DIGEST = len("sha256:") + 12
 
@@ -337,3 +338,14 @@ def _print_imported(found: Sequence[Imported]) -> None:
     others = sum(each.fate == "no result" for each in found)
     if others:
         print(f"{others} other JSON files of these folders are not results")
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """One character a value, from least to largest; of more values than `width`, medians of groups."""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [statistics.median(values[a:b]) for a, b in itertools.pairwise(edges)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if low == high:
+        return LEVELS[len(LEVELS) // 2] * len(values)
+    return "".join(LEVELS[round((value - low) / (high - low) * (len(LEVELS) - 1))] for value in values)
