@@ -48,7 +48,7 @@ wheel: .venv/ready ## Write build/wheel/stackcheck-VERSION-py3-none-any.whl, whi
 	@rm -rf build/lib build/bdist.*
 
 .PHONY: lists
-lists: .venv/ready ## Write the generated lists after a check was added: checks.json, docs/amd.md's table, …
+lists: .venv/ready ## Write the generated lists after a check was added: checks.json, docs/reference/amd.md's table, …
 	@sh .ci/lists
 
 .PHONY: lint

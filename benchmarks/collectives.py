@@ -1,4 +1,4 @@
-"""Compare this suite's collective bandwidth with nccl-tests, in one sitting on the same GPUs.
+"""Compare this suite's collective bandwidth with nccl-tests, in one run on the same GPUs.
 
     python benchmarks/collectives.py --nccl-tests DIR [--gpus 4] [--rounds 3] [--out comparison.json]
     python benchmarks/collectives.py --nccl-tests DIR --rounds 5 all_to_all

@@ -1,6 +1,7 @@
 """How often each rule of stackcheck/history/regressions.py finds a slow-down, and how often it cries wolf.
 
-Usage: python benchmarks/drift.py. Prints the tables of docs/trust.md, in two minutes, from seeded draws.
+Usage: python benchmarks/drift.py. Prints the tables of docs/reference/trust.md, in two minutes, from seeded
+draws.
 
 Recorded noise: 20 fresh healthy processes on one H200 (docs/results/paired-h200.json, made by
 benchmarks/slowdown.py) for pairs; repeats in one process (docs/results/suites-h200-x2-standard.json) for the

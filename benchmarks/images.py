@@ -3,7 +3,8 @@
 In: nothing but this checkout (committed state). Out: a table of seconds beside the figure aimed at.
 Run: python3 benchmarks/images.py [--keep]. The first row includes the engine when the host has none.
 `--stored` times nothing: for each runtime version, what the images that were built in this checkout take in a
-store, beside the largest of them (run it with .venv/bin/python). What can be reached: docs/building.md.
+store, beside the largest of them (run it with .venv/bin/python). What can be reached:
+docs/guides/building.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: how many of each, and a seed. Out: one JSON document with figures; exit 1 if any outcome is wrong. After
 everything the floating tag has to name a digest whose certificate verifies, the same command has to complete,
-and nothing may be lost, or accepted though it was changed. `docs/reliability.md` has the figures.
+and nothing may be lost, or accepted though it was changed. `docs/reference/reliability.md` has the figures.
 
     .venv/bin/python benchmarks/publishing.py --seed 1 --workers 4 --record build/campaign.jsonl
 """

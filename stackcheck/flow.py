@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
 from stackcheck.certificate import policy, predecessor, publish, signers, signing, verify
+from stackcheck.certificate.for_host import Wanted
 from stackcheck.errors import (
     CertificateError,
     ConfigurationError,
@@ -317,11 +318,13 @@ def _still_valid(reference: str, subject: Subject, judged: JudgedRun, settings: 
     try:
         verified = verify.verify(
             reference,
+            Wanted(
+                device_model=host.devices[0].model if host.devices else "none",
+                driver=host.driver,
+                devices=len(host.devices),
+            ),
             public_key=settings.signer(create=True).public_key(),
             max_age=subject.policy.renew_after,
-            device_model=host.devices[0].model if host.devices else "none",
-            driver=host.driver,
-            devices=len(host.devices),
         )
     except (CertificateError, ConfigurationError, PublishError):
         return False  # missing, too old or damaged: publish again

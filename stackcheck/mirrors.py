@@ -123,7 +123,7 @@ def _without_inputs(error: ValidationError, path: Path) -> ConfigurationError:
     return ConfigurationError(
         "\n".join(dict.fromkeys(lines)),
         where=str(path),
-        next_step="docs/building.md, “Mirrors”, has an example",
+        next_step="docs/guides/building.md, “Mirrors”, has an example",
     )
 
 

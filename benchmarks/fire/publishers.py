@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fire.disturbed import GIVES_UP_S, disturbed, many_faults, one_fault
 
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attachments, publish, verify
+from stackcheck.certificate import attachments, for_host, publish, verify
 from stackcheck.errors import StackcheckError
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.layout import OciLayout
@@ -59,8 +59,10 @@ def release(store: Any, image: SmallImage, envelopes: tuple[Envelope, ...], tag:
 
 
 def verified(store: Repository, name: str) -> str:
-    told: dict[str, Any] = {"public_key": PUBLIC, "device_model": "CPU", "driver": None}
-    return verify.verify(f"{store.target}{name}", now=START + dt.timedelta(hours=1), **told).digest
+    wanted = for_host.Wanted(device_model="CPU", driver=None)
+    return verify.verify(
+        f"{store.target}{name}", wanted, public_key=PUBLIC, now=START + dt.timedelta(hours=1)
+    ).digest
 
 
 def consistent(store: Repository, images: dict[str, SmallImage], tag: str = STACK_ID) -> None:

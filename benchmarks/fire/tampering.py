@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fire.publishers import KEY, PUBLIC, START
 
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attachments, verify
+from stackcheck.certificate import attachments, for_host, verify
 from stackcheck.certificate.statement import VSA, Envelope, Statement, sign
 from stackcheck.errors import CertificateError, StackcheckError
 from stackcheck.oci.documents import compact_json
@@ -106,8 +106,8 @@ def tampering(folder: Path, seed: int) -> dict[str, object]:
         plant(dist, image, [*(item.body for item in good[:-1]), body])
         cases += 1
         try:
-            told: dict[str, Any] = {"public_key": PUBLIC, "device_model": "CPU", "driver": None}
-            verify.verify(f"oci:{dist}:{STACK_ID}", now=START, **told)
+            wanted = for_host.Wanted(device_model="CPU", driver=None)
+            verify.verify(f"oci:{dist}:{STACK_ID}", wanted, public_key=PUBLIC, now=START)
         except CertificateError as error:
             reasons[error.what] += 1
             if error.exit_code != 7 or not error.what:
@@ -162,8 +162,8 @@ def fuzz(folder: Path, seed: int, number: int, cpu_s: float) -> dict[str, object
             body[at : at + chooser.choice((0, 1, 8, 400))] = piece
         path.write_bytes(body)
         try:
-            told: dict[str, Any] = {"public_key": PUBLIC, "device_model": "CPU", "driver": None}
-            found = verify.verify(f"oci:{dist}:{STACK_ID}", now=START, **told)
+            wanted = for_host.Wanted(device_model="CPU", driver=None)
+            found = verify.verify(f"oci:{dist}:{STACK_ID}", wanted, public_key=PUBLIC, now=START)
             outcomes["the certified digest"] += 1
             if found.digest != image.manifest_digest or (
                 path.parent.name == "sha256" and bytes(body) != whole[path]

@@ -70,7 +70,7 @@ def reason_against(row: Row, machine: Machine) -> str | None:
     if row.precision == "fp8" and not machine.fp8:
         return f"{machine.model} has no FP8"
     if "FOLDER" in row.flags:
-        return "it needs the document's own data and tokens: see docs/training-jobs.md"
+        return "it needs the document's own data and tokens: see docs/guides/training-jobs.md"
     return None
 
 

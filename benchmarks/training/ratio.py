@@ -5,7 +5,7 @@
 
 Records are what train.py wrote. A job is model, size, layers, precision and sequence; the microbatch may
 differ, because each system is tuned by itself. Out: a Markdown table with the mean over the jobs, and beside
-it what the founding documents published: of these two devices, or else of the pairs that they compared.
+it the published figures: of these two devices, or else of the pairs that they compared.
 Exit code 2: no job that both have.
 """
 

@@ -1,4 +1,4 @@
-"""The published figures of the founding documents. In: rows.yaml. Out: one Row each, or RefusedError.
+"""The published figures beside which ours stand. In: rows.yaml. Out: one Row each, or RefusedError.
 
 The file is read strictly: an unknown key, a second row of an id, a number that is not finite or a job that
 does not exist is refused, with its place. What our trainers measure is never in it.
@@ -87,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One founding document with its rows, in the order of the file."""
+    """One document of published figures with its rows, in the order of the file."""
 
     name: str
     title: str

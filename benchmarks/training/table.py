@@ -1,4 +1,4 @@
-"""Run the rows of a founding document that fit this machine, and print published, ours and their ratio.
+"""Run the published figures of a document that fit this machine, and print published, ours and their ratio.
 
     python benchmarks/training/table.py amd-container --out rows.jsonl
     python benchmarks/training/table.py frontier --ranks 2 --only tensor,pipeline --seconds 20

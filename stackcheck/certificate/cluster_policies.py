@@ -1,7 +1,7 @@
 """Policies for other programs that decide which images may run: cosign, Kyverno, policy-controller. Pure.
 
 In: the publisher's key, the images, and what is asked of their certificates. Out: text that the engine
-reads. What each engine cannot express is in docs/certificates.md, "Admit only certified images to a
+reads. What each engine cannot express is in docs/guides/certificates.md, "Admit only certified images to a
 cluster".
 """
 

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import verify
+from stackcheck.certificate.for_host import Wanted
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.certificate.statement import (
     RUN_FIELD,
@@ -182,11 +183,13 @@ def _checked(
     model = models[wanted.device_model.casefold()] if wanted.device_model else next(iter(models.values()))
     try:
         verified = certified.for_host(
-            device_model=model,
-            driver=host["driver"],
-            devices=wanted.devices,
-            tier=wanted.tier,
-            waivers=wanted.waivers,
+            Wanted(
+                device_model=model,
+                driver=host["driver"],
+                devices=wanted.devices,
+                tier=wanted.tier,
+                waivers=wanted.waivers,
+            )
         )
     except CertificateError as error:
         return dataclasses.replace(candidate, refused=_why(error))

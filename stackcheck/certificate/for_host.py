@@ -26,14 +26,22 @@ CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia":
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a certificate has to satisfy."""
+    """What a certificate has to satisfy for a host and its reader.
+
+    Args:
+        device_model: As in devices.json: H200, MI300X, CPU.
+        driver: The host's driver; None for a host without one.
+        devices: How many devices the host has: more than were tested together are refused.
+        tier: The lowest tier that is accepted; None: `CERTIFYING_TIER` of the vendor.
+        waivers: Whether checks that a waiver accepts are accepted here too.
+        packaged_python: Whether a package must own the image's Python.
+    """
 
     device_model: str
     driver: str | None
-    devices: int
-    tier: Tier | None
-    waivers: bool
-    today: dt.date
+    devices: int = 1
+    tier: Tier | None = None
+    waivers: bool = True
     packaged_python: bool = False
 
     def fits(self, host: dict[str, Any]) -> bool:
@@ -42,8 +50,8 @@ class Wanted:
         return self.device_model in models and host["driver"] == self.driver
 
 
-def verdict_for(reference: str, verdicts: Sequence[Statement], wanted: Wanted) -> Statement:
-    """The newest verdict that satisfies this host and its reader.
+def verdict_for(reference: str, verdicts: Sequence[Statement], wanted: Wanted, today: dt.date) -> Statement:
+    """The newest verdict that satisfies this host and its reader; a waiver must hold on this day.
 
     A newer certificate of fewer devices or of a lower tier does not hide an older one that is enough.
     """
@@ -58,15 +66,15 @@ def verdict_for(reference: str, verdicts: Sequence[Statement], wanted: Wanted) -
             expected=" or ".join(sorted({_certified_for(host) for host in hosts})),
             next_step="certify it here: stackcheck certify; or ask for that host: --device-model, --driver",
         )
-    chosen = newest(item for item in fit if not _refusal(reference, item, wanted))
+    chosen = newest(item for item in fit if not _refusal(reference, item, wanted, today))
     if chosen is None:
-        refusal = _refusal(reference, newest_fit, wanted)
+        refusal = _refusal(reference, newest_fit, wanted, today)
         assert refusal is not None
         raise refusal
     return chosen
 
 
-def _refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:
+def _refusal(reference: str, chosen: Statement, wanted: Wanted, today: dt.date) -> CertificateError | None:
     """Why a certificate for this device model is not enough: tier, device count, Python or waivers."""
     certified, tier = facts(chosen)["host"], facts(chosen)["run"]["tier"]
     needed = wanted.tier or CERTIFYING_TIER[certified["vendor"]]
@@ -87,7 +95,7 @@ def _refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateEr
             expected=f"at most {tested} devices",
             next_step=f"certify it on such a host; or use fewer devices here: --devices {tested}",
         )
-    return _python_refusal(reference, chosen, wanted) or _waiver_refusal(reference, chosen, wanted)
+    return _python_refusal(reference, chosen, wanted) or _waiver_refusal(reference, chosen, wanted, today)
 
 
 def _python_refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:
@@ -104,7 +112,9 @@ def _python_refusal(reference: str, chosen: Statement, wanted: Wanted) -> Certif
     )
 
 
-def _waiver_refusal(reference: str, chosen: Statement, wanted: Wanted) -> CertificateError | None:
+def _waiver_refusal(
+    reference: str, chosen: Statement, wanted: Wanted, today: dt.date
+) -> CertificateError | None:
     """Why the waived checks of a certificate are not accepted: by its reader, or because a waiver ended."""
     warned, waivers = facts(chosen).get("warned", []), facts(chosen).get("waivers", [])
     if warned and not wanted.waivers:
@@ -117,12 +127,12 @@ def _waiver_refusal(reference: str, chosen: Statement, wanted: Wanted) -> Certif
         )
     for name in warned:
         dates = [item["until"] for item in waivers if signed_names(item["check"], name)]
-        if max(dates, default="") < wanted.today.isoformat():
+        if max(dates, default="") < today.isoformat():
             return CertificateError(
                 "a waiver in the certificate has ended",
                 where=reference,
                 got=f"{name} was waived until {max(dates, default='no date')}",
-                expected=f"a waiver that holds on {wanted.today}, or a run in which the check passes",
+                expected=f"a waiver that holds on {today}, or a run in which the check passes",
                 next_step="certify the image again: stackcheck certify STACK --force",
             )
     return None

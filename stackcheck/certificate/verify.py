@@ -1,7 +1,7 @@
 """Check that an image is certified for a host, without trusting the store that holds it.
 
 In: a reference, a pinned public key, a device model and a driver. Out: `Verified`, or a `CertificateError`
-that says why not. The numbered steps are those of docs/certificates.md, "Verify with stackcheck".
+that says why not. The numbered steps are those of docs/guides/certificates.md, "Verify with stackcheck".
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
     from stackcheck.oci.store import Store
-    from stackcheck.policy import Tier
 
 
 TOTAL_S = 300.0  # for all that a registry is asked for
@@ -73,15 +72,10 @@ class Verified:
 
 def verify(
     reference: str,
+    wanted: Wanted,
     *,
     public_key: Pinned,
     max_age: dt.timedelta = MAX_AGE,
-    device_model: str,
-    driver: str | None,
-    devices: int = 1,
-    tier: Tier | None = None,
-    waivers: bool = True,
-    packaged_python: bool = False,
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> Verified:
@@ -89,28 +83,17 @@ def verify(
 
     Args:
         reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
+        wanted: The host, and what its reader accepts.
         public_key: The pinned key; statements that other keys signed do not count.
         max_age: How old the verdict may be. It limits how long a store can hide a revocation.
-        device_model: As in devices.json: H200, MI300X, CPU.
-        driver: The host's driver; None for a host without one.
-        devices: How many devices the host has: more than were tested together are refused.
-        tier: The lowest tier that is accepted; None: `CERTIFYING_TIER` of the vendor.
-        waivers: Whether checks that a waiver accepts are accepted here too.
-        packaged_python: Whether a package must own the image's Python.
         now: The time at which ages and waivers are judged; None: this host's clock.
         plain_http: Use http for a registry that is not on a loopback address.
 
     Raises:
         CertificateError: The image is not certified, or the store does not hold what was certified.
     """
-    certified = read(reference, public_key=public_key, max_age=max_age, now=now, plain_http=plain_http)
-    return certified.for_host(
-        device_model=device_model,
-        driver=driver,
-        devices=devices,
-        tier=tier,
-        waivers=waivers,
-        packaged_python=packaged_python,
+    return read(reference, public_key=public_key, max_age=max_age, now=now, plain_http=plain_http).for_host(
+        wanted
     )
 
 
@@ -132,33 +115,16 @@ class CertifiedImage:
     statements: tuple[Statement, ...]
     verdicts: tuple[Statement, ...]
 
-    def for_host(
-        self,
-        *,
-        device_model: str,
-        driver: str | None,
-        devices: int,
-        tier: Tier | None,
-        waivers: bool,
-        packaged_python: bool = False,
-    ) -> Verified:
-        """The image, certified for a host; `verify` explains the arguments.
+    def for_host(self, wanted: Wanted) -> Verified:
+        """The image, certified for a host.
 
         Raises:
             CertificateError: It is not, or the store does not hold what was certified.
         """
-        wanted = Wanted(
-            device_model=device_model,
-            driver=driver,
-            devices=devices,
-            tier=tier,
-            waivers=waivers,
-            packaged_python=packaged_python,
-            today=self.moment.astimezone(dt.UTC).date(),
-        )
+        today = self.moment.astimezone(dt.UTC).date()
         parsed = parse_reference(self.reference)
         # 6. Choose the newest of these for this host.
-        chosen = verdict_for(self.reference, self.verdicts, wanted)
+        chosen = verdict_for(self.reference, self.verdicts, wanted, today)
         # 7. Compare the tag.
         _check_tag(self.reference, parsed, chosen)
         # 8. Compare the image.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stackcheck.certificate import key_sources, keyring
-from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app
+from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app, taking
 from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stackcheck import vendors
+    from stackcheck.certificate.for_host import Wanted
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.verify import Verified
 
@@ -63,9 +65,18 @@ LowestTier = Annotated[
 ]
 
 
-@app.command("verify")
-def verify_image(
-    reference: Ref,
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What the options of `verify`, `pull` and `run` ask of a certificate; `devices` as it was typed."""
+
+    devices: int | None
+    wanted: Wanted
+    public_key: Pinned
+    max_age: dt.timedelta
+    plain_http: bool
+
+
+def _conditions(
     *,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
@@ -76,19 +87,43 @@ def verify_image(
     driver: Driver = AUTO,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
+) -> Conditions:
+    """The conditions that these options state; `auto` stands for this host."""
+    from stackcheck.certificate.for_host import Wanted
+
+    public_key = key_sources.public(key)
+    oldest = duration(max_age, "--max-age")
+    model, version, count = machine(device_model, driver, devices)
+    return Conditions(
+        devices=devices,
+        wanted=Wanted(
+            device_model=model,
+            driver=version,
+            devices=count,
+            tier=tier,
+            waivers=not no_waivers,
+            packaged_python=packaged_python,
+        ),
+        public_key=public_key,
+        max_age=oldest,
+        plain_http=plain_http,
+    )
+
+
+conditional = taking("conditions", _conditions)
+
+
+@app.command("verify")
+@conditional
+def verify_image(
+    reference: Ref,
+    *,
+    conditions: Conditions,
     as_json: AsJson = False,
 ) -> None:
     """Check the certificate of a published image for this host; exit 7 if it is not valid."""
-    pinned = key_sources.public(key)
-    verified = verified_for(
-        *(reference, pinned, max_age, device_model, driver),
-        devices=devices,
-        tier=tier,
-        waivers=not no_waivers,
-        packaged_python=packaged_python,
-        plain_http=plain_http,
-    )
-    facts = _facts(verified, pinned, duration(max_age, "--max-age"))
+    verified = verified_for(reference, conditions)
+    facts = _facts(verified, conditions.public_key, conditions.max_age)
     if as_json:
         print_json(facts | {"certificate": verified.facts})
         return
@@ -99,18 +134,11 @@ def verify_image(
 
 
 @app.command("pull")
+@conditional
 def pull_image(
     reference: Ref,
     *,
-    devices: Devices = None,
-    no_waivers: NoWaivers = False,
-    packaged_python: PackagedPython = False,
-    tier: LowestTier = None,
-    max_age: MaxAge = "30d",
-    device_model: Model = AUTO,
-    driver: Driver = AUTO,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
+    conditions: Conditions,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -118,17 +146,10 @@ def pull_image(
     from stackcheck.certificate import pull
     from stackcheck.engine.client import Engine
 
-    verified = verified_for(
-        *(reference, key_sources.public(key), max_age, device_model, driver),
-        devices=devices,
-        tier=tier,
-        waivers=not no_waivers,
-        packaged_python=packaged_python,
-        plain_http=plain_http,
-    )
+    verified = verified_for(reference, conditions)
     facts = {"image": pull.local_name(verified), "digest": verified.digest}
     if not dry_run:
-        pull.pull(verified, Engine.connect(), report=Progress(), plain_http=plain_http)
+        pull.pull(verified, Engine.connect(), report=Progress(), plain_http=conditions.plain_http)
     print_json(facts) if as_json else print_facts(facts)
 
 
@@ -153,35 +174,16 @@ def print_sbom(
     print_table(("package", "version", "kind", "licence"), [_package_row(item) for item in packages])
 
 
-def verified_for(
-    reference: str,
-    public_key: Pinned,
-    max_age: str,
-    device_model: str,
-    driver: str,
-    *,
-    devices: int | None,
-    tier: TierName | None,
-    waivers: bool,
-    packaged_python: bool,
-    plain_http: bool,
-) -> Verified:
-    """What the options of these verbs ask of a certificate."""
+def verified_for(reference: str, conditions: Conditions) -> Verified:
+    """The image, if its certificate satisfies the options."""
     from stackcheck.certificate.verify import verify
 
-    oldest = duration(max_age, "--max-age")
-    model, version, count = machine(device_model, driver, devices)
     return verify(
         reference,
-        public_key=public_key,
-        max_age=oldest,
-        device_model=model,
-        driver=version,
-        devices=count,
-        tier=tier,
-        waivers=waivers,
-        packaged_python=packaged_python,
-        plain_http=plain_http,
+        conditions.wanted,
+        public_key=conditions.public_key,
+        max_age=conditions.max_age,
+        plain_http=conditions.plain_http,
     )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from stackcheck.cli.options import HERE, AsJson, DryRun, Root, new_app
 from stackcheck.cli.output import print_facts, print_json
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.suite.subject import find_image
 
 app = new_app()
@@ -31,10 +31,11 @@ def export_image(
 ) -> None:
     """Write an image as one tar for `docker load`, `podman load` and Apptainer."""
     image = find_image(name, root.resolve())
+    layout = ImageLayout(image.layout)
     path = output or Path(f"{image.layout.parent.name}.tar")
     if dry_run:
-        print(f"{image.manifest_digest}: write {path}, {archive.size_bytes(image.layout) / 1e6:.1f} MB")
+        print(f"{image.manifest_digest}: write {path}, {layout.size_bytes() / 1e6:.1f} MB")
         return
-    archive.export(image.layout, image.reference, path)
+    layout.export(image.reference, path)
     facts = {"tar": str(path), "digest": image.manifest_digest, "next": f"docker load --input {path}"}
     print_json(facts) if as_json else print_facts(facts)

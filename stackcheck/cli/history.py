@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import itertools
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, Root, new_app, taking
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import HistoryError, Point, Query, Run
-from stackcheck.history.sparkline import sparkline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from stackcheck.history.recorder import Imported
 
@@ -34,6 +33,7 @@ SERIES_COLUMNS = (
 )
 WATCH_COLUMNS = ("RULE", "SINCE", "LOSS", "STACK", "WHAT")
 WATCHED_RUNS = 2000
+LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 40  # of a sparkline
 SHOWN_DIGITS = 8  # of a run id
 SHOWN_DIGEST = len("sha256:") + 12
 
@@ -90,29 +90,7 @@ StatusOption = Annotated[
 Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many runs, or values of metrics.")]
 
 
-def filtered(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb that takes a `Query`, as one with the options that make it."""
-
-    def run(**given: Any) -> None:
-        since = given.pop("since")
-        chosen = {name: given.pop(name) for name in ("stack", "device_model", "driver", "check", "metric")}
-        query = Query(**chosen, since=times.since(since, "--since") if since else None)
-        verb(query=query, **given)
-
-    run.__doc__, run.__name__ = verb.__doc__, verb.__name__
-    own = dict(inspect.signature(verb, eval_str=True).parameters)
-    del own["query"]
-    first = [own.pop("context")] if "context" in own else []
-    last = [own.pop(name) for name in ("as_json", "root") if name in own]
-    asked = dict(inspect.signature(_filters, eval_str=True).parameters)
-    driver = asked.pop("driver")  # other verbs have it too, and it stands where it stands there
-    found = [*first, *asked.values(), *own.values(), driver, *last]
-    run.__annotations__ = {each.name: each.annotation for each in found}
-    run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # what Typer reads
-    return run
-
-
-def _filters(
+def _query(
     *,
     stack: Stack = None,
     device_model: Device = None,
@@ -120,8 +98,19 @@ def _filters(
     check: Check = None,
     metric: Metric = None,
     since: Since = None,
-) -> None:
-    """The options that `filtered` gives to a verb."""
+) -> Query:
+    """The runs that the options of these verbs choose."""
+    return Query(
+        stack=stack,
+        device_model=device_model,
+        driver=driver,
+        check=check,
+        metric=metric,
+        since=times.since(since, "--since") if since else None,
+    )
+
+
+filtered = taking("query", _query, late="driver")
 
 
 @group.callback(invoke_without_command=True)
@@ -349,3 +338,14 @@ def _print_imported(found: Sequence[Imported]) -> None:
     others = sum(each.fate == "no result" for each in found)
     if others:
         print(f"{others} other JSON files of these folders are not results")
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """One character a value, from least to largest; of more values than `width`, medians of groups."""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [statistics.median(values[a:b]) for a, b in itertools.pairwise(edges)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if low == high:
+        return LEVELS[len(LEVELS) // 2] * len(values)
+    return "".join(LEVELS[round((value - low) / (high - low) * (len(LEVELS) - 1))] for value in values)

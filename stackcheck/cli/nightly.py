@@ -243,7 +243,7 @@ def alert_people(
             "not everybody was told",
             got="no addressee" if people == addressees.NOBODY else "see above",
             expected="an alerts.yaml whose addresses answer",
-            next_step="correct it (docs/nightly.md, “Alerts”), then: stackcheck nightly alert --trial",
+            next_step="correct it (docs/guides/nightly.md, “Alerts”), then: stackcheck nightly alert --trial",
         )
     print("everybody was told")
 

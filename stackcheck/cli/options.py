@@ -7,10 +7,11 @@ how to report (--json, --dry-run, --root).
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,12 +22,46 @@ from stackcheck.mirrors import VARIABLE as MIRRORS
 from stackcheck.policy import Tier as TierName
 from stackcheck.vendors import Vendor as VendorName
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HERE = Path()
+LAST = ("as_json", "dry_run", "root")  # the options with which a verb ends
 
 
 def new_app() -> typer.Typer:
     """A group for the verbs of one module; its help is plain text that can be copied."""
     return typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def taking(
+    name: str, make: Callable[..., Any], *, late: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator for a verb that takes an object: the verb gets the options of the function that makes it.
+
+    Args:
+        name: The verb's parameter; the options stand in its place.
+        make: Makes the object of its options.
+        late: An option that stands behind the verb's own, as in other verbs that have it.
+    """
+    asked = inspect.signature(make, eval_str=True).parameters
+
+    def decorated(verb: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            made = make(**{option: given.pop(option) for option in asked})
+            verb(**{name: made}, **given)
+
+        found: list[inspect.Parameter] = []
+        for own in inspect.signature(verb, eval_str=True).parameters.values():
+            if own.name in LAST and late and asked[late] not in found:
+                found.append(asked[late])
+            found += [each for each in asked.values() if each.name != late] if own.name == name else [own]
+        run.__doc__, run.__name__ = verb.__doc__, verb.__name__
+        run.__annotations__ = {each.name: each.annotation for each in found}
+        run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # what Typer reads
+        return run
+
+    return decorated
 
 
 Selectors = Annotated[

@@ -73,10 +73,14 @@ def _in_image(reference: str, report: Progress) -> Runner:
     """Verify and fetch a certified image; return what runs a proof in it, with the checkout mounted."""
     from stackcheck import vendors
     from stackcheck.certificate import job, keys, pull, verify
+    from stackcheck.certificate.for_host import Wanted
     from stackcheck.engine.client import Engine
 
     verified = verify.verify(
-        reference, public_key=keys.load_public(None), max_age=MAX_AGE, device_model="CPU", driver=None
+        reference,
+        Wanted(device_model="CPU", driver=None),
+        public_key=keys.load_public(None),
+        max_age=MAX_AGE,
     )
     engine = Engine.connect()
     name = pull.pull(verified, engine, report=report)

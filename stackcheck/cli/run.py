@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.certificate import key_sources
 from stackcheck.certificate.job import SHM_SIZE_BYTES, STOP_TIMEOUT_S, Network, Openings
-from stackcheck.cli.consumer import (
-    AUTO,
-    Devices,
-    Driver,
-    LowestTier,
-    MaxAge,
-    Model,
-    NoWaivers,
-    verified_for,
-)
-from stackcheck.cli.options import DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app
+from stackcheck.cli.consumer import Conditions, conditional, verified_for
+from stackcheck.cli.options import DryRun, Ref, new_app
 from stackcheck.cli.output import Progress
 from stackcheck.engine.container import Mount
 from stackcheck.engine.launch_lines import Form, LaunchedJob, render
@@ -102,6 +92,7 @@ Command = Annotated[
 
 
 @app.command("run")
+@conditional
 def run_image(
     reference: Ref,
     command: Command,
@@ -115,31 +106,16 @@ def run_image(
     workdir: Workdir = None,
     user: User = None,
     stop_timeout: StopTimeout = STOP_TIMEOUT_S,
-    devices: Devices = None,
-    no_waivers: NoWaivers = False,
-    packaged_python: PackagedPython = False,
     form: Printed = None,
     nodes: Nodes = 1,
-    tier: LowestTier = None,
-    max_age: MaxAge = "30d",
-    device_model: Model = AUTO,
-    driver: Driver = AUTO,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
+    conditions: Conditions,
     dry_run: DryRun = False,
 ) -> None:
     """Verify an image, then run a command in it as `docker run` does; only the current folder is mounted.
 
     Exits with the command's code; 125: an error of stackcheck, 126 or 127: the command cannot be started.
     """
-    verified = verified_for(
-        *(reference, key_sources.public(key), max_age, device_model, driver),
-        devices=devices,
-        tier=tier,
-        waivers=not no_waivers,
-        packaged_python=packaged_python,
-        plain_http=plain_http,
-    )
+    verified = verified_for(reference, conditions)
     openings = Openings(
         env=_visible(_vendor(verified), gpus) | _variables(env or [], env_file or []),
         volumes=tuple(map(_volume, volume or [])),
@@ -150,13 +126,15 @@ def run_image(
         stop_timeout_s=stop_timeout,
     )
     if form:
-        print(render(form, _job(verified, command, devices, nodes)), end="")
+        print(render(form, _job(verified, command, conditions.devices, nodes)), end="")
     elif dry_run:
         words, folder = " ".join(command), Path.cwd()
         vendor = _vendor(verified)
         print(f"{verified.reference}: run {words} with {folder} mounted (vendor {vendor})")
     else:
-        code = _run(verified, command, openings, without_gpus=gpus == "none", plain_http=plain_http)
+        code = _run(
+            verified, command, openings, without_gpus=gpus == "none", plain_http=conditions.plain_http
+        )
         raise typer.Exit(code)
 
 

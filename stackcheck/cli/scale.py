@@ -94,7 +94,7 @@ def scale(
         return
     base = found[0]
     print_table(COLUMNS, [_row(chosen, one, base) for one in found])
-    print("\nPredicted; docs/scaling.md has the formulas. What is known beside it:")
+    print("\nPredicted; docs/reference/scaling.md has the formulas. What is known beside it:")
     names = ("what", "got", "predicted", "difference", "source")
     print_table([name.upper() for name in names], [[str(one[name]) for name in names] for one in beside])
 

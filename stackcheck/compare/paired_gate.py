@@ -12,6 +12,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
+from stackcheck.certificate.for_host import Wanted
 from stackcheck.certificate.pull import pulled_subject
 from stackcheck.certificate.verify import verify
 from stackcheck.compare import paired_runs
@@ -40,10 +41,12 @@ def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Ver
     host = vendors.host(settings.vendor)
     return verify(
         reference,
+        Wanted(
+            device_model=host.devices[0].model if host.devices else "none",
+            driver=host.driver,
+            devices=len(host.devices),
+        ),
         public_key=public_key,
-        device_model=host.devices[0].model if host.devices else "none",
-        driver=host.driver,
-        devices=len(host.devices),
         plain_http=settings.plain_http,
     )
 

@@ -15,7 +15,7 @@ from stackcheck.engine import image_files as reading
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.engine.container import API_TIMEOUT_S, Mount, RunSpec, engine_errors
 from stackcheck.errors import EngineError
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,7 +154,7 @@ class Engine:
         with (
             engine_errors(f"loading {reference}"),
             self._long_timeout(),
-            archive.stream(layout, reference) as tar,
+            ImageLayout(layout).stream(reference) as tar,
         ):
             api: Any = self._client.api  # the stubs know no return type
             for event in api.load_image(tar, quiet=True) or ():
@@ -175,7 +175,7 @@ class Engine:
         found = self.inspect(reference)
         with engine_errors(f"saving {reference}"), self._long_timeout():
             chunks = self._client.api.get_image(found.id, chunk_size=1 << 20)
-            return archive.unpack(chunks, layout, architecture=found.architecture, image_id=found.id)
+            return unpack(chunks, layout, architecture=found.architecture, image_id=found.id)
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry, with the user's own Docker credentials.

@@ -1,1 +1,1 @@
-"""Many machines (docs/fleet.md). In: a stack, an engine's nodes. Out: nodes x checks, judged on this host."""
+"""Many machines (docs/guides/fleet.md). In: a stack, an engine's nodes. Out: nodes x checks, judged here."""

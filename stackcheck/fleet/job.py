@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, Validati
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix import matrix, resolve
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.oci.tags import label, local_name
 from stackcheck.policy import Tier  # pydantic reads the annotation
 from stackcheck.suite import inputs
@@ -201,8 +201,7 @@ def subject_of(
 
 
 def _labels(image: Image) -> dict[str, str]:
-    manifest = archive.read_json(image.layout, image.manifest_digest)
-    config = archive.read_json(image.layout, manifest["config"]["digest"])
+    config = ImageLayout(image.layout).config()
     found: dict[str, str] = (config.get("config") or {}).get("Labels") or {}
     return found
 

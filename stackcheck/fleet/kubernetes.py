@@ -1,7 +1,7 @@
 """Kubernetes: the objects of a job are made, asked and ended through kubectl. In: a job. Out: facts.
 
 The head of the job writes the suites and run.json to the job's folder, and submits `manifests`. What a pod
-cannot show is the machine from outside the image: docs/fleet.md says what that means.
+cannot show is the machine from outside the image: docs/guides/fleet.md says what that means.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In: a `PredictedJob`, a `Cluster`. Out: `Prediction`s.
 
-docs/scaling.md has the formulas and says how far they hold. Pure. Bytes are bytes, times seconds, rates bytes
-per second. What is predicted can warn; it certifies nothing.
+docs/reference/scaling.md has the formulas and says how far they hold. Pure. Bytes are bytes, times seconds,
+rates bytes per second. What is predicted can warn; it certifies nothing.
 """
 
 from __future__ import annotations

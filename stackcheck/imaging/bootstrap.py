@@ -231,7 +231,7 @@ def _make(found: Sequence[Way], command: Callable[[Way], list[str]], report: Cal
         got="\n    ".join(failed),
         expected="a package archive that has this suite and these packages",
         next_step="check this host's sources in /etc/apt with: apt-get update; "
-        "or name a mirror (docs/building.md, “Hosts”)",
+        "or name a mirror (docs/guides/building.md, “Hosts”)",
     )
 
 

@@ -29,7 +29,7 @@ from stackcheck.imaging.plans import BuildPlan, make_plan
 from stackcheck.imaging.wheels import host_settings, wheel_supply
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.oci.tags import local_name
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _kept(plan: BuildPlan, engine: Engine, report: Callable[[str], None]) -> Ima
     if not path.exists():
         return None
     image = load_image(path)
-    if image.key != plan.key or not archive.blob(image.layout, image.manifest_digest).exists():
+    if image.key != plan.key or not ImageLayout(image.layout).blob_path(image.manifest_digest).exists():
         return None
     if not engine.has(image.reference):
         report(f"{plan.stack.id}: loading the layout again: the engine no longer has the image")
@@ -225,17 +225,17 @@ def _finish(
     start = time.monotonic()
     layout = plan.folder / "oci"
     if engine.containerd_store:
-        unfinished = plan.folder / "oci.unfinished"
-        archive.keep_only(unfinished, archive.manifest_digest(unfinished))
-        archive.annotate(unfinished)
-        archive.replace(unfinished, layout)
+        unfinished = ImageLayout(plan.folder / "oci.unfinished")
+        unfinished.keep_only(unfinished.image().digest)
+        unfinished.annotate()
+        unfinished.move_to(layout)
     else:
         engine.save(bakefile.temporary_name(plan), layout)
         engine.remove(bakefile.temporary_name(plan))
-        archive.annotate(layout)
-    config = archive.read_json(layout, archive.manifest_digest(layout))["config"]["digest"]
-    _check_architecture(plan, archive.read_json(layout, config))
-    reference = local_name(plan.stack.id, config)
+        ImageLayout(layout).annotate()
+    built = ImageLayout(layout)
+    _check_architecture(plan, built.config())
+    reference = local_name(plan.stack.id, built.blobs()[1].digest)
     report(f"{plan.stack.id}: loading {reference}")
     engine.load(layout, reference)
     image = describe(

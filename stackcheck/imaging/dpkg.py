@@ -81,7 +81,7 @@ class Database:
                 where=str(path),
                 got=error.strerror,
                 expected="the database of dpkg, on Debian or Ubuntu",
-                next_step="use a base from a registry, or a bootstrap on another host (docs/building.md)",
+                next_step="use a base from a registry, or one of another host (docs/guides/building.md)",
             ) from error
         found: dict[str, InstalledPackage] = {}
         native = _native(text)

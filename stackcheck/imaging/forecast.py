@@ -14,7 +14,7 @@ from stackcheck.imaging import build, plans
 from stackcheck.imaging.image import load_image
 from stackcheck.imaging.wheels import host_settings, wheel_supply
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ def _one(
         return Forecast(
             stack_id=stack.id, state="build", reason="its base is not made yet, so no key is known"
         )
-    whole = image and archive.blob(image.layout, image.manifest_digest).exists()
+    whole = image and ImageLayout(image.layout).blob_path(image.manifest_digest).exists()
     if image and whole and image.key == plan.key and not options.no_cache:
         return Forecast(
             stack_id=stack.id,

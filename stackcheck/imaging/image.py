@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,15 +138,15 @@ def describe(
     inputs: Mapping[str, str],
 ) -> Image:
     """An image's facts: from its layout, and the engine's unpacked size of each step of the history."""
-    digest = archive.manifest_digest(layout)
-    manifest = archive.read_json(layout, digest)
-    config = archive.read_json(layout, manifest["config"]["digest"])
-    layers = _layers(manifest["layers"], config.get("history") or [], sizes, where=reference)
+    stored = ImageLayout(layout)
+    manifest, config = stored.image(), stored.config()
+    entries = manifest.document["layers"]
+    layers = _layers(entries, config.get("history") or [], sizes, where=reference)
     return Image(
         stack_id=stack_id,
         reference=reference,
-        config_digest=manifest["config"]["digest"],
-        manifest_digest=digest,
+        config_digest=manifest.document["config"]["digest"],
+        manifest_digest=manifest.digest,
         layout=layout,
         size_bytes=sum(layer.size_bytes for layer in layers),
         layers=layers,

@@ -79,13 +79,13 @@ class Addressees(Closed):
 
     Attributes:
         when: `trouble`: only if somebody has to act; `always`: after each night.
-        runbook: Address of docs/runbook.md, for the links.
+        runbook: Address of docs/guides/runbook.md, for the links.
         ping: Asked for after each night that ran: a dead man's switch calls when it stops.
     """
 
     schema_: Literal["1"] = Field(alias="schema")  # YAML files are read as texts
     when: Literal["trouble", "always"] = "trouble"
-    runbook: str = "docs/runbook.md"
+    runbook: str = "docs/guides/runbook.md"
     webhooks: tuple[Webhook, ...] = ()
     emails: tuple[Email, ...] = ()
     ping: Address | None = None
@@ -122,5 +122,5 @@ def load(named: Path | None = None) -> Addressees:
         raise ConfigurationError(  # without what was given: it may be a password
             "\n".join(f"{path.name}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found),
             where=str(path),
-            next_step="docs/nightly.md, “Alerts”, has an example",
+            next_step="docs/guides/nightly.md, “Alerts”, has an example",
         ) from None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stackcheck.nightly.state import Plan
 
 TIMEOUT_S = 20.0
-# Outcome of a night, the worst one -> what it is called, and its section in docs/runbook.md.
+# Outcome of a night, the worst one -> what it is called, and its section in docs/guides/runbook.md.
 OUTCOMES = {
     "revoke": ("an image was revoked", "revoked"),
     "warn": ("do not roll out", "failed-on-a-new-configuration"),

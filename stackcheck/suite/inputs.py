@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 RUNNER = "runner"
 SUITE_FILES = ("conftest.py", "pytest.ini")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+TOOLS = shutil.ignore_patterns("tools")  # of trainers/: a user's commands, which no job of the suites reaches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class InputDigests:
 def freeze(root: Path, target: Path) -> InputDigests:
     """Copy the suites and `trainers/` of the checkout, and the tool's pytest, to `target`, readable by all.
 
+    Of `trainers/`, `tools/` stays behind: what is not there cannot decide a result, and is not hashed.
     An earlier copy in `target` is replaced.
 
     Raises:
@@ -63,7 +65,11 @@ def freeze(root: Path, target: Path) -> InputDigests:
     shutil.copytree(suites, target / "tests" / "acceptance", ignore=LEFT_OUT)
     for name in SUITE_FILES:
         shutil.copy2(root / "tests" / name, target / "tests" / name)
-    shutil.copytree(root / "trainers", target / "trainers", ignore=LEFT_OUT)
+    shutil.copytree(
+        root / "trainers",
+        target / "trainers",
+        ignore=lambda folder, names: LEFT_OUT(folder, names) | TOOLS(folder, names),
+    )
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     toolkit.freeze(target / RUNNER)

@@ -3,8 +3,8 @@
 The engine reads the files, so nothing in the image runs for this. The program that PATH names first is
 accepted only if a package of the image owns it with this very content: Debian's packages, or conda's. Where
 none does (python:3.12, uv), the person who certifies names the digests that they accept, and the certificate
-says so. This does not stop an attacker who also forges the package database; docs/certificates.md says what
-remains.
+says so. This does not stop an attacker who also forges the package database; docs/guides/certificates.md
+says what remains.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def _machine(stack: Stack, machine: Machine, known: Known) -> Iterator[Reason]:
             kind="machine",
             short=says.partition(",")[0] if stack.torch is None else f"not for {machine.device_words()}",
             says=says,
-            next_step="run the same command on such a machine, or see tested_on in docs/matrix.md",
+            next_step="run the same command on such a machine, or see tested_on in docs/reference/matrix.md",
         )
 
 
@@ -278,7 +278,7 @@ def _driver(stack: Stack, machine: Machine, known: Known) -> Iterator[Reason]:
             kind="driver",
             short=f"driver {machine.driver} is refused",
             says=found.says,
-            next_step="install a driver that the documents list for this runtime (docs/matrix.md)",
+            next_step="install a driver that the documents list for this runtime (docs/reference/matrix.md)",
         )
 
 

@@ -19,7 +19,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from stackcheck import __version__
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.suite import components
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def describe(image: Image, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The CycloneDX document of an image with these records. Reads only the image's config."""
-    created = archive.read_json(image.layout, image.config_digest).get("created")
+    created = ImageLayout(image.layout).json(image.config_digest).get("created")
     moment = dt.datetime.fromisoformat(created) if created else dt.datetime.fromtimestamp(0, dt.UTC)
     unread = [folder for record in records if record["kind"] == "end" for folder in record["unread"]]
     container, found = _container(image), components.components(records)

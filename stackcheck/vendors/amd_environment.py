@@ -12,7 +12,7 @@ GUIDE = "AMD's performance guide of rocm/pytorch-training:v25.3, FLUX.1"
 WORKLOAD = "rocm.docs.amd.com, AMD Instinct MI300X workload optimization"
 PYTORCH_ALLOCATOR = "pytorch/pytorch c10/core/AllocatorConfig.h"
 HIP = "rocm.docs.amd.com/projects/HIP, reference/env_variables"
-FOUNDING = "founding document on ROCm pretraining"
+PUBLISHED = "a published account of pretraining on ROCm"
 
 VARIABLES: tuple[Variable, ...] = (
     Variable(
@@ -72,13 +72,13 @@ NAMES: tuple[Renamed, ...] = (
         nvidia="NVIDIA_VISIBLE_DEVICES",
         amd="AMD_VISIBLE_DEVICES",
         note="read by the container toolkit alone: inside a container it hides nothing, whatever guides say",
-        source=f"ROCm/container-toolkit; {FOUNDING}",
+        source=f"ROCm/container-toolkit; {PUBLISHED}",
     ),
     Renamed(
         nvidia="NCCL_*",
         amd="NCCL_*",
         note="RCCL reads NCCL's variables; a guide's RCCL_DEBUG is NCCL_DEBUG; RCCL_* are its additions",
-        source=f"ROCm/rocm-systems projects/rccl/src/debug.cc; {FOUNDING}",
+        source=f"ROCm/rocm-systems projects/rccl/src/debug.cc; {PUBLISHED}",
     ),
     Renamed(
         nvidia="TORCH_CUDA_ARCH_LIST",

@@ -1,8 +1,8 @@
 """AMD's real SMI library on fabricated hosts: a healthy host passes, and each fault is named by its check.
 
-Every test enters a Debian root file system with one generation of libamd_smi (docs/amd.md) and runs the
-device suite there as a user would. `STACKCHECK_AMD_HOSTS=quick` keeps one healthy host for each library, and
-each fault once: on the newest library that can show it. `rest` keeps what `quick`
+Every test enters a Debian root file system with one generation of libamd_smi (docs/reference/amd.md) and
+runs the device suite there as a user would. `STACKCHECK_AMD_HOSTS=quick` keeps one healthy host for each
+library, and each fault once: on the newest library that can show it. `rest` keeps what `quick`
 leaves out.
 """
 

@@ -2,7 +2,7 @@
 
 Each host runs all suites of the standard tier. What cannot run there is skipped with a reason of
 fakeamd/whole/needs.json, and the judge accepts none of these skips. `make lists` writes the
-table of docs/amd.md anew.
+table of docs/reference/amd.md anew.
 """
 
 import json
@@ -24,7 +24,7 @@ from stackcheck.suite import skips  # noqa: E402
 from test_amd_hosts import HIP_FAULTS, NAMED  # noqa: E402
 
 pytestmark = pytest.mark.slow  # without -n: then Triton compiles once
-PAGE = HERE.parents[1] / "docs/amd.md"
+PAGE = HERE.parents[1] / "docs/reference/amd.md"
 TABLE_BEGINS, TABLE_ENDS = "<!-- table of the whole command -->", "<!-- end of the table -->"
 WRITE = bool(os.environ.get("STACKCHECK_WRITE_CHECKS"))
 Run = Callable[[Planted], Mapping[str, Any]]
@@ -119,7 +119,7 @@ def is_bad(check: Mapping[str, Any]) -> bool:
 
 
 def table(checks: Mapping[str, Mapping[str, Any]]) -> str:
-    """The rows of docs/amd.md: how many checks of each suite pass, are shown to fail, cannot run."""
+    """The rows of docs/reference/amd.md: checks of each suite that pass, are shown to fail, cannot run."""
     named = {plain(fault.check) for fault in (*NAMED, *HIP_FAULTS)}
     named |= set(CAUGHT)
     rows = ["| suite | checks | pass | shown to fail | skipped as on a real host | cannot run |"]
@@ -145,4 +145,4 @@ def test_the_page_has_the_table_of_a_real_run(whole: Run) -> None:
     new = f"\n{table(whole(Planted(state='mi300x'))['checks'])}\n"
     if WRITE:
         PAGE.write_text(f"{before}{TABLE_BEGINS}{new}{TABLE_ENDS}{after}", encoding="utf-8")
-    assert old == new or WRITE, "the table in docs/amd.md is out of date: make lists"
+    assert old == new or WRITE, "the table in docs/reference/amd.md is out of date: make lists"

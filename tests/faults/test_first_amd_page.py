@@ -1,4 +1,4 @@
-"""docs/first-amd-host.md, line by line, on a fabricated host with eight MI300X: what its table says happens.
+"""docs/guides/first-amd-host.md, line by line, on a made-up host of eight MI300X: its table holds.
 
 Steps 4 to 6 (explain, lock, build) are test_rocm_mirror.py's; 9 and 10 test_first_amd_host.py's; 11 and 12
 need a device, as a made-up result is never certified.
@@ -26,7 +26,7 @@ from stackcheck.suite.verdict import MADE_UP  # noqa: E402
 from test_amd_hosts import IMAGES, NEW, run  # noqa: E402
 
 pytestmark = pytest.mark.slow
-PAGE = (made_up.ROOT / "docs/first-amd-host.md").read_text(encoding="utf-8")
+PAGE = (made_up.ROOT / "docs/guides/first-amd-host.md").read_text(encoding="utf-8")
 STEPS = {
     match[1]: tuple(cell.strip() for cell in match[2].split(" | "))
     for match in re.finditer(r"^\| (\d+)\. [\w ,]+ \| (.+) \|$", PAGE, re.MULTILINE)

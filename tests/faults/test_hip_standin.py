@@ -1,6 +1,7 @@
 """AMD's code path without a GPU: the suite's binding of RCCL, and what a child's variables show of HIP.
 
-The libraries are stand-ins (fakehip), compiled here. What that proves, and what not, is on docs/amd.md.
+The libraries are stand-ins (fakehip), compiled here. What that proves, and what not, is on
+docs/reference/amd.md.
 """
 
 import ctypes

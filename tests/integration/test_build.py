@@ -19,7 +19,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, EngineError
 from stackcheck.imaging import bootstrap, build, plans
 from stackcheck.imaging.wheels import host_settings
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.integration
 
 def layer_bytes(image: build.Image) -> bytes:
     """Every file and name of every layer, with the manifest and the config; layers must be plain tars."""
-    manifest = archive.read_json(image.layout, image.manifest_digest)
+    manifest = ImageLayout(image.layout).json(image.manifest_digest)
     text = [
-        archive.blob(image.layout, digest).read_bytes()
+        ImageLayout(image.layout).blob_path(digest).read_bytes()
         for digest in (image.manifest_digest, image.config_digest)
     ]
     for layer in manifest["layers"]:
         assert layer["mediaType"].endswith(".tar")
-        text.append(archive.blob(image.layout, layer["digest"]).read_bytes())
+        text.append(ImageLayout(image.layout).blob_path(layer["digest"]).read_bytes())
     return b"\n".join(text)
 
 
@@ -81,7 +81,7 @@ def test_steps_done_again_give_the_same_image_and_unchanged_inputs_none_at_all(
 ) -> None:
     stack = small_stack(empty_checkout, "plain", cpu_stack)
     first = build_one(stack, engine, empty_checkout)
-    stated = archive.read_json(first.layout, first.manifest_digest)["annotations"]
+    stated = ImageLayout(first.layout).json(first.manifest_digest)["annotations"]
     assert stated["org.opencontainers.image.title"] == "plain"
     assert stated["org.opencontainers.image.created"].startswith("2026-01-01T")
     assert engine.inspect(first.reference).id in {first.manifest_digest, first.config_digest}

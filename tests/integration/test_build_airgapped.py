@@ -17,7 +17,7 @@ from small_recipe import render_from
 from small_stacks import ASSETS, ROOT, build_one
 from small_wheels import locked_line, make_wheel
 from stackcheck.errors import BuildError
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_folder_of_wheels_suffices_where_nothing_else_can_be_reached(
 ) -> None:
     image = build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
     assert [use.name for use in image.stages] == ["base", "wheels", "final"]
-    config = archive.read_json(image.layout, image.config_digest)
+    config = ImageLayout(image.layout).json(image.config_digest)
     assert "network" not in json.dumps(config["history"])  # the image is the one that a network would give
     engine.remove(image.reference)
 

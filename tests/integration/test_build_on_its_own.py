@@ -1,4 +1,4 @@
-"""docs/air-gapped.md, followed literally: a base of this host, wheels of an environment, no network.
+"""docs/guides/air-gapped.md, followed literally: a base of this host, wheels of an environment, no network.
 
 The stack has no torch, so that this takes a minute; the page was followed with whole stacks by hand.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 STACK = "own-debian12"
-PAGE = ROOT / "docs" / "air-gapped.md"
+PAGE = ROOT / "docs" / "guides" / "air-gapped.md"
 BASE = ("ca-certificates", "python3.11", "python3.11-venv")
 
 

@@ -47,7 +47,7 @@ def verify(target: str, *words: str, key: Path = KEY) -> subprocess.CompletedPro
 def cosign(
     program: Path, target: str, kind: str, *words: object, key: Path = KEY
 ) -> subprocess.CompletedProcess[str]:
-    """The command of docs/certificates.md."""
+    """The command of docs/guides/certificates.md."""
     digest = OciLayout(HELD / "published").read_manifest(STACK).digest
     line = [program, "verify-attestation", "--insecure-ignore-tlog=true", "--key", key, "--type", kind]
     return subprocess.run(

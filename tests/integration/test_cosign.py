@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import asked
 import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import (
@@ -21,7 +22,6 @@ from stackcheck.certificate import (
     keys,
     publish,
     revoke,
-    verify,
 )
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, Envelope, Statement, sign
 from stackcheck.errors import CertificateError
@@ -77,13 +77,13 @@ class World:
     def accepts(self, **changes: Any) -> bool:
         told = {"public_key": self.key.public_key(), "now": NOW + dt.timedelta(minutes=35)} | self.host
         try:
-            verify.verify(self.reference, **(told | changes))
+            asked.verified(self.reference, **(told | changes))
         except CertificateError:
             return False
         return True
 
     def cosign(self, version: str, *options: str, kind: str = VSA) -> subprocess.CompletedProcess[str]:
-        """The command of docs/certificates.md; options take the place of its policy."""
+        """The command of docs/guides/certificates.md; options take the place of its policy."""
         public, policy = self.folder / f"{uuid.uuid4().hex}.pub", self.folder / "stackcheck.cue"
         public.write_bytes(keys.public_pem(self.key.public_key()))
         policy.write_text(cluster_policies.policy_text())
@@ -207,7 +207,7 @@ def test_cosign_decides_as_verify_does(world: World, case: Callable[[World], Non
 
 
 def test_what_cosign_cannot_express_is_refused_by_verify_alone(world: World) -> None:
-    """As the table in docs/certificates.md says: age, driver, device model, count, tier of this reader."""
+    """As docs/guides/certificates.md says: age, driver, device model, count, tier of this reader."""
     world.release(host=H200, tier="standard")
     world.host = {"device_model": "H200", "driver": "580.1", "devices": 2}
     assert world.accepts()

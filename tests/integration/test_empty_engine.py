@@ -18,7 +18,7 @@ from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import keys, publish
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ KEY = new_key()
 def image(tmp_path_factory: pytest.TempPathFactory) -> SmallImage:
     layout = tmp_path_factory.mktemp("image") / "oci"
     digest = shell_image.make_layout(layout)
-    return SmallImage(layout, digest, archive.read_json(layout, digest)["config"]["digest"])
+    return SmallImage(layout, digest, ImageLayout(layout).json(digest)["config"]["digest"])
 
 
 def stackcheck(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

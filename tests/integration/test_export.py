@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shell_image
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A layout, and the tar that was made of it."""
     folder = tmp_path_factory.mktemp("export")
     shell_image.make_layout(folder / "oci")
-    archive.export(folder / "oci", REFERENCE, folder / "image.tar")
+    ImageLayout(folder / "oci").export(REFERENCE, folder / "image.tar")
     return folder / "oci", folder / "image.tar"
 
 
@@ -50,9 +50,9 @@ def test_an_oci_archive_has_the_manifest_that_was_certified(
 ) -> None:
     layout, tar = exported
     inspected = json.loads(run(skopeo, "inspect", f"oci-archive:{tar}"))
-    assert inspected["Digest"] == archive.manifest_digest(layout)
+    assert inspected["Digest"] == ImageLayout(layout).image().digest
     run(skopeo, "copy", "--preserve-digests", f"oci-archive:{tar}", f"oci:{tmp_path / 'again'}:tag")
-    assert archive.manifest_digest(tmp_path / "again") == archive.manifest_digest(layout)
+    assert ImageLayout(tmp_path / "again").image().digest == ImageLayout(layout).image().digest
 
 
 def test_a_docker_archive_has_the_config_that_was_tested(
@@ -61,7 +61,7 @@ def test_a_docker_archive_has_the_config_that_was_tested(
     layout, tar = exported
     run(skopeo, "copy", f"docker-archive:{tar}", f"dir:{tmp_path / 'dir'}")
     config = json.loads((tmp_path / "dir" / "manifest.json").read_bytes())["config"]["digest"]
-    assert config == archive.read_json(layout, archive.manifest_digest(layout))["config"]["digest"]
+    assert config == ImageLayout(layout).image().document["config"]["digest"]
 
 
 def test_an_archive_cut_short_is_refused(skopeo: Path, exported: tuple[Path, Path], tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
     assert f"docker.io/{REFERENCE}" in run(*podman, "load", "--input", tar)
     found = run(*podman, "image", "inspect", "--format", "{{.Digest}}", REFERENCE)
-    assert found.strip() == archive.manifest_digest(layout)
+    assert found.strip() == ImageLayout(layout).image().digest
     command = ["/bin/bash", "-c", "echo it runs"]
     assert run(*podman, "run", "--rm", "--network", "none", *limits, REFERENCE, *command) == "it runs\n"
 
@@ -101,7 +101,7 @@ def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]
 def test_an_exported_image_loads_with_plain_docker(
     engine: Engine, small_image: Image, tmp_path: Path
 ) -> None:
-    archive.export(small_image.layout, small_image.reference, tmp_path / "image.tar")
+    ImageLayout(small_image.layout).export(small_image.reference, tmp_path / "image.tar")
     with tarfile.open(tmp_path / "image.tar") as tar:
         assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())
     before = engine.inspect(small_image.reference).id

@@ -1,7 +1,7 @@
 """Manifests by the schemas of Kubernetes, and the real kubectl against a small API server.
 
-No kubelet runs here: what pods would leave is written by the test (docs/fleet.md says what was not run on a
-cluster).
+No kubelet runs here: what pods would leave is written by the test (docs/guides/fleet.md says what was not
+run on a cluster).
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def test_an_image_is_certified_whole_published_verified_and_run(
     user: Callable[..., subprocess.CompletedProcess[str]],
     request: pytest.FixtureRequest,
 ) -> None:
-    """What docs/foreign-images.md says, as typed: every check of the tier runs, in 80 s of processor time."""
+    """What docs/guides/foreign-images.md says: every check of the tier runs, in 80 s of processor time."""
     reference = layouts("python")
     tag = label(reference)
     refused = user("certify", reference, code=6)

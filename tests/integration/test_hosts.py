@@ -1,4 +1,4 @@
-"""The table of docs/hosts.md: what a dry run of `images` says on each distribution, to root and to others.
+"""The table of docs/results/hosts.md: what a dry run of `images` says on each distribution.
 
 A host is made of this one: in a mount namespace of its own it has the release file, package sources, keyrings
 and package index of another distribution. The program, and the programs that it calls, are this host's.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/hosts.md"
+PAGE = ROOT / "docs/results/hosts.md"
 BEGINS, ENDS = "<!-- table of made hosts -->", "<!-- end of the table -->"
 KEYRING = "usr/share/keyrings/debian-archive-keyring.gpg"
 MEMBER = 65533  # nobody's id, and the group of the engine's socket

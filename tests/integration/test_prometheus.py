@@ -57,7 +57,7 @@ def test_promtool_finds_nothing_wrong_in_the_metrics(promtool: Path) -> None:
 
 
 def test_promtool_reads_the_alerts_and_the_queries_of_the_dashboard(promtool: Path, tmp_path: Path) -> None:
-    told = ALERTS.search((ROOT / "docs" / "report.md").read_text(encoding="utf-8"))
+    told = ALERTS.search((ROOT / "docs" / "guides" / "report.md").read_text(encoding="utf-8"))
     assert told
     alerts = re.findall(r"`([^`]+)`", told[1])
     queries = [VARIABLE.sub("5m", query) for query in expressions(prometheus.dashboard())]

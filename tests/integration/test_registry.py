@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import asked
 import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from small_stacks import ROOT
@@ -68,7 +69,7 @@ def release(image: SmallImage, target: str, **changes: Any) -> publish.Published
 
 def verified(reference: str, **changes: Any) -> verify.Verified:
     arguments: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return verify.verify(reference, **(arguments | {"now": NOW + 60 * SECOND} | changes))
+    return asked.verified(reference, **(arguments | {"now": NOW + 60 * SECOND} | changes))
 
 
 def revoked(reference: str) -> revoke.Revoked:

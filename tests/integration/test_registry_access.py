@@ -24,9 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import NameOID
 
+import asked
 import registry_process
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import publish, verify
+from stackcheck.certificate import publish
 from stackcheck.errors import StackcheckError
 from stackcheck.oci import upload
 from stackcheck.oci.distribution import Repository
@@ -144,7 +145,7 @@ def release(image: SmallImage, target: str) -> None:
 
 def verified(target: str) -> str:
     told: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return verify.verify(f"{target}:{STACK_ID}", now=NOW + dt.timedelta(minutes=1), **told).digest
+    return asked.verified(f"{target}:{STACK_ID}", now=NOW + dt.timedelta(minutes=1), **told).digest
 
 
 def test_a_password_and_a_private_authority_as_docker_is_told_about_them(

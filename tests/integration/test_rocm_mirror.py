@@ -27,7 +27,7 @@ from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
-from stackcheck.oci import archive
+from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,9 +183,8 @@ def test_no_image_has_the_mirrors_login_or_address(
         str, Path
     ] = {}  # manifests, configs with their history, layers: what images share is read once
     for image in built:
-        layout = load_image(locked.root / "build" / image["id"] / "image.json").layout
-        digests = archive.blobs_of(layout, archive.manifest_digest(layout))
-        blobs |= {digest: archive.blob(layout, digest) for digest in digests}
+        layout = ImageLayout(load_image(locked.root / "build" / image["id"] / "image.json").layout)
+        blobs |= {blob.digest: layout.blob_path(blob.digest) for blob in layout.blobs()}
     secrets = {rocm_mirror.PASSWORD.encode(), locked.mirror.address.partition("://")[2].encode()}
     there = b"opt/stackcheck/stack.json"  # a name in one layer of each image: it is seen when layers are read
     zstd = program_of("zstd", "zstd")

@@ -24,8 +24,8 @@ PIN = "471108"
 
 
 def documented(start: str) -> str:
-    """A block of docs/certificates.md, from a line that starts so."""
-    page = (small_stacks.ROOT / "docs" / "certificates.md").read_text(encoding="utf-8")
+    """A block of docs/guides/certificates.md, from a line that starts so."""
+    page = (small_stacks.ROOT / "docs" / "guides" / "certificates.md").read_text(encoding="utf-8")
     return page[page.index(start) :].partition("```")[0]
 
 

@@ -209,7 +209,7 @@ def test_a_lever_is_compared_with_the_base_of_its_own_gpu() -> None:
         }
 
     first = [result("fused", "0", 100.0), result("fused", "1", 50.0)]
-    again = [result("fused", "0", 40.0)]  # another sitting: what comes after it is compared with it
+    again = [result("fused", "0", 40.0)]  # another run: what comes after it is compared with it
     rows = ablation.table(
         "fused",
         [

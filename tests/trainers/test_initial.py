@@ -13,7 +13,6 @@ import pytest
 import torch
 from agree import different, same_bits, same_sums
 
-import export
 import initial
 import options
 import presets
@@ -22,6 +21,7 @@ from conftest import Record
 from errors import RefusedError
 from layouts import prepare
 from models import hf_llama
+from tools import export
 
 transformers = pytest.importorskip("transformers")
 from huggingface_hub.errors import StrictDataclassError  # noqa: E402 - it comes with transformers

@@ -7,7 +7,8 @@ import torch
 from agree import same_bits, same_sums
 
 import presets
-from models import flux, flux_weights
+from models import flux
+from tools import flux_weights
 
 diffusers = pytest.importorskip("diffusers")
 

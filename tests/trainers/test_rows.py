@@ -1,4 +1,4 @@
-"""The founding documents' figures as data: all there, as published, and read strictly."""
+"""The published figures as data: all there, as published, and read strictly."""
 
 import json
 from pathlib import Path

@@ -346,7 +346,14 @@ def test_a_table_shows_how_a_failure_begins_and_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["table.py", "convergence.py", "cost.py", "../../trainers/tools/evaluate.py"]
+    "program",
+    [
+        "table.py",
+        "convergence.py",
+        "cost.py",
+        "../../trainers/tools/evaluate.py",
+        "../../trainers/tools/export.py",
+    ],
 )
 def test_a_python_without_torch_is_named_in_one_line(program: str) -> None:
     python = [sys.executable, "-E", "-S"]  # without its installed packages

@@ -3,7 +3,7 @@
 In: latents [batch, image tokens, 64], text [batch, text tokens, 4096], pooled text, noise and times. Out:
 mean squared error of the predicted velocity noise - latents (arXiv 2209.03003). In 19 blocks image and text
 have their own weights and share the attention; in 38 they are one sequence. Latents are synthetic and seeded
-by sample, so any rank can make them. Weights convert to and from diffusers' (flux_weights.py).
+by sample, so any rank can make them. Weights convert to and from diffusers' (tools/flux_weights.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ written, or with --check what differs.
 
 Run it in tests/acceptance: `python -m harness.derive`. A rule of derived.json says for some metrics and
 models which figure is the reference, which share of it these conditions should reach, and the margin; the
-first rule that fits a figure decides. docs/thresholds.md explains the rules.
+first rule that fits a figure decides. docs/reference/thresholds.md explains the rules.
 """
 
 import argparse

@@ -105,11 +105,11 @@ def interpreter(run_file: Mapping[str, Any]) -> dict[str, Any]:
 
 def inputs() -> dict[str, str | None]:
     """Digests of suites, trainers and thresholds, computed as stackcheck does for its frozen copy."""
-    bounds = TESTS / "acceptance" / "thresholds"
+    bounds, trainers = TESTS / "acceptance" / "thresholds", TESTS.parent / "trainers"
     suites = [TESTS / "conftest.py", TESTS / "pytest.ini", *_files(TESTS / "acceptance", without=bounds)]
     return {
         "suites": _digest(suites),
-        "trainers": _digest(_files(TESTS.parent / "trainers")),
+        "trainers": _digest(_files(trainers, without=trainers / "tools")),
         "thresholds": _digest(_files(bounds)),
         "matrix": None,
         "runner": None,

@@ -1,7 +1,8 @@
 """AMD devices through `amdsmi`. In: the library, in a child process; kernel files.
 Out: `Host`, `Sample`s, `Event`s.
 
-Tested with AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, not yet on AMD hardware: docs/amd.md.
+Tested with AMD's real libraries 6.1.2 and 10.1 on fabricated hosts, not yet on AMD hardware:
+docs/reference/amd.md.
 """
 
 import itertools

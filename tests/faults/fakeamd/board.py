@@ -1,7 +1,7 @@
 """The files of one GPU's own folder: memory, board, clocks, RAS, partitions, xGMI, firmware.
 
 In: a `HostState` and a GPU's number. Out: the tree below the device folder.
-Formats: the kernel's amdgpu documentation and sources; values are made up (docs/amd.md).
+Formats: the kernel's amdgpu documentation and sources; values are made up (docs/reference/amd.md).
 """
 
 from fakeamd import kfd

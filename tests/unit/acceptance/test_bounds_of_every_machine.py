@@ -220,7 +220,7 @@ def test_public_figures_say_how_they_were_measured(model: str) -> None:
         assert row["value"] > 0 < row["suggests"]
 
 
-# The first sitting measured in windows that met the power cap; no bound comes from it.
+# The first run measured in windows that met the power cap; no bound comes from it.
 EARLIER = {"suites-h200-x1-speed.json"}
 RUNS = [
     *(path for path in sorted(RESULTS.glob("suites-h?00-*.json")) if path.name not in EARLIER),

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+import asked
 from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
 from small_images import NOW, STACK_ID, certify, make_image, new_key, put, quiet
@@ -225,7 +226,7 @@ def test_verify_sets_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(verify, "open_store", opening)
     with pytest.raises(CertificateError, match="planted"):
-        verify.verify(
+        asked.verified(
             "127.0.0.1:1/a:b", public_key=KEY.public_key(), device_model="CPU", driver=None, now=NOW
         )
     assert told == [verify.TOTAL_S]

@@ -128,9 +128,7 @@ def read_everywhere(image: SmallImage, statement: Statement) -> None:
     verified_ = verify._verified(
         parse_reference(certified.reference),
         statement,
-        for_host.Wanted(
-            device_model="H200", driver="580.1", devices=1, tier=None, waivers=True, today=moment.date()
-        ),
+        for_host.Wanted(device_model="H200", driver="580.1"),
     )
     consumer._facts(verified_, KEY.public_key(), policy.MAX_AGE)
     consumer._notes(verified_)
@@ -138,7 +136,7 @@ def read_everywhere(image: SmallImage, statement: Statement) -> None:
     decide.standing([host], result_files.host("nvidia", "H200", driver="580.1"))
     candidates._is_for(host, SimpleNamespace(vendor="nvidia", devices=()))  # type: ignore[arg-type]
     list(published._of(statement, policy.MAX_AGE))
-    certified.for_host(device_model="H200", driver="580.1", devices=1, tier=None, waivers=True)
+    certified.for_host(for_host.Wanted(device_model="H200", driver="580.1"))
 
 
 def test_no_missing_or_wrong_member_of_a_signed_summary_is_a_traceback_in_any_reader(

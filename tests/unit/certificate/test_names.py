@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import asked
 from small_images import NOW, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import publish, verify
 from stackcheck.errors import CertificateError, ConfigurationError, PublishError
@@ -35,7 +36,7 @@ def released(folder: Path, name: str, *, signed: str | None = None, tag: str | N
 
 def verified(reference: str) -> verify.Verified:
     told: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return verify.verify(reference, now=NOW, **told)
+    return asked.verified(reference, now=NOW, **told)
 
 
 def test_a_tag_that_was_moved_to_another_certified_image_without_a_stack_is_refused(tmp_path: Path) -> None:

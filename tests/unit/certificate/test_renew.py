@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import asked
 import result_files
 from small_images import NOW, STACK_ID, certify, new_key, quiet
-from stackcheck.certificate import attachments, publish, renew, verify
+from stackcheck.certificate import attachments, publish, renew
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, facts
 from stackcheck.errors import PublishError
 from stackcheck.oci.layout import OciLayout
@@ -134,7 +135,7 @@ def test_weeks_of_renewals_leave_one_certificate_for_each_driver(tmp_path: Path,
     assert len([item for item in left if item.predicate_type == VSA]) == 2
     assert len([item for item in left if item.predicate_type == TEST_RESULT]) == 2
     for driver in (None, "6.16"):
-        found = verify.verify(
+        found = asked.verified(
             f"oci:{tmp_path / 'dist'}:{STACK_ID}",
             public_key=KEY.public_key(),
             device_model="CPU",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import asked
 from small_dist import DAY
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, keyring, keys, publish, revoke, signers, verify
@@ -49,7 +50,7 @@ def release(image: SmallImage, dist: Path, key: Any, **changes: Any) -> None:
 
 def verified(dist: Path, public_key: Any, name: str = f":{STACK_ID}") -> verify.Verified:
     told: dict[str, Any] = {"device_model": "CPU", "driver": None, "now": NOW + DAY}
-    return verify.verify(f"oci:{dist}{name}", public_key=public_key, **told)
+    return asked.verified(f"oci:{dist}{name}", public_key=public_key, **told)
 
 
 @pytest.mark.parametrize("signer", [OLD, NEW], ids=["old", "new"])

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 
+import asked
 from memory_registry import TARGET, WRITES, Host, MemoryRegistry
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, publish, reader, revoke, verify
@@ -126,7 +127,7 @@ def opened(store: Any) -> Iterator[None]:
 def accepted(registry: MemoryRegistry, name: str) -> bool:
     with opened(registry), contextlib.suppress(CertificateError):
         later = NOW + 2 * HOUR
-        verify.verify(f"{TARGET}{name}", public_key=PUBLIC, device_model="CPU", driver=None, now=later)
+        asked.verified(f"{TARGET}{name}", public_key=PUBLIC, device_model="CPU", driver=None, now=later)
         return True
     return False
 

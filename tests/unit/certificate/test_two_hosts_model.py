@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WHOLE = pytest.mark.skipif(
     "STACKCHECK_WHOLE_MODEL" not in os.environ,
-    reason="visits millions of states, for minutes each: STACKCHECK_WHOLE_MODEL=1 (docs/reliability.md)",
+    reason="visits millions of states: STACKCHECK_WHOLE_MODEL=1 (docs/reference/reliability.md)",
 )
 # Statements about the current image, as bits: its certificate, the renewals of A and B, and FAILED.
 P1, PA, PB, FAILED = 1, 2, 4, 8
@@ -338,5 +338,5 @@ def test_what_stays_possible_with_writes_that_arrive_late_is_what_the_docs_name(
     """`verify` never accepts the revoked image. Tags can be set back until the next command repairs them."""
     found = explore(newer_release(Protocol()), late=True, newer=True)
     assert found.faults == STATEMENTS | MOVED | TAG
-    text = (Path(__file__).parents[3] / "docs" / "certificates.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "certificates.md").read_text(encoding="utf-8")
     assert all(fault in " ".join(text.split()) for fault in found.faults)

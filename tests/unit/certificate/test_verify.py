@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import asked
 import result_files
 from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from small_registry import serving
-from stackcheck.certificate import attachments, policy, publish, storage_forms, verify
+from stackcheck.certificate import attachments, policy, publish, storage_forms
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, MissingError, RegistryError, compact_json
@@ -117,7 +118,7 @@ def test_another_key_is_refused(dist: Path) -> None:
 def test_an_unknown_tag_or_layout_is_refused(dist: Path) -> None:
     for reference in (f"oci:{dist}:other", f"oci:{dist / 'none'}:{STACK_ID}"):
         with pytest.raises(CertificateError):
-            verify.verify(reference, public_key=KEY.public_key(), device_model="CPU", driver=None)
+            asked.verified(reference, public_key=KEY.public_key(), device_model="CPU", driver=None)
 
 
 @pytest.mark.parametrize(("age", "accepted"), [(30 * DAY, True), (30 * DAY + dt.timedelta(seconds=1), False)])
@@ -185,7 +186,7 @@ def test_a_revocation_that_is_left_in_one_form_only_still_counts(dist: Path, ima
         store.write_blob(blob, lambda digest=blob.digest: old.read_blob(digest))
     store.write_manifest(restored, legacy)
     with pytest.raises(CertificateError, match="FAILED"):
-        verify.verify(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
+        asked.verified(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
 
 
 def test_a_tag_that_was_moved_to_an_uncertified_image_is_refused(dist: Path, tmp_path: Path) -> None:
@@ -290,9 +291,9 @@ def test_a_wrong_content_type_of_a_registry_is_named_and_not_called_another_imag
 
     with serving(answer) as (host, _seen):
         told: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-        assert verify.verify(f"{host}/a/b:{STACK_ID}", now=NOW, **told).digest == image.manifest_digest
+        assert asked.verified(f"{host}/a/b:{STACK_ID}", now=NOW, **told).digest == image.manifest_digest
         wrong = image.manifest_digest
         with pytest.raises(CertificateError, match="a media type that no image has") as caught:
-            verify.verify(f"{host}/a/b:{STACK_ID}", now=NOW, **told)
+            asked.verified(f"{host}/a/b:{STACK_ID}", now=NOW, **told)
     assert caught.value.got == (media_type or "none")
     assert OCI_MANIFEST in (caught.value.expected or "")

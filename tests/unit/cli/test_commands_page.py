@@ -1,4 +1,4 @@
-"""docs/commands.md lists every command and exit code; STACKCHECK_WRITE_GOLDEN=1 writes it."""
+"""docs/reference/commands.md lists every command and exit code; STACKCHECK_WRITE_GOLDEN=1 writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from stackcheck import cli, errors
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "commands.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "commands.md"
 HEAD = """# Commands
 
 `stackcheck COMMAND --help` says more of each. `tests/unit/cli/test_commands_page.py` writes this page.

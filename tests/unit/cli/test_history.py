@@ -10,9 +10,9 @@ import pytest
 
 from kept_runs import GEMM, PASSED, body, failed
 from small_checkout import call
+from stackcheck.cli.history import sparkline
 from stackcheck.history import export
 from stackcheck.history.history import open_history
-from stackcheck.history.sparkline import sparkline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -128,7 +128,7 @@ def test_the_committed_pictures_are_drawn_again_and_tell_what_is_measured(name: 
     done = CliRunner().invoke(app, [*PICTURES[name], "--plot", str(tmp_path / name)])
     assert done.exit_code == 0, done.output
     text = (tmp_path / name).read_text("utf-8")
-    assert text == (ROOT / "docs" / name).read_text("utf-8"), "stackcheck scale … --plot draws it anew"
+    assert text == (ROOT / "docs" / "reference" / name).read_text("utf-8"), "stackcheck scale --plot draws it"
     titles = {found.text or "" for found in ET.fromstring(text).iter(f"{SVG}title")}
     other = {
         "scaling-weak.svg": "measured: 2 GPUs, 96.0 %",

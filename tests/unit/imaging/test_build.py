@@ -72,9 +72,9 @@ def write_layout(folder: Path) -> None:
     def store(data: bytes, media_type: str) -> dict[str, object]:
         path = folder.parent / "blob.tmp"
         path.write_bytes(data)
-        from stackcheck.oci import archive
+        from stackcheck.oci.image_layout import _store
 
-        described = archive._store(folder, path, media_type)
+        described = _store(folder, path, media_type)
         path.unlink()
         return described
 

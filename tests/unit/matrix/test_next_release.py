@@ -1,4 +1,4 @@
-"""docs/matrix.md lets a newcomer add ROCm's next release by editing two files."""
+"""docs/reference/matrix.md lets a newcomer add ROCm's next release by editing two files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.rules import RuleSet
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "matrix.md").read_text(encoding="utf-8")
 # What the page says to add, table by table: ROCm 7.15 with PyTorch 2.16.
 ROWS: dict[str, tuple[str, Any]] = {
     "R1-upstream-rocm": ("2.16.0", ["7.14", "7.15"]),

@@ -172,7 +172,7 @@ def refuse(message: str) -> None:
 
 def sections() -> set[str]:
     """The anchors of the runbook's headings."""
-    text = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "runbook.md").read_text(encoding="utf-8")
     heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -188,7 +188,7 @@ def test_an_alert_has_the_worst_outcome_and_arrives_everywhere(outcome: str, web
     found = alert.of(PLANS[outcome])
     assert found.outcome == outcome
     assert alert.send(found, everybody(web, mail, when="always"), refuse)
-    link = f"docs/runbook.md#{alert.OUTCOMES[outcome][1]}"
+    link = f"docs/guides/runbook.md#{alert.OUTCOMES[outcome][1]}"
     posts = [body for method, _, body in web.asked if method == "POST"]
     assert len(posts) == 3
     assert all(link in body["text"] for body in posts)
@@ -279,7 +279,7 @@ def test_a_password_goes_to_a_trusted_encrypted_server_alone(
 def test_the_example_of_the_page_is_a_file_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "nightly.md").read_text(encoding="utf-8")
     path = write(tmp_path)
     path.write_text(page.partition("## Alerts")[2].split("```")[1])
     monkeypatch.setenv("SLACK_WEBHOOK", "https://hooks.example.org/x")

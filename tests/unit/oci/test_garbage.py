@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import asked
 from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, certify, make_image, put, quiet
 from stackcheck.certificate import attachments, publish, revoke, verify
@@ -52,7 +53,7 @@ def assert_all_verify(dist: Path) -> None:
     tags = images_of(OciLayout(dist))
     assert len(tags) == 3  # the floating one, and one for each image
     for tag in tags:
-        verify.verify(
+        asked.verified(
             f"oci:{dist}:{tag}", public_key=KEY.public_key(), device_model="CPU", driver=None, now=NOW + DAY
         )
 
@@ -243,7 +244,7 @@ def test_a_revocation_leaves_no_garbage_and_is_still_read(dist: Path) -> None:
     assert layout.unreferenced() == {}
     second = next(tag for tag in reversed(images_of(layout)) if tag != STACK_ID)
     with pytest.raises(CertificateError, match="FAILED"):
-        verify.verify(
+        asked.verified(
             f"oci:{dist}:{second}",
             public_key=KEY.public_key(),
             device_model="CPU",

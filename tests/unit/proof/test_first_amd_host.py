@@ -1,7 +1,7 @@
 """The first hour on an AMD machine, with fabricated figures: from derived to measured bounds, one command.
 
 The figures are made up: each lies a tenth above its derived bound. What is proven is the flow that
-docs/first-amd-host.md describes, and not a speed of any device.
+docs/guides/first-amd-host.md describes, and not a speed of any device.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def test_a_made_up_run_is_no_baseline(checkout: Path, tmp_path: Path) -> None:
     assert derive(checkout, "--check").returncode == 0  # nothing was written
 
 
-PAGE = ROOT / "docs" / "first-amd-host.md"
+PAGE = ROOT / "docs" / "guides" / "first-amd-host.md"
 
 
 def commands() -> list[list[str]]:

@@ -19,7 +19,7 @@ def text(name: str) -> str:
 
 
 def test_uplot_is_the_release_that_the_page_of_the_report_names() -> None:
-    told = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    told = (ROOT / "docs" / "guides" / "report.md").read_text(encoding="utf-8")
     version = re.search(r"\(v([0-9.]+)\)", text("uPlot.iife.min.js"))
     assert version
     assert f"uPlot {version[1]}" in told

@@ -1,4 +1,4 @@
-"""The call chains of docs/architecture.md name only what exists, and leave no call back out."""
+"""The call chains of docs/reference/architecture.md name only what exists, and leave no call back out."""
 
 from __future__ import annotations
 
@@ -136,7 +136,12 @@ def test_a_call_back_counts_once_for_each_place(tmp_path: Path, line: str, count
 
 
 def test_every_call_back_to_an_earlier_room_is_in_the_chains() -> None:
-    assert hidden((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), ROOT / "stackcheck") == []
+    assert (
+        hidden(
+            (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8"), ROOT / "stackcheck"
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_a_call_back_that_is_left_out_is_found(tmp_path: Path, body: str) -> Non
 
 
 def test_every_function_of_the_call_chains_exists() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8")
     assert missing(page) == []
     assert len(set(named(page))) > 50
 

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = (".", ".github", "docs", "docs/results", "images", "benchmarks", "stackcheck", "tests", "trainers")
+PAGES = (
+    ".",
+    ".github",
+    "docs",
+    "docs/guides",
+    "docs/reference",
+    "docs/results",
+    "images",
+    "benchmarks",
+    "stackcheck",
+    "tests",
+    "trainers",
+)
 PLACES = ("docs", "images", "stackcheck", "tests", "trainers", "benchmarks", ".ci", ".github")
 README_LINES = 100
 
@@ -75,7 +87,7 @@ def test_the_readme_is_short() -> None:
         "see [the matrix](../nowhere/)",
         "see [below](#not-a-heading)",
         "see [the page](page.md#not-a-heading)",
-        "see `docs/matrix.md`",
+        "see `docs/reference/matrix.md`",
         "see `tests/unit/*.py`",
         "see `tests/unit/test_matrix.py::test_one`",
     ],

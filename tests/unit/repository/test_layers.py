@@ -1,4 +1,4 @@
-"""Imports go down the list of rooms (docs/architecture.md), without exceptions."""
+"""Imports go down the list of rooms (docs/reference/architecture.md), without exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/trust.md: each incident once, and every check, rule, known issue and fault that it names exists."""
+"""docs/reference/trust.md: each incident once; the checks, rules, issues and faults that it names exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "trust.md").read_text(encoding="utf-8")
 RULES = {rule.id for rule in compat.load(ROOT / "images" / "compat.yaml")}
 ISSUES = {issue.id: issue for issue in known_issues.load(ROOT / "images" / "known-issues.yaml")}
 INCIDENTS, LEAST_REFUSED = 40, 33

@@ -14,11 +14,12 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+import asked
 import result_files
 from small_checkout import CHECKS, FakeEngine
 from small_images import make_image
 from stackcheck import flow
-from stackcheck.certificate import keys, verify
+from stackcheck.certificate import keys
 from stackcheck.history.history import open_history
 from stackcheck.imaging.image import describe
 from stackcheck.matrix import matrix, resolve
@@ -217,7 +218,7 @@ class Nights:
 
     def verify(self, stack: Stack, driver: str) -> Verified:
         """What a user of a node with this driver gets now."""
-        return verify.verify(
+        return asked.verified(
             f"{self.target}:{stack.id}",
             public_key=keys.load_or_create(self.key).public_key(),
             device_model=MODEL,

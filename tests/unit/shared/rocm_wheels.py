@@ -22,24 +22,9 @@ if TYPE_CHECKING:
 def torch(mirror: Mirror, stack: Stack) -> None:
     """torch with what it needs, where its makers put it."""
     assert stack.triton
-    assert stack.collective
     python = f"cp{stack.python.replace('.', '')}"
     release = stack.runtime_version or ""
-    major, minor, patch = (int(part) for part in release.split("."))
-    numbers = [int(part) for part in stack.collective.version.split(".")]
-    codes = {
-        "hip": major * 10_000_000 + minor * 100_000 + patch,
-        "rccl": numbers[0] * 10_000 + numbers[1] * 100 + numbers[2],
-    }
-    libraries = mirror.scratch / f"libraries-{release}"
-    if not libraries.exists():
-        split = stack.layout == "amdrocm"
-        for stem in standins.ROCM_LIBRARIES:
-            standins.library(libraries, stem, codes, split=split)
-        for stem in ("libtorch_hip", "libtorch_cpu"):
-            standins.library(libraries, stem, codes)
-        standins.library(libraries, "libamd_smi", codes, suffix=".so.26")
-        standins.library(libraries, "librocm_kpack", codes, suffix=".so.1")
+    libraries = _libraries(mirror, stack)
     own = {
         "torch/lib/" + name: (libraries / name).read_bytes()
         for name in ("libtorch_hip.so", "libtorch_cpu.so")
@@ -69,22 +54,53 @@ def torch(mirror: Mirror, stack: Stack) -> None:
         else:
             own |= {f"torch/lib/{name}": body for name, body in of_rocm.items()} | kernels("torch/")
     needs.append(f"{stack.triton.name}=={triton_version}")
-    modules = {
+    standins.wheel(
+        place, "torch", version, {**own, **_modules(stack, version, folders)}, needs=needs, tag=tag
+    )
+    triton = {
+        "triton/__init__.py": standins.TRITON.format(version=stack.triton.version),
+        **standins.TRITON_FILES,
+    }
+    standins.wheel(triton_place, stack.triton.name, triton_version, triton, tag=tag)
+
+
+def _libraries(mirror: Mirror, stack: Stack) -> Path:
+    """A folder with the stand-ins of a release's libraries, made once."""
+    assert stack.collective
+    release = stack.runtime_version or ""
+    major, minor, patch = (int(part) for part in release.split("."))
+    numbers = [int(part) for part in stack.collective.version.split(".")]
+    codes = {
+        "hip": major * 10_000_000 + minor * 100_000 + patch,
+        "rccl": numbers[0] * 10_000 + numbers[1] * 100 + numbers[2],
+    }
+    libraries = mirror.scratch / f"libraries-{release}"
+    if not libraries.exists():
+        split = stack.layout == "amdrocm"
+        for stem in standins.ROCM_LIBRARIES:
+            standins.library(libraries, stem, codes, split=split)
+        for stem in ("libtorch_hip", "libtorch_cpu"):
+            standins.library(libraries, stem, codes)
+        standins.library(libraries, "libamd_smi", codes, suffix=".so.26")
+        standins.library(libraries, "librocm_kpack", codes, suffix=".so.1")
+    return libraries
+
+
+def _modules(stack: Stack, version: str, folders: Sequence[str]) -> dict[str, str]:
+    """The Python files of torch, which answer what the suites and the tool ask."""
+    assert stack.collective
+    release = stack.runtime_version or ""
+    rccl = tuple(int(part) for part in stack.collective.version.split("."))
+    return {
         "torch/__init__.py": standins.TORCH.format(
             version=version, folders=folders, names=(*standins.ROCM_LIBRARIES, "libtorch_cpu", "libtorch_hip")
         ),
         "torch/version.py": standins.TORCH_VERSION.format(hip=f"{release}-stand-in"),
         "torch/_C.py": standins.TORCH_C.format(archs=" ".join(standins.ARCHS)),
         "torch/cuda/__init__.py": standins.TORCH_CUDA,
-        "torch/cuda/nccl.py": standins.TORCH_NCCL.format(rccl=tuple(numbers)),
+        "torch/cuda/nccl.py": standins.TORCH_NCCL.format(rccl=rccl),
         "torch/distributed/__init__.py": standins.TORCH_DISTRIBUTED,
     }
-    standins.wheel(place, "torch", version, {**own, **modules}, needs=needs, tag=tag)
-    triton = {
-        "triton/__init__.py": standins.TRITON.format(version=stack.triton.version),
-        **standins.TRITON_FILES,
-    }
-    standins.wheel(triton_place, stack.triton.name, triton_version, triton, tag=tag)
 
 
 def kernels(below: str, archs: Sequence[str] = standins.ARCHS) -> dict[str, bytes]:

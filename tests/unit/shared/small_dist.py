@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+import asked
 from small_images import NOW, STACK_ID, certify, new_key, quiet
 from stackcheck.certificate import publish, verify
 
@@ -35,4 +36,4 @@ def verified(dist: Path, **changes: Any) -> verify.Verified:
         "driver": None,
         "now": NOW + DAY,
     }
-    return verify.verify(f"oci:{dist}:{STACK_ID}", **(arguments | changes))
+    return asked.verified(f"oci:{dist}:{STACK_ID}", **(arguments | changes))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+import asked
 from small_checkout import CPU_STACK, FakeEngine
 from stackcheck import flow
 from stackcheck.certificate import keys, signing, verify
@@ -70,7 +71,7 @@ class Job:
         return outcome
 
     def verify(self, key: Path | None = None) -> verify.Verified:
-        return verify.verify(
+        return asked.verified(
             f"oci:{self.dist}:{CPU_STACK}",
             public_key=keys.load_or_create(key or self.settings.key).public_key(),
             device_model="CPU",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import asked
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import publish, revoke, verify
 from stackcheck.errors import PublishError, StackcheckError
@@ -51,7 +52,7 @@ class Publisher:
     def verify(
         self, reference: str | None = None, now: dt.datetime = NOW + 3 * HOUR, **host: Any
     ) -> verify.Verified:
-        return verify.verify(
+        return asked.verified(
             reference or self.reference,
             public_key=self.key.public_key(),
             now=now,

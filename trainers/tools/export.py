@@ -1,6 +1,6 @@
 """Write a full checkpoint as a model of transformers: config.json and model.safetensors, in float32.
 
-    python trainers/export.py RUNS/8b/step_00010000 OUT
+    python trainers/tools/export.py RUNS/8b/step_00010000 OUT
 
 In: a checkpoint that holds whole weights. Out: a folder that from_pretrained reads, and --weights. Exit code
 2: it holds none, or its family has no form there.
@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from errors import RefusedError, require_torch
+if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from errors import require_torch
 
-if __name__ == "__main__":
     require_torch(__file__)
 
 import checkpoint
@@ -24,6 +25,7 @@ import initial
 import presets
 import pretrained
 import whole
+from errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

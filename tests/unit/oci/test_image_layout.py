@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stackcheck.errors import EngineError, FileError
-from stackcheck.oci import archive
+from stackcheck.errors import ConfigurationError, EngineError, FileError
 from stackcheck.oci.documents import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, IntegrityError, sha256
+from stackcheck.oci.image_layout import OCI_CONFIG, ImageLayout, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,8 @@ CONFIG = b'{"rootfs": {"type": "layers", "diff_ids": []}}'
 SAVED_ID = f"sha256:{hashlib.sha256(CONFIG).hexdigest()}"
 
 
-def unpack(saved: bytes, layout: Path) -> str:
-    return archive.unpack([saved], layout, architecture="amd64", image_id=SAVED_ID)
+def unpacked(saved: bytes, layout: Path) -> str:
+    return unpack([saved], layout, architecture="amd64", image_id=SAVED_ID)
 
 
 @pytest.fixture
@@ -43,11 +43,13 @@ def saved() -> bytes:
 
 
 def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved: bytes, tmp_path: Path) -> None:
-    digest = unpack(saved, tmp_path / "oci")
-    assert archive.manifest_digest(tmp_path / "oci") == digest
-    manifest = archive.read_json(tmp_path / "oci", digest)
+    digest = unpacked(saved, tmp_path / "oci")
+    assert ImageLayout(tmp_path / "oci").image().digest == digest
+    manifest = ImageLayout(tmp_path / "oci").json(digest)
     assert manifest["config"]["digest"] == SAVED_ID
-    assert [archive.blob(tmp_path / "oci", layer["digest"]).read_bytes() for layer in manifest["layers"]] == [
+    assert [
+        ImageLayout(tmp_path / "oci").blob_path(layer["digest"]).read_bytes() for layer in manifest["layers"]
+    ] == [
         b"first layer",
         b"second layer",
     ]
@@ -60,7 +62,7 @@ def test_an_engine_that_saves_another_image_than_the_named_one_is_refused(
     """A tag that moves between the look and the save, and an engine that answers for another id."""
     for other in (sha256(b"another"), SAVED_ID[:-1] + "x", "a/b:1", ""):
         with pytest.raises(EngineError, match="another image"):
-            archive.unpack([saved], tmp_path / "oci", architecture="amd64", image_id=other)
+            unpack([saved], tmp_path / "oci", architecture="amd64", image_id=other)
     assert not list(tmp_path.iterdir())
 
 
@@ -79,95 +81,93 @@ def test_the_id_may_be_of_the_manifest_or_of_an_index_above_it_and_of_no_other_b
         return json.dumps({"manifests": [{"mediaType": kind, "digest": digest, "size": 1}]}).encode()
 
     config = put(CONFIG)
-    document = {"mediaType": OCI_MANIFEST, "config": {"digest": config}, "layers": []}
+    pointer = {"mediaType": OCI_CONFIG, "digest": config, "size": len(CONFIG)}
+    document = {"mediaType": OCI_MANIFEST, "config": pointer, "layers": []}
     manifest = put(json.dumps(document).encode())
     inner = put(listing(OCI_MANIFEST, manifest))
     outer = put(listing(OCI_INDEX, inner))
     saved = tar_of({"index.json": listing(kind, outer), **blobs, "blobs/sha256/" + "0" * 64: b"x"})
     for good in (config, manifest, inner, outer):
-        found = archive.unpack([saved], tmp_path / "oci", architecture="amd64", image_id=good)
+        found = unpack([saved], tmp_path / "oci", architecture="amd64", image_id=good)
         assert found == manifest
     with pytest.raises(EngineError, match="another image"):
-        archive.unpack([saved], tmp_path / "oci", architecture="amd64", image_id="sha256:" + "0" * 64)
+        unpack([saved], tmp_path / "oci", architecture="amd64", image_id="sha256:" + "0" * 64)
 
 
 def test_a_written_tar_comes_back_as_the_same_manifest(saved: bytes, tmp_path: Path) -> None:
-    digest = unpack(saved, tmp_path / "oci")
-    with archive.stream(tmp_path / "oci", "stackcheck/x:1") as source:
+    digest = unpacked(saved, tmp_path / "oci")
+    with ImageLayout(tmp_path / "oci").stream("stackcheck/x:1") as source:
         data = source.read()
-    assert archive.unpack([data], tmp_path / "again", architecture="amd64", image_id=SAVED_ID) == digest
+    assert unpack([data], tmp_path / "again", architecture="amd64", image_id=SAVED_ID) == digest
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         index = json.loads(tar.extractfile("index.json").read())
     assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == "docker.io/stackcheck/x:1"
 
 
 def test_equal_images_give_equal_tars(saved: bytes, tmp_path: Path) -> None:
-    unpack(saved, tmp_path / "oci")
+    unpacked(saved, tmp_path / "oci")
     written = []
     for _ in range(2):
         buffer = io.BytesIO()
-        archive.write(tmp_path / "oci", "a/b:1", buffer)
+        ImageLayout(tmp_path / "oci").write_tar("a/b:1", buffer)
         written.append(buffer.getvalue())
     assert written[0] == written[1]
 
 
 def test_an_archive_cut_short_leaves_the_old_layout(saved: bytes, tmp_path: Path) -> None:
-    digest = unpack(saved, tmp_path / "oci")
+    digest = unpacked(saved, tmp_path / "oci")
     with pytest.raises((tarfile.TarError, OSError)):
-        archive.unpack([saved[:700]], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID)
-    assert archive.manifest_digest(tmp_path / "oci") == digest
+        unpack([saved[:700]], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID)
+    assert ImageLayout(tmp_path / "oci").image().digest == digest
     assert [path.name for path in tmp_path.iterdir()] == ["oci"]
 
 
 def test_a_path_out_of_the_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tarfile.TarError):
-        archive.unpack(
-            [tar_of({"../escaped": b"x"})], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID
-        )
+        unpack([tar_of({"../escaped": b"x"})], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID)
     assert not (tmp_path / "escaped").exists()
 
 
 def test_two_manifests_in_a_layout_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"manifests": [{"digest": "a"}, {"digest": "b"}]}')
-    with pytest.raises(EngineError, match="exactly one manifest"):
-        archive.manifest_digest(tmp_path)
+    with pytest.raises(ConfigurationError, match="damaged") as caught:
+        ImageLayout(tmp_path).image()
+    assert "malformed" in str(caught.value)
 
 
 def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
-    digest = unpack(saved, tmp_path / "oci")
+    digest = unpacked(saved, tmp_path / "oci")
     out = tmp_path / "out" / "image.tar"
-    archive.export(tmp_path / "oci", "stackcheck/x:1", out)
-    assert (
-        archive.unpack([out.read_bytes()], tmp_path / "again", architecture="amd64", image_id=SAVED_ID)
-        == digest
-    )
-    layer = archive.read_json(tmp_path / "oci", digest)["layers"][0]["digest"]
-    path = archive.blob(tmp_path / "oci", layer)
+    ImageLayout(tmp_path / "oci").export("stackcheck/x:1", out)
+    assert unpack([out.read_bytes()], tmp_path / "again", architecture="amd64", image_id=SAVED_ID) == digest
+    layer = ImageLayout(tmp_path / "oci").json(digest)["layers"][0]["digest"]
+    path = ImageLayout(tmp_path / "oci").blob_path(layer)
     path.write_bytes(b"First layer")
     other = tmp_path / "out" / "other.tar"
     with pytest.raises(IntegrityError):
-        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
+        ImageLayout(tmp_path / "oci").export("stackcheck/x:1", other)
     path.unlink()
     with pytest.raises(IntegrityError, match="incomplete"):
-        archive.export(tmp_path / "oci", "stackcheck/x:1", other)
+        ImageLayout(tmp_path / "oci").export("stackcheck/x:1", other)
     assert [item.name for item in out.parent.iterdir()] == ["image.tar"]
 
 
 def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
     saved: bytes, tmp_path: Path
 ) -> None:
-    digest = unpack(saved, tmp_path / "oci")
-    layer = archive.read_json(tmp_path / "oci", digest)["layers"][1]["digest"]
-    archive.blob(tmp_path / "oci", layer).unlink()
-    with pytest.raises(EngineError, match="incomplete"), archive.stream(tmp_path / "oci", "a/b:1") as source:
+    digest = unpacked(saved, tmp_path / "oci")
+    layer = ImageLayout(tmp_path / "oci").json(digest)["layers"][1]["digest"]
+    ImageLayout(tmp_path / "oci").blob_path(layer).unlink()
+    stored = ImageLayout(tmp_path / "oci")
+    with pytest.raises(IntegrityError, match="incomplete"), stored.stream("a/b:1") as source:
         source.read()
 
 
 def test_a_place_that_may_not_be_written_to_is_named(saved: bytes, tmp_path: Path) -> None:
-    unpack(saved, tmp_path / "oci")
+    unpacked(saved, tmp_path / "oci")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileError) as caught:
-        archive.export(tmp_path / "oci", "a/b:1", tmp_path / "file" / "image.tar")
+        ImageLayout(tmp_path / "oci").export("a/b:1", tmp_path / "file" / "image.tar")
     assert str(tmp_path / "file") in str(caught.value)
 
 
@@ -187,17 +187,31 @@ def test_a_manifest_repeats_the_labels_and_the_date_of_its_config(tmp_path: Path
     files = {"manifest.json": json.dumps(listed).encode(), "c.json": json.dumps(config).encode()}
     layout = tmp_path / "oci"
     saved, name = tar_of({**files, "l/layer.tar": b"layer"}), sha256(files["c.json"])
-    before = archive.unpack([saved], layout, architecture="amd64", image_id=name)
-    plain = archive.read_json(layout, before)
+    before = unpack([saved], layout, architecture="amd64", image_id=name)
+    plain = ImageLayout(layout).json(before)
     for _ in range(2):  # the second time changes nothing
-        archive.annotate(layout)
-        digest = archive.manifest_digest(layout)
-        stated = archive.read_json(layout, digest)
+        ImageLayout(layout).annotate()
+        digest = ImageLayout(layout).image().digest
+        stated = ImageLayout(layout).json(digest)
         assert stated.pop("annotations") == {
             "org.opencontainers.image.title": "a, b",
             "org.opencontainers.image.created": "2026-01-01T00:00:00Z",
         }
         assert stated == plain
-        assert {path.name for path in layout.glob("blobs/sha256/*")} == {
-            name.removeprefix("sha256:") for name in archive.blobs_of(layout, digest)
-        }
+        named = {blob.digest.removeprefix("sha256:") for blob in ImageLayout(layout).blobs()}
+        assert {path.name for path in layout.glob("blobs/sha256/*")} == named
+
+
+@pytest.mark.parametrize("kind", ["manifest", "config", "layer"])
+def test_no_blob_is_used_that_is_not_what_its_digest_names(kind: str, saved: bytes, tmp_path: Path) -> None:
+    """One changed byte, of equal length: before, the file's name was believed."""
+    unpacked(saved, tmp_path / "oci")
+    stored = ImageLayout(tmp_path / "oci")
+    manifest, config, layer, _ = stored.blobs()
+    path = stored.blob_path({"manifest": manifest, "config": config, "layer": layer}[kind].digest)
+    path.write_bytes(path.read_bytes().replace(b"r", b"s", 1))
+    with pytest.raises((ConfigurationError, IntegrityError)), stored.stream("a/b:1") as source:
+        source.read()
+    if kind != "layer":
+        with pytest.raises(ConfigurationError, match="damaged"):
+            stored.config()
