@@ -23,8 +23,8 @@ app = new_app()
 def first_host(
     stack: Annotated[str, typer.Argument(metavar="STACK", help="The id of the stack to build and test.")],
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where what was seen goes.")
+    record: Annotated[
+        Path, typer.Option("--record", metavar="FILE", help="Where what was seen goes.")
     ] = Path("first-host.json"),
     root: Root = HERE,
 ) -> None:
@@ -45,10 +45,10 @@ def first_host(
     wanted = hour.steps(found[0], root)
     done = [*hour.follow(wanted, root, sys.stderr.write)]
     told = hour.document(done, wanted)
-    atomic.write_atomically(output, [json.dumps(told, indent=1).encode() + b"\n"])
+    atomic.write_atomically(record, [json.dumps(told, indent=1).encode() + b"\n"])
     last = done[-1]
     ended = f"step {last.number} ended with exit code {last.exit_code}" if last.exit_code else "none"
-    step = f"compare with docs/first-amd-host.md, then attach {output} to an issue"
-    print_facts({"steps": str(len(done)), "surprise": ended, "file": str(output), "next": step})
+    step = f"compare with docs/first-amd-host.md, then attach {record} to an issue"
+    print_facts({"steps": str(len(done)), "surprise": ended, "file": str(record), "next": step})
     if last.exit_code:
         raise typer.Exit(last.exit_code)

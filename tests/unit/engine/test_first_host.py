@@ -119,7 +119,7 @@ def test_the_verb_ends_as_the_step_that_stopped_and_leaves_the_file(
     monkeypatch.setattr(first_host, "_run", at([0, 11], calls, tmp_path))
     monkeypatch.setattr(vendors, "kernel_record", lambda: ({"module/amdgpu/version": "6.12.12"}, ()))
     output = tmp_path / "told.json"
-    done = CliRunner().invoke(app, ["first-host", STACK, "--output", str(output), "--root", str(ROOT)])
+    done = CliRunner().invoke(app, ["first-host", STACK, "--record", str(output), "--root", str(ROOT)])
     assert done.exit_code == 11, done.output
     assert "step 4 ended with exit code 11" in done.output
     told = json.loads(output.read_text(encoding="utf-8"))
