@@ -70,7 +70,7 @@ amd-hosts:
 
 amd-calls: amd-hosts
 	@$(STAGE) "AMD's module without calls" $(PYTEST) -q -n 3 tests/faults/test_amd_missing_calls.py \
-		tests/faults/test_first_amd_page.py
+		tests/faults/test_first_amd_page.py tests/faults/test_amd_releases.py tests/faults/test_first_host_file.py
 
 # It takes the root file system that those made, and Python and torch from the image.
 amd-whole: amd-hosts image-again
@@ -80,7 +80,8 @@ slow-faults: image-again
 	@$(STAGE) "slow planted faults" .venv/bin/stackcheck run "$(IMAGE)" -- python -m pytest tests/faults -q -m slow \
 		-p no:cacheprovider --ignore tests/faults/test_amd_hosts.py --ignore tests/faults/test_amd_readings.py \
 		--ignore tests/faults/test_amd_whole_run.py --ignore tests/faults/test_amd_missing_calls.py \
-		--ignore tests/faults/test_first_amd_page.py --ignore tests/faults/test_nvidia_verdicts.py
+		--ignore tests/faults/test_first_amd_page.py --ignore tests/faults/test_nvidia_verdicts.py \
+		--ignore tests/faults/test_amd_releases.py --ignore tests/faults/test_first_host_file.py
 
 slow-trainers: image-again peers
 	@$(STAGE) "slow trainers" $(IN_IMAGE) $(TRAINERS) -m slow

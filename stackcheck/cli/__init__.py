@@ -40,6 +40,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Make": {
         "doctor": ("host", "Show what this host has and lacks, with the commands that fix it."),
+        "first-host": ("first_host", "Follow the page of the first AMD host, and pack what was seen."),
         "list": ("matrix", "List the stacks of the matrix and whether each is locked."),
         "explain": ("explain", "Show why a combination is allowed or refused, with the rules."),
         "images": ("make", "Build, test, certify and publish what this host can run."),

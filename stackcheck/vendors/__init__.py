@@ -174,6 +174,16 @@ def module(vendor: Vendor) -> VendorModule:
     return modules[vendor]
 
 
+def kernel_record() -> tuple[Mapping[str, object], tuple[str, ...]]:
+    """The kernel's files of this host's GPUs, to show to others, and the identities that nothing may show.
+
+    Only AMD's are known: NVIDIA's driver tells through its library alone.
+    """
+    from stackcheck.vendors import amd_record
+
+    return amd_record.record(), amd_record.identities()
+
+
 def detect() -> Vendor:
     """The vendor of this host's devices; `cpu` where there is no GPU.
 

@@ -68,6 +68,7 @@ class Named:
         return planting.device_check(self.function)
 
 
+MI210X8 = "MI210 x8 is known, and cannot be certified yet"
 NAMED = (
     Named(
         "gpu-missing",
@@ -147,6 +148,88 @@ NAMED = (
         also=("MI325X x7 and unknown",),
     ),
     Named("firmware-differs", "test_firmware_is_equal", "CP_MEC1", outcome="invalid"),
+    Named("pcie-gen4-mi355x", "test_pcie_link_is_full", "device 3: PCIe generation 4", outcome="invalid"),
+    Named(
+        "pcie-gen3-mi210",
+        "test_pcie_link_is_full",
+        "device 3: PCIe generation 3",
+        outcome="invalid",
+        also=(MI210X8,),
+    ),
+    Named("ecc-deferred-mi325x", "test_memory_is_healthy", "device 3: 2 uncorrectable", outcome="invalid"),
+    Named(
+        "ecc-before-run-mi210",
+        "test_memory_is_healthy",
+        "device 3: 1 uncorrectable",
+        outcome="invalid",
+        also=(MI210X8,),
+    ),
+    Named("bad-pages-mi355x", "test_memory_is_healthy", "device 3: 1 pending", outcome="invalid"),
+    Named(
+        "ecc-during-run-mi355x",
+        "test_no_memory_error_since_the_start",
+        "device 5: uncorrectable grew from 0 to 1",
+        outcome="invalid",
+    ),
+    Named(
+        "xgmi-error-mi325x",
+        "test_no_link_error_since_the_start",
+        "1-3: link errors grew from 0 to 1",
+        outcome="invalid",
+        also=("device 3: uncorrectable grew from 0 to 1",),  # the sum of all blocks has it too
+    ),
+    Named("pcie-pair-mi355x", "test_every_pair_is_linked", "0-7: pcie", outcome="invalid"),
+    Named(
+        "power-cap-mi355x",
+        "test_power_cap_is_the_default",
+        "device 3: power cap 1000.0 W, expected the default 1400.0 W",
+        outcome="invalid",
+    ),
+    Named(
+        "power-cap-mi250",
+        "test_power_cap_is_the_default",
+        "device 2: power cap 500.0 W, expected the default 560.0 W",
+        outcome="invalid",
+    ),
+    *(
+        Named(
+            f"throttling-{name}",
+            "test_nothing_throttles",
+            f"device 3 throttles: {words}",
+            (NEW,),
+            outcome="invalid",
+            also=(f"device 3 throttled: {words}",),
+        )
+        for name, words in (
+            ("socket_thm", "socket temperature"),
+            ("vr_thm", "voltage regulator temperature"),
+            ("hbm_thm", "HBM temperature"),
+        )
+    ),
+    Named(
+        "nps2-mi355x",
+        "test_partition_is_the_reference",
+        "device 3: memory NPS2",
+        outcome="invalid",
+        also=("MI355X x7 and unknown", "device 3: SPX/NPS2"),
+    ),
+    Named(
+        "dpx",
+        "test_partition_is_the_reference",
+        "device 3: compute DPX",
+        outcome="invalid",
+        also=("MI300X x7 and unknown", "device 3: DPX/NPS1"),
+    ),
+    Named("firmware-differs-mi355x", "test_firmware_is_equal", "SDMA", outcome="invalid"),
+    Named(
+        "gpu-missing-mi210",
+        "test_the_host_offers_what_devices_need",
+        "0000:26:00.0: on the PCI bus",
+        outcome="invalid",
+        also=("MI210 x3 is known, and cannot be certified yet",),
+    ),
+    Named("page-fault-mi250", "test_no_fault_was_reported", "device 1"),
+    Named("reset-mi355x", "test_no_fault_was_reported", "device 0", outcome="invalid"),
     Named("numa-elsewhere", "test_numa_nodes_of_devices_are_ours", "device 3 is on NUMA node 1"),
     Named(
         "driver-too-old",
@@ -212,7 +295,7 @@ def hip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    state: str,
+    state: str | Path,
     used: Library,
     out: Path,
     environment: Mapping[str, str] | None = None,
@@ -227,7 +310,7 @@ def run(
         "python3 -m pytest /stackcheck/tests --gpu-vendor amd -k devices -p torchless -p no:cacheprovider"
     )
     done = host.run(
-        STATES[state],
+        state if isinstance(state, Path) else STATES[state],
         used,
         [*command.split(), "--result-dir", "/stackcheck/out", "--lease-dir", "/tmp/leases"],
         binds={
@@ -244,7 +327,7 @@ def run(
             **(
                 {
                     "FAKEHIP": f"/stackcheck/hip/{fakehip.NAMES[0]}",
-                    "FAKEHIP_DEVICES": listed(state, fault),
+                    "FAKEHIP_DEVICES": listed(str(state), fault),
                     "FAKEHIP_FAULT": fault,
                 }
                 if hip
@@ -379,6 +462,7 @@ def test_what_a_release_cannot_show_is_skipped_and_says_so(
 
 def test_every_planted_state_has_a_check_that_names_it() -> None:
     assert {fault.name for fault in FAULTS} == {named.state for named in NAMED}
+    assert len(NAMED) >= 40
 
 
 @pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)

@@ -1,10 +1,11 @@
-"""AMD's own Python modules of ROCm 6.2, 6.4 and 7.0 over a stand-in for their library: one device is read.
+"""AMD's own Python modules of ROCm 6.2 to 7.0 over a stand-in for their library: one device is read.
 
 The real libraries of 6.1.2 and 10.1 run in tests/faults/test_amd_hosts.py. Between them calls, keys,
 structures and enumerations changed. These packages of the index are AMD's, and only libamd_smi.so is missing.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,17 @@ import pytest
 pytestmark = pytest.mark.integration
 
 PROGRAM = Path(__file__).resolve().parents[1] / "faults/amdsmi_standin.py"
-RELEASES = ("6.2.4", "6.4.3", "7.0.2")
-WITH_PROFILES = ("6.4.3", "7.0.2")  # these answer "N/A" where the driver has no profile, and raise nothing
+sys.path.insert(0, str(PROGRAM.parent))
+
+import amdsmi_releases  # noqa: E402
+from fakeamd import rootfs  # noqa: E402
+
+RELEASES = tuple(amdsmi_releases.table())
+WITH_PROFILES = (
+    "6.3.3",
+    "6.4.3",
+    "7.0.2",
+)  # these answer "N/A" where the driver has no profile, and raise nothing
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +84,15 @@ def test_drivers_without_and_with_a_new_version_are_unlisted(packages: Path, rel
     assert (kernel["driver"], kernel["support"]) == ("N/A", "unlisted")
     new = read(packages, release, "new")
     assert (new["driver"], new["support"]) == ("6.19.14.31400000", "unlisted")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_table_has_what_each_release_does_not_tell(packages: Path, release: str) -> None:
+    """The fabricated hosts of tests/faults/test_amd_releases.py go by it."""
+    newest = rootfs.ensure(rootfs.LIBRARIES[-1]) / "usr/lib/python3/dist-packages"
+    found = amdsmi_releases.lacking(amdsmi_releases.told(packages / release), amdsmi_releases.told(newest))
+    table = dict(amdsmi_releases.table())
+    if os.environ.get("STACKCHECK_WRITE_GOLDEN"):
+        table[release] = {**table[release], **found}
+        amdsmi_releases.FILE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    assert {name: table[release][name] for name in found} == found

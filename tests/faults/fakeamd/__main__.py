@@ -1,6 +1,7 @@
-"""`python -m fakeamd [STATE [--library RELEASE] -- COMMAND…]`: a command on a fabricated host, or all states.
+"""`python -m fakeamd [STATE|FILE [--library RELEASE] -- COMMAND…]`: a command on a fabricated host.
 
-Example, from tests/faults as root: `python -m fakeamd mi300x -- amd-smi topology`.
+Example, from tests/faults as root: `python -m fakeamd mi300x -- amd-smi topology`. FILE is one that
+`stackcheck first-host` wrote. Without arguments: the names of all states.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from fakeamd.states import STATES
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fakeamd", description=__doc__)
-    parser.add_argument("state", nargs="?", choices=STATES, metavar="STATE")
+    parser.add_argument("state", nargs="?", metavar="STATE|FILE")
     parser.add_argument("--library", default=rootfs.LIBRARIES[-1].release, help="AMD's release number")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     arguments, command = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]

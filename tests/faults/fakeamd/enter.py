@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fakeamd import board, kfd, sysfs, tree
+from fakeamd import board, kfd, recorded, sysfs, tree
 from fakeamd.moving import movers
 from fakeamd.rootfs import MOUNT_POINT
 from fakeamd.states import STATES, HostState
@@ -27,12 +27,15 @@ FACTS = "run/fakeamd"  # what the shim answers with, one file a GPU
 
 def main() -> int:
     entry: dict[str, Any] = json.loads(sys.argv[1])
-    state, root = STATES[entry["state"]], Path(entry["root"])
+    root = Path(entry["root"])
+    files = recorded.load(Path(entry["recorded"])) if entry["recorded"] else None
+    state = STATES[entry["state"]] if files is None else recorded.state(files)
     _mount_over(root)
     _bind(root, entry["binds"], entry["writable"])
     for name, file in entry["over"].items():
         _mount("--bind", file, root / MOUNT_POINT / name)
-    tree.write(root / "sys", sysfs.tree(state, entry["metrics_revision"]))
+    below = sysfs.tree(state, entry["metrics_revision"]) if files is None else recorded.tree(files)
+    tree.write(root / "sys", below)
     _make_nodes(root / "dev", state)
     _write_facts(root / FACTS, state)
     shutil.copy(entry["shim"], root / FACTS / "shim.so")

@@ -33,6 +33,7 @@ class Entry:
     binds: Mapping[str, str] = field(default_factory=dict)  # name below /stackcheck -> folder here
     writable: tuple[str, ...] = ()  # which of them
     over: Mapping[str, str] = field(default_factory=dict)  # file below /stackcheck -> file here
+    recorded: str = ""  # a file of `stackcheck first-host` in place of a state
 
 
 def require_root() -> None:
@@ -48,7 +49,7 @@ def require_root() -> None:
 
 
 def run(
-    state: HostState,
+    state: HostState | Path,
     library: Library,
     command: Sequence[str],
     *,
@@ -60,11 +61,14 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` where AMD's library sees `state`; stdout and stderr come back together in `stdout`.
 
+    A path is a file of `stackcheck first-host`.
+
     Raises `FakeAmdError` if this machine cannot, `TimeoutExpired` if the command does not end.
     """
     require_root()
     entry = Entry(
-        state=state.name,
+        state=state.name if isinstance(state, HostState) else "",
+        recorded=str(state) if isinstance(state, Path) else "",
         root=str(rootfs.ensure(library)),
         shim=str(rootfs.shim(library)),
         metrics_revision=library.metrics_revision,
@@ -86,8 +90,12 @@ def run(
     )
 
 
-def state(name: str) -> HostState:
-    """The state of that name."""
+def state(name: str) -> HostState | Path:
+    """The state of that name, or the file of a recorded host."""
+    if Path(name).is_file():
+        return Path(name).resolve()
     if name not in STATES:
-        raise FakeAmdError(f"unknown state {name!r}: expected one of {', '.join(STATES)}")
+        raise FakeAmdError(
+            f"unknown state {name!r}: expected a file of `first-host`, or one of {', '.join(STATES)}"
+        )
     return STATES[name]

@@ -180,6 +180,53 @@ FAULTS = (
     _one(MI325X, "memory-short", 3, Change(memory_bytes=MI300X.memory_bytes)),
     _one(MI300X, "firmware-differs", 3, Change(files={"fw_version/mec_fw_version": "0x000000a9"})),
     HostState(name="numa-elsewhere", product=MI300X, second_socket=(3,)),
+    _one(
+        MI355X,
+        "pcie-gen4-mi355x",
+        3,
+        Change(files={"current_link_speed": "16.0 GT/s PCIe"}, metrics={"pcie_link_speed": 160}),
+    ),
+    _one(
+        MI210,
+        "pcie-gen3-mi210",
+        3,
+        Change(files={"current_link_speed": "8.0 GT/s PCIe"}, metrics={"pcie_link_speed": 80}),
+    ),
+    _one(MI325X, "ecc-deferred-mi325x", 3, Change(files={"ras/umc_err_count": _errors(0, 0, 2)})),
+    _one(MI210, "ecc-before-run-mi210", 3, Change(files={"ras/umc_err_count": _errors(1)})),
+    _one(
+        MI355X,
+        "bad-pages-mi355x",
+        3,
+        Change(files={"ras/gpu_vram_bad_pages": "0x00000002 : 0x00001000 : P\n0x00000003 : 0x00001000 : F"}),
+    ),
+    HostState(
+        name="ecc-during-run-mi355x",
+        product=MI355X,
+        counting=(Counting(gpu=5, path="ras/umc_err_count", text=_errors(1)),),
+    ),
+    HostState(
+        name="xgmi-error-mi325x",
+        product=MI325X,
+        counting=(Counting(gpu=3, path="ras/xgmi_wafl_err_count", text=_errors(1, 0, 0)),),
+    ),
+    HostState(name="pcie-pair-mi355x", product=MI355X, pairs={(0, 7): "pcie"}),
+    _one(MI355X, "power-cap-mi355x", 3, Change(files={"hwmon/hwmon3/power1_cap": "1000000000"})),
+    _one(MI250, "power-cap-mi250", 2, Change(files={"hwmon/hwmon2/power1_cap": "500000000"})),
+    *(
+        HostState(
+            name=f"throttling-{name}",
+            product=MI300X,
+            moving=(Moving(gpu=3, step={"accumulation_counter": 10, f"{name}_residency_acc": 5}),),
+        )
+        for name in ("socket_thm", "vr_thm", "hbm_thm")
+    ),
+    _one(MI355X, "nps2-mi355x", 3, Change(files={"current_memory_partition": "NPS2"})),
+    _one(MI300X, "dpx", 3, Change(files={"current_compute_partition": "DPX"})),
+    _one(MI355X, "firmware-differs-mi355x", 3, Change(files={"fw_version/sdma_fw_version": "0x00000001"})),
+    HostState(name="gpu-missing-mi210", product=MI210, gpus=4, unbound=(1,)),
+    HostState(name="page-fault-mi250", product=MI250, reports={1: "1 1089:python3"}),
+    HostState(name="reset-mi355x", product=MI355X, reports={0: "3 2"}),
     HostState(name="driver-too-old", product=MI300X, driver="6.7.0"),
     HostState(name="permission-denied", product=MI300X, user=1000),
     HostState(name="driver-not-loaded", product=MI300X, driver_loaded=False),

@@ -26,7 +26,7 @@ MODULE = {"initstate": "live", "refcnt": "0", "srcversion": "85F6A8C2CC7AEEAF1C3
 
 def tree(state: HostState, metrics_revision: int) -> Tree:
     """Everything below /sys."""
-    files: Tree = _machine() | {name: Folder() for name in EMPTY_CLASSES}
+    files = machine()
     for gpu in range(state.gpus):
         files |= _pci_device(state, gpu)
     if state.driver_loaded:
@@ -38,9 +38,10 @@ def tree(state: HostState, metrics_revision: int) -> Tree:
     return _changed(files, state.host_files)
 
 
-def _machine() -> Tree:
+def machine() -> Tree:
     """Processors as in the KFD; NUMA node 0 has every CPU of this machine, whose /proc is the real one."""
-    files: Tree = {f"devices/system/cpu/{name}": "0-3" for name in ("online", "possible", "present")}
+    files: Tree = {name: Folder() for name in EMPTY_CLASSES}
+    files |= {f"devices/system/cpu/{name}": "0-3" for name in ("online", "possible", "present")}
     for cpu in range(4):
         files[f"devices/system/cpu/cpu{cpu}/topology/physical_package_id"] = str(cpu // 2)
         files[f"devices/system/cpu/cpu{cpu}/topology/core_id"] = str(cpu)

@@ -28,7 +28,7 @@ from small_images import new_key
 from stackcheck import cli
 from stackcheck.certificate import keys
 from stackcheck.cli import build
-from stackcheck.engine import doctor
+from stackcheck.engine import doctor, first_host
 from stackcheck.engine.doctor import HostFinding
 from stackcheck.fleet.slurm import Slurm
 from stackcheck.imaging import base_sources, bootstrap, host_base
@@ -259,6 +259,11 @@ def found_on_the_host(*, engine: bool) -> Callable[[World], None]:
     return prepare
 
 
+def steps_that_end_well(world: World) -> None:
+    """Each step of the first hour is a process of its own."""
+    world.patch.setattr(first_host, "_run", lambda *_arguments: (0, ""))
+
+
 def newest(**versions: str) -> Callable[[World], None]:
     """The package indexes, which no unit test asks."""
 
@@ -321,6 +326,15 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("--root", "nowhere"), found_on_the_host(engine=True)),
         Case(("--repair",)),
         Case((), broken_matrix),
+    ),
+    # Its steps are commands of their own, which have their errors: only the name and the matrix can be wrong.
+    "first-host": (
+        Case((AMD_STACK,), steps_that_end_well),
+        Case(("nope",)),
+        Case(("cuda13*",)),
+        Case(()),
+        Case((AMD_STACK, "--root", "nowhere")),
+        Case((AMD_STACK,), broken_matrix),
     ),
     # It only reads the matrix and compares ids.
     "list": (
