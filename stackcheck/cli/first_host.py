@@ -1,4 +1,4 @@
-"""The verb `first-host`. In: a stack. Out: the steps of docs/first-amd-host.md, a file of what they saw."""
+"""The verb `first-host`. In: a stack. Out: the steps of docs/guides/first-amd-host.md, a file of what they saw."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def first_host(
     atomic.write_atomically(record, [json.dumps(told, indent=1).encode() + b"\n"])
     last = done[-1]
     ended = f"step {last.number} ended with exit code {last.exit_code}" if last.exit_code else "none"
-    step = f"compare with docs/first-amd-host.md, then attach {record} to an issue"
+    step = f"compare with docs/guides/first-amd-host.md, then attach {record} to an issue"
     print_facts({"steps": str(len(done)), "surprise": ended, "file": str(record), "next": step})
     if last.exit_code:
         raise typer.Exit(last.exit_code)
