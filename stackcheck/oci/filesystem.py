@@ -72,9 +72,16 @@ class Wanted:
 
 
 class Tree:
-    """The files of an image by their real paths: no folder on the way is a link."""
+    """The files of an image by their real paths: no folder on the way is a link.
+
+    Attributes:
+        entries: What is there now.
+        first: What the first layer that had a file had there, whatever later layers did with it.
+        bodies: The content of the files whose content was wanted.
+    """
 
     def __init__(self) -> None:
+        self.first: dict[str, Entry] = {}
         self.entries: dict[str, Entry] = {"/": Entry(kind="folder", layer=0)}
         self.bodies: dict[str, bytes] = {}
         self._children: dict[str, set[str]] = {}
@@ -125,6 +132,8 @@ class Tree:
             raise ValueError(f"a path below a file: {path}")
         self._children.setdefault(folder, set()).add(name)
         self.entries[path] = entry
+        if entry.kind == "file":
+            self.first.setdefault(path, entry)
         if body is not None:
             self.bodies[path] = body
 

@@ -193,7 +193,7 @@ def _problems(path: str, entry: Entry, owners: Sequence[Owner], tree: Tree) -> I
         yield "differs from its package's record" if owners else "no package owns it"
     elif _named_python(path) and not re.search("python|pypy", owner.package):
         yield f"a Python in the package {owner.package}"
-    if entry.privileged and not _came_so(entry, owner, tree):
+    if entry.privileged and not _came_so(path, entry, owner, tree):
         yield "runs with other rights than its caller's, and did not come so from its package"
     found = _SITE.match(path)
     if found and found[2] in sys.stdlib_module_names:
@@ -206,9 +206,18 @@ def _other_problems(path: str, entry: Entry, tree: Tree) -> Iterator[str]:
         yield "a device node"
     if entry.kind == "link":
         yield from _problems_of_link(path, tree)
-    source = tree.entries.get(_source(path) or "")
-    if entry.kind == "file" and source and entry.layer > source.layer:
-        yield "byte code of a later layer than its source"
+    source = _source(path) or ""
+    if entry.kind == "file" and source in tree.entries and _is_poisoned(path, source, tree):
+        yield "byte code that changed although its source did not"
+
+
+def _is_poisoned(path: str, source: str, tree: Tree) -> bool:
+    """Whether a layer put byte code beside a source that an earlier one brought, also if it touches both."""
+    code, module = tree.entries[path], tree.entries[source]
+    first, first_module = tree.first[path], tree.first.get(source, module)
+    if module.sums != first_module.sums:  # another release of the module
+        return code.layer > module.layer
+    return code.sums != first.sums or first.layer > first_module.layer
 
 
 def _matters(path: str, entry: Entry, steered: set[str]) -> bool:
@@ -235,10 +244,12 @@ def _owner(entry: Entry, owners: Sequence[Owner]) -> Owner | None:
     return next((owner for owner in owners if sums.get(owner.algorithm) == owner.digest), None)
 
 
-def _came_so(entry: Entry, owner: Owner | None, tree: Tree) -> bool:
+def _came_so(path: str, entry: Entry, owner: Owner | None, tree: Tree) -> bool:
     """Whether a program has its rights from its package: a later `chmod` puts it into a later layer."""
-    record = tree.entries.get(owner.record) if owner and owner.manager == "dpkg" else None
-    return record is not None and record.layer == entry.layer
+    record, first = tree.entries.get(owner.record) if owner else None, tree.first[path]
+    if first.sums == entry.sums and not first.privileged:
+        return False
+    return record is not None and record.layer == tree.entries[path].layer
 
 
 def _problems_of_link(path: str, tree: Tree) -> Iterator[str]:
@@ -289,7 +300,7 @@ def _wanted(path: str, *, env: Mapping[str, str]) -> Wanted:
     if records.is_record(path):
         return Wanted(body=True)
     if path.endswith(".pyc") and "/__pycache__/" in path:
-        return Wanted()
+        return Wanted(sums=("sha256",))
     algorithms = ("sha256",) if "/site-packages/" in path else ("md5", "sha256")
     named = any(part in value for part in (path, posixpath.dirname(path)) for value in env.values())
     other = _MODULE.search(path) or _ARCHIVE.search(path) or _CONFIGURED.match(path) or _PYTHON.search(path)

@@ -102,12 +102,17 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
     "poisoned byte code": (
         {f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"!"},
         f"/{LIBRARY}/__pycache__/json.cpython-311.pyc",
-        "later layer",
+        "byte code",
     ),
     "new byte code": (
         {f"{LIBRARY}/__pycache__/pathlib.cpython-311.opt-1.pyc": b"!"},
         f"/{LIBRARY}/__pycache__/pathlib.cpython-311.opt-1.pyc",
-        "later layer",
+        "byte code",
+    ),
+    "poisoned byte code, and a touched source": (
+        {f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"!", f"{LIBRARY}/json.py": b"json"},
+        f"/{LIBRARY}/__pycache__/json.cpython-311.pyc",
+        "byte code",
     ),
     "byte code alone": ({f"{SITE}/evil.pyc": b"!"}, f"/{SITE}/evil.pyc", "no package"),
     "a preload": ({"etc/ld.so.preload": b"/x"}, "/etc/ld.so.preload", "no package"),
@@ -146,6 +151,12 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
         "/usr/bin/python3.11",
         "rights",
     ),
+    "a setuid shell, and a touched record": (
+        dpkg("login", {"usr/bin/su": Member(body=ELF + b" su", mode=SETUID)})
+        | dpkg("python3.11-minimal", {"usr/bin/python3.11": Member(body=PYTHON, mode=SETUID)}),
+        "/usr/bin/python3.11",
+        "rights",
+    ),
     "a setuid file of no package": ({"x": Member(body=b"#!/bin/sh", mode=SETUID)}, "/x", "no package"),
     "a device": ({"evil/mem": Member(kind=DEVICE)}, "/evil/mem", "device"),
 }
@@ -161,6 +172,12 @@ def test_an_honest_image_has_no_finding(tmp_path: Path) -> None:
     assert honest.owned == {"dpkg": 8, "wheel": 3}
     assert honest.privileged == ["/usr/bin/su"]
     assert honest.byte_code == 1
+
+
+def test_a_later_release_of_a_package_may_bring_its_byte_code(tmp_path: Path) -> None:
+    files: Layer = {"usr/bin/python3.11": PYTHON, f"{LIBRARY}/json.py": b"2", f"{LIBRARY}/pathlib.py": b"2"}
+    code: Layer = {f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"2"}
+    assert found(tmp_path, HONEST, dpkg("python3.11-minimal", files) | code).findings == {}
 
 
 @pytest.mark.parametrize("name", EVIL)
