@@ -166,16 +166,19 @@ def read(layout: Path, digest: str, wanted: Callable[[str], Wanted]) -> Tree:
     for number, layer in enumerate(manifest["layers"]):
         name = str(layer["digest"])
         with _unpacked(store, name) as stream:
-            try:
-                _add(tree, number, stream, wanted)
-            except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-                raise RegistryError(
-                    "a layer of the image cannot be read",
-                    where=str(store.blob_path(name)),
-                    got=str(error)[:300],
-                    expected="a tar that every reader understands in the same way",
-                    next_step="build the image again with BuildKit",
-                ) from error
+            _add(tree, number, stream, wanted, where=store.blob_path(name))
+    return tree
+
+
+def read_tar(path: Path, wanted: Callable[[str], Wanted]) -> Tree:
+    """The files of one tar, as if an image had this layer alone.
+
+    Raises:
+        RegistryError: It cannot be read in one way only.
+    """
+    tree = Tree()
+    with path.open("rb") as stream:
+        _add(tree, 0, stream, wanted, where=path)
     return tree
 
 
@@ -251,7 +254,20 @@ class _Header(tarfile.TarInfo):
         return found
 
 
-def _add(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Wanted]) -> None:
+def _add(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Wanted], *, where: Path) -> None:
+    try:
+        _add_members(tree, layer, stream, wanted)
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise RegistryError(
+            "a layer of the image cannot be read",
+            where=str(where),
+            got=str(error)[:300],
+            expected="a tar that every reader understands in the same way",
+            next_step="build the image again with BuildKit",
+        ) from error
+
+
+def _add_members(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Wanted]) -> None:
     with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES, tarinfo=_Header) as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # else it keeps each of them

@@ -14,6 +14,7 @@ import functools
 import posixpath
 import re
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.errors import ChecksFailedError
@@ -22,7 +23,7 @@ from stackcheck.oci import filesystem
 from stackcheck.oci.documents import RegistryError, compact_json, json_object, sha256
 from stackcheck.oci.filesystem import Wanted
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import records
+from stackcheck.suite import records, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +60,8 @@ class Contents:
     """What the comparison found.
 
     Attributes:
-        owned: Package manager -> how many files are as it recorded them.
+        owned: Package manager -> how many files are as it recorded them; `source`: how many of these are
+            also as the wheels of the image's lock, or the root file system below it, have them.
         byte_code: How many compiled modules came in one layer with their source; they are not compared.
         privileged: The setuid programs and those with capabilities, all of packages.
         findings: Path -> what is wrong with it.
@@ -85,7 +87,7 @@ def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> di
     kept = _stored(path)
     if kept.get("key") != key:
         report(f"{subject.name}: comparing the image's files with its packages' records")
-        found = compare(image.layout, image.manifest_digest)
+        found = compare(image.layout, image.manifest_digest, sources.known(folder, image.inputs))
         kept = {"key": key, "contents": dataclasses.asdict(found)}
         write_atomically(path, (compact_json(kept),))
     found = Contents(**kept["contents"])
@@ -153,8 +155,13 @@ def _comes_with(name: str, prefix: str) -> bool:
     return inner != name and own is not None and not _SITE.match(name)
 
 
-def compare(layout: Path, digest: str) -> Contents:
-    """Read an image's files and compare them with the records in it.
+def compare(layout: Path, digest: str, known: Mapping[str, set[str]] = MappingProxyType({})) -> Contents:
+    """Read an image's files and compare them with the records in it, and with what it was built from.
+
+    Args:
+        layout: The image's layout.
+        digest: Of its manifest.
+        known: The sums of files of its wheels and of its base (`sources.known`).
 
     Raises:
         RegistryError: The layout is damaged.
@@ -168,17 +175,20 @@ def compare(layout: Path, digest: str) -> Contents:
     for path, entry in tree.entries.items():
         listed, matters = owners.get(path, ()), _matters(path, entry, steered)
         problems = _problems(path, entry, listed, tree) if matters else _other_problems(path, entry, tree)
-        owner = _owner(entry, listed)
+        owner, source = _owner(entry, listed), known.get(path.partition("/site-packages/")[2] or path)
         if why := next(problems, None):
             findings[path] = why
+        elif matters and source and dict(entry.sums).get("sha256") not in source:
+            findings[path] = "differs from what the image was built from"
         elif matters and owner:
             counts[owner.manager] += 1
+            counts["source"] += bool(source)
         if entry.privileged and path not in findings:
             privileged.append(path)
         byte_code += bool(entry.kind == "file" and _BYTE_CODE.search(path) and path not in findings)
     digests = {name: dict(tree.entries[name].sums).get("sha256", "") for name in findings}
     return Contents(
-        owned=dict(sorted(counts.items())),
+        owned={name: count for name, count in sorted(counts.items()) if count},
         byte_code=byte_code,
         privileged=sorted(privileged),
         findings=findings,

@@ -98,16 +98,22 @@ def _wheels(tree: Tree) -> Iterator[tuple[str, Owner]]:
             continue
         site = posixpath.dirname(posixpath.dirname(record))
         package = posixpath.basename(posixpath.dirname(record)).removesuffix(".dist-info")
-        try:
-            rows = [*csv.reader(body.decode().splitlines())]
-        except (csv.Error, UnicodeDecodeError):
-            continue
-        for row in rows:
-            algorithm, _, text = row[1].partition("=") if len(row) > 1 else ("", "", "")
-            if algorithm == "sha256" and (digest := _hexadecimal(text)):
-                # Written below a link's target, `..` means the folder's own parent, as pip means it.
-                name = posixpath.normpath(posixpath.join(site, row[0]))
-                yield name, Owner("wheel", package, "sha256", digest, record)
+        for name, digest in rows(body):
+            # `..` means the folder's own parent, as pip means it.
+            place = posixpath.normpath(posixpath.join(site, name))
+            yield place, Owner("wheel", package, "sha256", digest, record)
+
+
+def rows(body: bytes) -> Iterator[tuple[str, str]]:
+    """The files of a RECORD with their SHA-256; none if it cannot be read."""
+    try:
+        lines = [*csv.reader(body.decode().splitlines())]
+    except (csv.Error, UnicodeDecodeError):
+        return
+    for line in lines:
+        algorithm, _, text = line[1].partition("=") if len(line) > 1 else ("", "", "")
+        if algorithm == "sha256" and (digest := _hexadecimal(text)):
+            yield line[0], digest
 
 
 def _hexadecimal(text: str) -> str:
@@ -125,8 +131,10 @@ def _conda(tree: Tree) -> Iterator[tuple[str, Owner]]:
         try:
             document = json.loads(body)
             package = f"{document['name']}"
-            rows = [(str(row["_path"]), row) for row in document["paths_data"]["paths"]]
-            sums = [(name, str(row.get("sha256_in_prefix") or row.get("sha256"))) for name, row in rows]
+            paths = document["paths_data"]["paths"]
+            sums = [
+                (str(row["_path"]), str(row.get("sha256_in_prefix") or row.get("sha256"))) for row in paths
+            ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
         for name, digest in sums:

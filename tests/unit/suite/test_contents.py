@@ -6,7 +6,8 @@ import base64
 import dataclasses
 import hashlib
 import json
-from typing import TYPE_CHECKING
+import zipfile
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from layered import DEVICE, ELF, Layer, Member, md5
 from small_subjects import subject_of
 from stackcheck.errors import ChecksFailedError
 from stackcheck.policy import Unpackaged
-from stackcheck.suite import contents
+from stackcheck.suite import contents, sources
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -250,6 +251,42 @@ def test_another_image_is_compared_again(tmp_path: Path) -> None:
     contents.require(subject(tmp_path / "a", HONEST), tmp_path, _silent)
     with pytest.raises(ChecksFailedError):
         contents.require(subject(tmp_path / "b", HONEST, {"x": ELF}), tmp_path, _silent)
+
+
+def built(folder: Path, torch: bytes, base: Layer, *, locked: bool = True) -> contents.Contents:
+    """An honest image, in whose build folder the wheel has this torch and the base is this layer."""
+    context, wheels = folder / "context", folder / "wheelhouse" / "wheels"
+    context.mkdir(parents=True)
+    wheels.mkdir(parents=True)
+    (record,) = [
+        body for name, body in wheel("torch", {"torch/__init__.py": torch}).items() if "RECORD" in name
+    ]
+    with zipfile.ZipFile(wheels / "torch.whl", "w") as archive:
+        archive.writestr("torch-1.dist-info/RECORD", cast("bytes", record))
+    digest = hashlib.sha256((wheels / "torch.whl").read_bytes()).hexdigest() if locked else "0" * 64
+    (context / "requirements.lock").write_text(f"torch==1 --hash=sha256:{digest}\n")
+    (context / "rootfs.tar").write_bytes(layered.tar_of(base))
+    inputs = {
+        path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in context.iterdir()
+    }
+    known = sources.known(folder, inputs)
+    return contents.compare(folder / "oci", layered.make(folder / "oci", HONEST), known)
+
+
+def test_what_the_image_was_built_from_confirms_its_files(tmp_path: Path) -> None:
+    confirmed = built(tmp_path, b"torch", {"usr/bin/python3.11": PYTHON, f"{LIBRARY}/json.py": b"json"})
+    assert confirmed.findings == {}
+    assert confirmed.owned["source"] == 3
+
+
+def test_a_forged_record_differs_from_what_the_image_was_built_from(tmp_path: Path) -> None:
+    forged = built(tmp_path, b"another torch", {f"{LIBRARY}/json.py": b"another json"})
+    assert {*forged.findings} == {f"/{SITE}/torch/__init__.py", f"/{LIBRARY}/json.py"}
+    assert {*forged.findings.values()} == {"differs from what the image was built from"}
+
+
+def test_a_wheel_that_the_lock_does_not_name_contradicts_nothing(tmp_path: Path) -> None:
+    assert built(tmp_path, b"another torch", {}, locked=False).findings == {}
 
 
 def _silent(_line: str) -> None:
