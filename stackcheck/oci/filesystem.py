@@ -37,7 +37,7 @@ _HEADERS = {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class Node:
     """A path of an image.
 
     Attributes:
@@ -57,7 +57,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class Hashing:
     """What `read` shall do with the content of a path.
 
     Attributes:
@@ -81,8 +81,8 @@ class Tree:
     """
 
     def __init__(self) -> None:
-        self.first: dict[str, Entry] = {}
-        self.entries: dict[str, Entry] = {"/": Entry(kind="folder", layer=0)}
+        self.first: dict[str, Node] = {}
+        self.entries: dict[str, Node] = {"/": Node(kind="folder", layer=0)}
         self.bodies: dict[str, bytes] = {}
         self._children: dict[str, set[str]] = {}
 
@@ -118,7 +118,7 @@ class Tree:
             yield path
             yield from self.below(path)
 
-    def put(self, path: str, entry: Entry, body: bytes | None = None) -> None:
+    def put(self, path: str, entry: Node, body: bytes | None = None) -> None:
         """Place an entry, in place of what was there; a folder keeps its content where it stays a folder."""
         before = self.entries.get(path)
         if before and not (before.kind == entry.kind == "folder"):
@@ -127,7 +127,7 @@ class Tree:
             raise ValueError(f"more than {MOST_ENTRIES} paths")
         folder, name = posixpath.split(path)
         if folder not in self.entries:
-            self.put(folder, Entry(kind="folder", layer=entry.layer))
+            self.put(folder, Node(kind="folder", layer=entry.layer))
         if self.entries[folder].kind != "folder":
             raise ValueError(f"a path below a file: {path}")
         self._children.setdefault(folder, set()).add(name)
@@ -149,7 +149,7 @@ class Tree:
         self._children.get(folder, set()).discard(name)
 
 
-def read(layout: Path, digest: str, wanted: Callable[[str], Wanted]) -> Tree:
+def read(layout: Path, digest: str, wanted: Callable[[str], Hashing]) -> Tree:
     """The files of an image.
 
     Args:
@@ -170,7 +170,7 @@ def read(layout: Path, digest: str, wanted: Callable[[str], Wanted]) -> Tree:
     return tree
 
 
-def read_tar(path: Path, wanted: Callable[[str], Wanted]) -> Tree:
+def read_tar(path: Path, wanted: Callable[[str], Hashing]) -> Tree:
     """The files of one tar, as if an image had this layer alone.
 
     Raises:
@@ -254,7 +254,7 @@ class _Header(tarfile.TarInfo):
         return found
 
 
-def _add(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Wanted], *, where: Path) -> None:
+def _add(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Hashing], *, where: Path) -> None:
     try:
         _add_members(tree, layer, stream, wanted)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
@@ -267,7 +267,7 @@ def _add(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Want
         ) from error
 
 
-def _add_members(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Wanted]) -> None:
+def _add_members(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Hashing]) -> None:
     with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES, tarinfo=_Header) as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # else it keeps each of them
@@ -291,28 +291,28 @@ def _place(tree: Tree, name: str) -> str:
 
 
 def _entry(
-    tree: Tree, layer: int, member: tarfile.TarInfo, tar: tarfile.TarFile, wanted: Wanted
-) -> tuple[Entry, bytes | None]:
+    tree: Tree, layer: int, member: tarfile.TarInfo, tar: tarfile.TarFile, wanted: Hashing
+) -> tuple[Node, bytes | None]:
     privileged = bool(member.mode & SPECIAL_BITS) or CAPABILITY in member.pax_headers
     if member.isdir():
-        return Entry(kind="folder", layer=layer), None  # setgid of a folder is about new files' groups
+        return Node(kind="folder", layer=layer), None  # setgid of a folder is about new files' groups
     if member.issym():
-        return Entry(kind="link", layer=layer, target=member.linkname), None
+        return Node(kind="link", layer=layer, target=member.linkname), None
     if member.islnk():
         other = _place(tree, member.linkname)
         if other not in tree.entries:
             raise ValueError(f"a hard link to a file that is not there: {other}")
         return dataclasses.replace(tree.entries[other], layer=layer), tree.bodies.get(other)
     if member.ischr() or member.isblk():
-        return Entry(kind="device", layer=layer), None
+        return Node(kind="device", layer=layer), None
     if not member.isreg():
-        return Entry(kind="other", layer=layer), None
+        return Node(kind="other", layer=layer), None
     elf, sums, body = _content(cast("IO[bytes]", tar.extractfile(member)), member.size, wanted)
-    return Entry(kind="file", layer=layer, privileged=privileged, elf=elf, sums=sums), body
+    return Node(kind="file", layer=layer, privileged=privileged, elf=elf, sums=sums), body
 
 
 def _content(
-    file: IO[bytes], size: int, wanted: Wanted
+    file: IO[bytes], size: int, wanted: Hashing
 ) -> tuple[bool, tuple[tuple[str, str], ...], bytes | None]:
     """Whether a file is a program or library; its sums and its content as far as they are wanted."""
     if wanted.body and size > LONGEST_BODY:

@@ -21,7 +21,7 @@ from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.oci import filesystem
 from stackcheck.oci.documents import RegistryError, compact_json, json_object, sha256
-from stackcheck.oci.filesystem import Wanted
+from stackcheck.oci.filesystem import Hashing
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import records, sources
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from stackcheck.oci.filesystem import Entry, Tree
+    from stackcheck.oci.filesystem import Node, Tree
     from stackcheck.suite.records import Owner
     from stackcheck.suite.subject import Subject
 
@@ -196,7 +196,7 @@ def compare(layout: Path, digest: str, known: Mapping[str, set[str]] = MappingPr
     )
 
 
-def _problems(path: str, entry: Entry, owners: Sequence[Owner], tree: Tree) -> Iterator[str]:
+def _problems(path: str, entry: Node, owners: Sequence[Owner], tree: Tree) -> Iterator[str]:
     """What is wrong with a file that matters; `owners` are those of its path, whatever its content."""
     owner = _owner(entry, owners)
     if owner is None:
@@ -210,7 +210,7 @@ def _problems(path: str, entry: Entry, owners: Sequence[Owner], tree: Tree) -> I
         yield f"{found[2]} is a module of the standard library"
 
 
-def _other_problems(path: str, entry: Entry, tree: Tree) -> Iterator[str]:
+def _other_problems(path: str, entry: Node, tree: Tree) -> Iterator[str]:
     """What is wrong with a path that is no file, or that is byte code."""
     if entry.kind == "device" and not _NOT_OF_THE_IMAGE.match(path):
         yield "a device node"
@@ -230,7 +230,7 @@ def _is_poisoned(path: str, source: str, tree: Tree) -> bool:
     return code.sums != first.sums or first.layer > first_module.layer
 
 
-def _matters(path: str, entry: Entry, steered: set[str]) -> bool:
+def _matters(path: str, entry: Node, steered: set[str]) -> bool:
     if entry.kind != "file" or _NOT_OF_THE_IMAGE.match(path) or _source(path):
         return False
     importable = bool(_MODULE.search(path) and _PYTHON_FOLDER.search(path)) or bool(_ARCHIVE.search(path))
@@ -248,13 +248,13 @@ def _source(path: str) -> str | None:
     return f"{path[: found.start()]}/{found[1]}.py" if found else None
 
 
-def _owner(entry: Entry, owners: Sequence[Owner]) -> Owner | None:
+def _owner(entry: Node, owners: Sequence[Owner]) -> Owner | None:
     """The package whose record has the file as it is."""
     sums = dict(entry.sums)
     return next((owner for owner in owners if sums.get(owner.algorithm) == owner.digest), None)
 
 
-def _came_so(path: str, entry: Entry, owner: Owner | None, tree: Tree) -> bool:
+def _came_so(path: str, entry: Node, owner: Owner | None, tree: Tree) -> bool:
     """Whether a program has its rights from its package: a later `chmod` puts it into a later layer."""
     record, first = tree.entries.get(owner.record) if owner else None, tree.first[path]
     if first.sums == entry.sums and not first.privileged:
@@ -306,15 +306,15 @@ def _named_by(env: Mapping[str, str], tree: Tree) -> Iterator[str]:
                     yield tree.real(part)
 
 
-def _wanted(path: str, *, env: Mapping[str, str]) -> Wanted:
+def _wanted(path: str, *, env: Mapping[str, str]) -> Hashing:
     if records.is_record(path):
-        return Wanted(body=True)
+        return Hashing(body=True)
     if path.endswith(".pyc") and "/__pycache__/" in path:
-        return Wanted(sums=("sha256",))
+        return Hashing(sums=("sha256",))
     algorithms = ("sha256",) if "/site-packages/" in path else ("md5", "sha256")
     named = any(part in value for part in (path, posixpath.dirname(path)) for value in env.values())
     other = _MODULE.search(path) or _ARCHIVE.search(path) or _CONFIGURED.match(path) or _PYTHON.search(path)
-    return Wanted(sums=algorithms, elf_only=not (named or other))
+    return Hashing(sums=algorithms, elf_only=not (named or other))
 
 
 def _environment(layout: Path, digest: str) -> dict[str, str]:

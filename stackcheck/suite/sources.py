@@ -13,7 +13,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from stackcheck.oci import filesystem
-from stackcheck.oci.filesystem import Wanted
+from stackcheck.oci.filesystem import Hashing
 from stackcheck.suite import records
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def known(folder: Path, inputs: Mapping[str, str]) -> dict[str, set[str]]:
     return found
 
 
-def _wanted(path: str) -> Wanted:
-    return Wanted(sums=() if path.endswith(".pyc") else ("sha256",))
+def _wanted(path: str) -> Hashing:
+    return Hashing(sums=() if path.endswith(".pyc") else ("sha256",))
 
 
 def _of_wheels(wheels: Iterable[Path], locked: frozenset[str]) -> Iterable[tuple[str, str]]:

@@ -7,7 +7,7 @@ named after its target in assets/hostile/Dockerfile:
  2. packaged: the same from the standard library's json, and dpkg's sums are written anew
  3. touched: byte code of torch that does not come from its source; source and RECORD are touched, so that all
     three are of one layer
- 4. shadow: a module of the standard library is removed; a package of that name, with a RECORD, takes its place
+ 4. shadow: a module of the standard library is removed; a package of that name has its place
  5. setuid: the image's Python runs as root for everybody; dpkg's sums are touched in the same layer
  6. hard: a second name for the Python, first on PATH: a hard link, so that the bytes are a package's
  7. hidden: a start-up file with a dot before its name
@@ -20,6 +20,7 @@ named after its target in assets/hostile/Dockerfile:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ import pytest
 import small_stacks
 import small_subjects
 from stackcheck.engine import buildx
-from stackcheck.errors import ChecksFailedError, StackcheckError
+from stackcheck.errors import ChecksFailedError
 from stackcheck.imaging import build
 from stackcheck.suite import contents
 from stackcheck.suite import run as suite
@@ -123,10 +124,6 @@ def test_it_is_refused_or_fails(
 def require_failed(subject: Subject, engine: Engine, folder: Path) -> None:
     plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder)
     plan = dataclasses.replace(plan, only="test_witness")
-    try:
+    with contextlib.suppress(ChecksFailedError):  # the agent or a child ended, so that there is no result
         result = suite.run(plan, engine, out=folder, report=small_stacks.silent)
-    except StackcheckError as refusal:
-        assert refusal.got
-        return
-    outcomes = [check.outcome for check in result.checks]
-    assert {"failed", "error"} & set(outcomes)
+        assert {"failed", "error"} & {check.outcome for check in result.checks}

@@ -14,12 +14,12 @@ from layered import FOLDER, HARD, LINK, Layer, Member
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci import filesystem
 from stackcheck.oci.documents import IntegrityError, RegistryError
-from stackcheck.oci.filesystem import Wanted
+from stackcheck.oci.filesystem import Hashing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ALL = Wanted(sums=("sha256",), body=True)
+ALL = Hashing(sums=("sha256",), body=True)
 
 
 def read(folder: Path, *layers: Layer | bytes, packed: str = "") -> filesystem.Tree:

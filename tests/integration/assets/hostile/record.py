@@ -4,43 +4,33 @@ import base64
 import hashlib
 import os
 import sys
+from pathlib import Path
 
-SITE, LIBRARY, INFO = os.environ["SITE"], os.environ["LIBRARY"], "/var/lib/dpkg/info"
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+SITE = Path(os.environ["SITE"])
 
 
-def row(site, name):
-    digest = base64.urlsafe_b64encode(hashlib.sha256(read(f"{site}/{name}")).digest()).rstrip(b"=").decode()
-    return f"{name},sha256={digest},1\n"
+def row(name):
+    digest = hashlib.sha256((SITE / name).read_bytes()).digest()
+    return f"{name},sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()},1"
+
+
+def summed(line, files):
+    name = line.partition("  ")[2]
+    if not name.startswith("usr/lib/python3") or not name.endswith(files):
+        return line
+    return f"{hashlib.md5(Path('/', name).read_bytes(), usedforsecurity=False).hexdigest()}  {name}"
 
 
 kind, package, *files = sys.argv[1:]
 if kind == "new":
-    with open(f"{SITE}/{package}-1.dist-info/RECORD", "w") as file:
-        file.writelines(row(SITE, name) for name in files)
+    record = SITE / f"{package}-1.dist-info" / "RECORD"
+    lines = [row(name) for name in files]
 elif kind == "wheel":
-    (folder,) = [name for name in os.listdir(SITE) if name.startswith(f"{package}-") and "dist-info" in name]
-    path = f"{SITE}/{folder}/RECORD"
-    lines = read(path).decode().splitlines(keepends=True)
-    changed = [f"{package}/__init__.py", f"{package}/functional.py"]
-    with open(path, "w") as file:
-        file.writelines(
-            row(SITE, line.split(",")[0]) if line.split(",")[0] in changed else line for line in lines
-        )
+    (record,) = SITE.glob(f"{package}-*.dist-info/RECORD")
+    changed = (f"{package}/__init__.py", f"{package}/functional.py")
+    old = [line.partition(",") for line in record.read_text().splitlines()]
+    lines = [row(name) if name in changed else f"{name}{comma}{rest}" for name, comma, rest in old]
 else:
-    (path,) = [
-        f"{INFO}/{name}"
-        for name in os.listdir(INFO)
-        if name in (f"{package}.md5sums", f"{package}:amd64.md5sums")
-    ]
-    lines = read(path).decode().splitlines()
-    with open(path, "w") as file:
-        for line in lines:
-            name = line.split("  ", 1)[1]
-            if any(name.endswith(changed) and name.startswith("usr/lib/python3") for changed in files):
-                line = f"{hashlib.md5(read('/' + name)).hexdigest()}  {name}"
-            file.write(line + "\n")
+    (record,) = Path("/var/lib/dpkg/info").glob(f"{package}*.md5sums")
+    lines = [summed(line, tuple(files)) for line in record.read_text().splitlines()]
+record.write_text("\n".join(lines) + "\n")
