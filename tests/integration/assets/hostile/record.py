@@ -1,4 +1,4 @@
-"""Write a package's record anew, so that it vouches for what a layer changed: `record.py KIND NAME [FILE…]`."""
+"""Write a package's record anew, so that it vouches for what a layer changed: record.py KIND NAME [FILE]."""
 
 import base64
 import hashlib
