@@ -26,7 +26,7 @@ from stackcheck.matrix import matrix, resolve
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
 from stackcheck.policy import is_enough
-from stackcheck.suite import interpreter, sbom
+from stackcheck.suite import contents, interpreter, sbom
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.judged import JudgedRun, run_and_judge
 from stackcheck.suite.last_run import CANNOT_CERTIFY
@@ -203,9 +203,11 @@ def test(
     """Write the SBOM, run and judge the suites, or take the earlier result; keep the run in the history.
 
     Raises:
-        ChecksFailedError: The run has no valid result, or the image's packages cannot be listed.
+        ChecksFailedError: The run has no valid result, the image's packages cannot be listed, or it has files
+            that no package vouches for.
     """
     folder = settings.folder(subject.name)
+    contents.require(subject, folder, report)
     sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
     judged = run_and_judge(
         subject,
@@ -279,8 +281,13 @@ def sign(
         judged.folder,
         signer,
         sbom=sbom.load(subject.image, judged.folder),
+        files=contents.require(subject, judged.folder, _unheard),
         against=against,
     )
+
+
+def _unheard(_line: str) -> None:
+    """What was compared before is read again, and no news."""
 
 
 def publish_signed(

@@ -110,6 +110,31 @@ class Waiver(ExpectedFailure):
         return f"{self.check} is waived by {self.by} until {self.until}: {self.reason} ({self.issue})"
 
 
+class Unpackaged(Closed):
+    """Files that an image may have although no package recorded them as they are; a certificate names them.
+
+    Attributes:
+        paths: Absolute paths; `*` stands for any part of one.
+        stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
+        reason: Where the files come from.
+    """
+
+    paths: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=r"^/[^*?\[]+", max_length=300)], ...],
+        Field(min_length=1),
+    ]
+    stacks: Annotated[tuple[str, ...], Field(min_length=1)]
+    reason: Sentence
+
+    def covers(self, path: str) -> bool:
+        """Whether it names this path."""
+        return any(fnmatchcase(path, pattern) for pattern in self.paths)
+
+    def is_for(self, stack: str) -> bool:
+        """Whether it names this stack."""
+        return any(fnmatchcase(stack, pattern) for pattern in self.stacks)
+
+
 class Policy(Closed):
     """What certifies.
 
@@ -118,6 +143,7 @@ class Policy(Closed):
         advisory: Checks that do not decide, each with its reason.
         waivers: Named exceptions.
         expects_failures: What is known to fail, and is not waived.
+        unpackaged: Files of images that no package has to vouch for.
         renew_after_days: A certificate that is older is renewed. `verify` accepts 30 days by default, so a
             renewal may fail for three weeks before users notice.
         revoke: Who takes a certificate back after a night's failures: `quorum N`, N different nodes; `auto`,
@@ -128,6 +154,7 @@ class Policy(Closed):
     advisory: tuple[Advisory, ...] = ()
     waivers: tuple[Waiver, ...] = ()
     expects_failures: tuple[ExpectedFailure, ...] = ()
+    unpackaged: tuple[Unpackaged, ...] = ()
     renew_after_days: Annotated[int, Field(ge=1, le=30)] = 7
     revoke: Annotated[str, StringConstraints(pattern=r"^(report|auto|quorum [2-9])$")] = "quorum 2"
 

@@ -77,6 +77,8 @@ class Terms:
         known_issues: The reported faults of the stack's versions.
         name: The floating tag under which the image is published; None: its stack id.
         against: What a pair with a certified image found.
+        files: How the image's files compare with its packages' records; None: an older certificate of the
+            same image has no such comparison.
     """
 
     now: dt.datetime
@@ -85,6 +87,7 @@ class Terms:
     known_issues: Sequence[Mapping[str, Any]] = ()
     name: str | None = None
     against: Mapping[str, Any] | None = None
+    files: Mapping[str, Any] | None = None
 
 
 def certify(
@@ -161,7 +164,7 @@ def statements_of_rerun(
         "name": terms.name or image.stack_id,
         "configDigest": image.config_digest,
         "experimental": terms.experimental,
-    } | ({"against": dict(terms.against)} if terms.against else {})
+    } | {name: dict(value) for name, value in (("against", terms.against), ("files", terms.files)) if value}
     summary = _summary(
         scope
         | _certificate_field(result, verdict, terms.archs)

@@ -84,13 +84,13 @@ def renew(
         known = attachments.read_envelopes(store, manifest.digest, public_key)
         before = admit(manifest, known, now=now)
         verdict = _carrying(verdict, result, known)
-        against = facts(before).get("against")  # about the same bytes; it says when and on which driver
+        kept = facts(before)  # about the same bytes; a pair says when and on which driver
         made = predicates.statements_of_rerun(
             subject.image,
             result,
             verdict,
             _kept(before, known, reference),
-            terms=signing.terms(subject, verdict, verified, against),
+            terms=signing.terms(subject, verdict, verified, kept.get("against"), kept.get("files")),
         )
         envelopes: Sequence[Envelope] = tuple(sign(statement, key) for statement in made)
         (summary,) = (item for item in made if item.predicate_type == VSA)

@@ -33,6 +33,7 @@ def sign_to_files(
     key: Signer,
     *,
     sbom: Mapping[str, Any],
+    files: Mapping[str, Any],
     against: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
     """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
@@ -44,6 +45,7 @@ def sign_to_files(
         folder: `build/<name>/`.
         key: What signs.
         sbom: The packages of the image.
+        files: How its files compare with its packages' records.
         against: What a pair with a certified image found.
 
     Raises:
@@ -58,7 +60,7 @@ def sign_to_files(
         subject.provenance,
         sbom,
         key=key,
-        terms=terms(subject, judged, dt.datetime.now(dt.UTC), against),
+        terms=terms(subject, judged, dt.datetime.now(dt.UTC), against, files),
     )
     forget(folder)
     for number, envelope in enumerate(envelopes):
@@ -68,7 +70,11 @@ def sign_to_files(
 
 
 def terms(
-    subject: Subject, judged: Verdict, now: dt.datetime, against: Mapping[str, Any] | None
+    subject: Subject,
+    judged: Verdict,
+    now: dt.datetime,
+    against: Mapping[str, Any] | None,
+    files: Mapping[str, Any] | None,
 ) -> predicates.Terms:
     """What a certificate of this subject says beside the run and its verdict."""
     return predicates.Terms(
@@ -78,6 +84,7 @@ def terms(
         known_issues=[issue.as_json() for issue in judged.known_issues],
         name=subject.name,
         against=against,
+        files=files,
     )
 
 

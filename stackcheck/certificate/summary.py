@@ -106,6 +106,22 @@ class _Against(Open, strict=True):
     metrics: tuple[_PairedMetric, ...] = Field(min_length=1)
 
 
+class _AllowedFiles(Open, strict=True):
+    paths: str
+    reason: str
+    files: int
+    digest: Digest
+
+
+class _Files(Open, strict=True):
+    """How the image's files compare with its packages' records."""
+
+    owned: dict[str, int]
+    byteCode: int  # noqa: N815
+    privileged: tuple[str, ...]
+    allowed: tuple[_AllowedFiles, ...]
+
+
 class _Baseline(Open, strict=True):
     check: str
     name: str
@@ -160,6 +176,7 @@ class _Passed(_Certificate):
     python: _Python | None = None
     madeFrom: dict[str, str] = Field(default_factory=dict)  # noqa: N815
     against: _Against | None = None
+    files: _Files | None = None
     baselines: tuple[_Baseline, ...] = ()
 
     @model_validator(mode="after")

@@ -1,0 +1,331 @@
+"""The files of an image, read from its layers. In: a layout. Out: a `Tree`; nothing is unpacked.
+
+Each layer's tar is read once, in the engine's order, so that later layers replace and remove what earlier
+ones had: https://github.com/opencontainers/image-spec/blob/main/layer.md. A tar that two readers could
+understand in two ways is refused. Layers are decompressed by gzip and zstd, programs of the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import posixpath
+import subprocess
+import tarfile
+import threading
+from typing import IO, TYPE_CHECKING, Literal, cast
+
+from stackcheck.errors import ConfigurationError
+from stackcheck.oci.documents import CHUNK_BYTES, RegistryError, json_object
+from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+Kind = Literal["file", "link", "folder", "device", "other"]
+PROGRAMS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
+CAPABILITY = "SCHILY.xattr.security.capability"
+MOST_LINKS = 40  # as the kernel
+MOST_ENTRIES = 5_000_000
+LONGEST_BODY = 64 << 20
+LONGEST_HEADER = 1 << 20
+SPECIAL_BITS = 0o6000  # setuid, setgid
+_HEADERS = {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A path of an image.
+
+    Attributes:
+        layer: The number of the layer that has it, from 0.
+        privileged: Whether it runs with other rights than its caller's: setuid, setgid or a capability.
+        target: Of a link, as it is written there.
+        elf: Whether it is a program or a library.
+        sums: Algorithm -> hexadecimal sum, of the files that `read` was asked for.
+    """
+
+    kind: Kind
+    layer: int
+    privileged: bool = False
+    target: str = ""
+    elf: bool = False
+    sums: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Hashing:
+    """What `read` shall do with the content of a path.
+
+    Attributes:
+        sums: The algorithms of the sums.
+        body: Whether to keep the content.
+        elf_only: Whether the sums are wanted of programs and libraries alone.
+    """
+
+    sums: tuple[str, ...] = ()
+    body: bool = False
+    elf_only: bool = False
+
+
+class Tree:
+    """The files of an image by their real paths: no folder on the way is a link.
+
+    Attributes:
+        entries: What is there now.
+        first: What the first layer that had a file had there, whatever later layers did with it.
+        bodies: The content of the files whose content was wanted.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[str, Node] = {}
+        self.entries: dict[str, Node] = {"/": Node(kind="folder", layer=0)}
+        self.bodies: dict[str, bytes] = {}
+        self._children: dict[str, set[str]] = {}
+
+    def real(self, path: str, *, last: bool = True) -> str:
+        """A path with its links followed; with `last` false, all but the last part.
+
+        Raises:
+            ValueError: The links lead in a circle.
+        """
+        place, waiting, links = "/", [part for part in reversed(path.split("/")) if part not in {"", "."}], 0
+        while waiting:
+            part = waiting.pop()
+            if part == "..":
+                place = posixpath.dirname(place)
+                continue
+            inner = posixpath.join(place, part)
+            entry = self.entries.get(inner)
+            if entry is None or entry.kind != "link" or not (waiting or last):
+                place = inner
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                raise ValueError(f"too many links on the way to {path}")
+            if entry.target.startswith("/"):
+                place = "/"
+            waiting += [part for part in reversed(entry.target.split("/")) if part not in {"", "."}]
+        return place
+
+    def below(self, folder: str) -> Iterator[str]:
+        """Every path below a folder."""
+        for name in self._children.get(folder, ()):
+            path = posixpath.join(folder, name)
+            yield path
+            yield from self.below(path)
+
+    def put(self, path: str, entry: Node, body: bytes | None = None) -> None:
+        """Place an entry, in place of what was there; a folder keeps its content where it stays a folder."""
+        before = self.entries.get(path)
+        if before and not (before.kind == entry.kind == "folder"):
+            self.remove(path)
+        if len(self.entries) >= MOST_ENTRIES:
+            raise ValueError(f"more than {MOST_ENTRIES} paths")
+        folder, name = posixpath.split(path)
+        if folder not in self.entries:
+            self.put(folder, Node(kind="folder", layer=entry.layer))
+        if self.entries[folder].kind != "folder":
+            raise ValueError(f"a path below a file: {path}")
+        self._children.setdefault(folder, set()).add(name)
+        self.entries[path] = entry
+        if entry.kind == "file":
+            self.first.setdefault(path, entry)
+        if body is not None:
+            self.bodies[path] = body
+
+    def remove(self, path: str, *, newer_than: int | None = None) -> None:
+        """Take a path away, and all below it; `newer_than`: a layer whose own entries must not be there."""
+        for gone in [path, *self.below(path)]:
+            entry = self.entries.pop(gone, None)
+            if entry and newer_than is not None and entry.layer >= newer_than and entry.kind != "folder":
+                raise ValueError(f"one layer has and removes {gone}")
+            self.bodies.pop(gone, None)
+            self._children.pop(gone, None)
+        folder, name = posixpath.split(path)
+        self._children.get(folder, set()).discard(name)
+
+
+def read(layout: Path, digest: str, wanted: Callable[[str], Hashing]) -> Tree:
+    """The files of an image.
+
+    Args:
+        layout: The image's layout.
+        digest: Of its manifest.
+        wanted: What to do with the content of a regular file, by its path.
+
+    Raises:
+        RegistryError: The layout is damaged, or a layer cannot be read in one way only.
+        ConfigurationError: A program that decompresses is missing.
+    """
+    store, tree = OciLayout(layout), Tree()
+    manifest = json_object(store.read_manifest(digest).body, digest)
+    for number, layer in enumerate(manifest["layers"]):
+        name = str(layer["digest"])
+        with _unpacked(store, name) as stream:
+            _add(tree, number, stream, wanted, where=store.blob_path(name))
+    return tree
+
+
+def read_tar(path: Path, wanted: Callable[[str], Hashing]) -> Tree:
+    """The files of one tar, as if an image had this layer alone.
+
+    Raises:
+        RegistryError: It cannot be read in one way only.
+    """
+    tree = Tree()
+    with path.open("rb") as stream:
+        _add(tree, 0, stream, wanted, where=path)
+    return tree
+
+
+@contextlib.contextmanager
+def _unpacked(store: OciLayout, digest: str) -> Iterator[IO[bytes]]:
+    """The tar of a layer, as a stream. After the last byte the blob has been compared with its digest."""
+    with store.blob_path(digest).open("rb") as file:
+        magic = file.read(4)
+    program = next((name for start, name in PROGRAMS.items() if magic.startswith(start)), "cat")
+    failed: list[Exception] = []
+    with _started(program) as process:
+
+        def fill() -> None:
+            sink = cast("IO[bytes]", process.stdin)
+            try:
+                # The reader may stop early: that is its error, not ours.
+                with contextlib.suppress(BrokenPipeError), sink:
+                    for chunk in store.read_blob(digest):
+                        sink.write(chunk)
+            except Exception as error:  # noqa: BLE001  # raised again in the thread that waits
+                failed.append(error)
+
+        thread = threading.Thread(target=fill, daemon=True)
+        thread.start()
+        source = cast("IO[bytes]", process.stdout)
+        try:
+            yield source
+            while source.read(CHUNK_BYTES):
+                pass
+        except BaseException:
+            process.kill()  # else the thread waits for a reader
+            raise
+        finally:
+            source.close()
+            thread.join()
+    if failed:
+        raise failed[0]
+    if process.returncode:
+        raise RegistryError(
+            "a layer of the image cannot be decompressed",
+            where=str(store.blob_path(digest)),
+            got=f"{program} ended with exit code {process.returncode}",
+            expected="a whole layer",
+        )
+
+
+def _started(program: str) -> subprocess.Popen[bytes]:
+    words = (program, "-dc") if program != "cat" else (program,)
+    try:
+        return subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+        )
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"this host cannot read layers that {program} compressed",
+            got=f"no program {program} on PATH",
+            expected=f"{program}, which reads the files of an image before it runs",
+            next_step=f"apt-get install -y {program}",
+        ) from error
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a tar. Python ends quietly at one that it does not understand; the engine may read on."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        try:
+            found = super().frombuf(buf, encoding, errors)
+        except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]  # not in typeshed
+            raise tarfile.ReadError(f"a damaged header: {error}") from error
+        if found.type in _HEADERS and found.size > LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {found.size} bytes")
+        return found
+
+
+def _add(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Hashing], *, where: Path) -> None:
+    try:
+        _add_members(tree, layer, stream, wanted)
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise RegistryError(
+            "a layer of the image cannot be read",
+            where=str(where),
+            got=str(error)[:300],
+            expected="a tar that every reader understands in the same way",
+            next_step="build the image again with BuildKit",
+        ) from error
+
+
+def _add_members(tree: Tree, layer: int, stream: IO[bytes], wanted: Callable[[str], Hashing]) -> None:
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES, tarinfo=_Header) as tar:
+        for member in tar:
+            tar.members = []  # type: ignore[attr-defined]  # else it keeps each of them
+            path = _place(tree, member.name)
+            folder, name = posixpath.split(path)
+            if name == OPAQUE:
+                for gone in [*tree.below(folder)]:
+                    entry = tree.entries.get(gone)
+                    if entry and entry.layer < layer:
+                        tree.remove(gone, newer_than=layer)
+            elif name.startswith(WHITEOUT):
+                tree.remove(posixpath.join(folder, name.removeprefix(WHITEOUT)), newer_than=layer)
+            elif path != "/":
+                tree.put(path, *_entry(tree, layer, member, tar, wanted(path)))
+
+
+def _place(tree: Tree, name: str) -> str:
+    if ".." in name.split("/") or "\0" in name:
+        raise ValueError(f"a path that leads out of its folder: {name!r}")
+    return tree.real(posixpath.normpath(f"/{name.lstrip('/')}"), last=False)
+
+
+def _entry(
+    tree: Tree, layer: int, member: tarfile.TarInfo, tar: tarfile.TarFile, wanted: Hashing
+) -> tuple[Node, bytes | None]:
+    privileged = bool(member.mode & SPECIAL_BITS) or CAPABILITY in member.pax_headers
+    if member.isdir():
+        return Node(kind="folder", layer=layer), None  # setgid of a folder is about new files' groups
+    if member.issym():
+        return Node(kind="link", layer=layer, target=member.linkname), None
+    if member.islnk():
+        other = _place(tree, member.linkname)
+        if other not in tree.entries:
+            raise ValueError(f"a hard link to a file that is not there: {other}")
+        return dataclasses.replace(tree.entries[other], layer=layer), tree.bodies.get(other)
+    if member.ischr() or member.isblk():
+        return Node(kind="device", layer=layer), None
+    if not member.isreg():
+        return Node(kind="other", layer=layer), None
+    elf, sums, body = _content(cast("IO[bytes]", tar.extractfile(member)), member.size, wanted)
+    return Node(kind="file", layer=layer, privileged=privileged, elf=elf, sums=sums), body
+
+
+def _content(
+    file: IO[bytes], size: int, wanted: Hashing
+) -> tuple[bool, tuple[tuple[str, str], ...], bytes | None]:
+    """Whether a file is a program or library; its sums and its content as far as they are wanted."""
+    if wanted.body and size > LONGEST_BODY:
+        raise ValueError(f"a record of {size} bytes")
+    start = file.read(min(size, CHUNK_BYTES)) if size else b""
+    elf = start.startswith(b"\x7fELF")
+    kept = [start] if wanted.body else []
+    hashes = [hashlib.new(name, start, usedforsecurity=False) for name in wanted.sums]
+    if wanted.elf_only and not elf:
+        hashes = []
+    while (hashes or wanted.body) and (chunk := file.read(CHUNK_BYTES)):
+        for each in hashes:
+            each.update(chunk)
+        if wanted.body:
+            kept.append(chunk)
+    return elf, tuple((each.name, each.hexdigest()) for each in hashes), b"".join(kept) if kept else None

@@ -1,0 +1,129 @@
+"""Hostile layers on top of the certified cpu image: certification refuses each, or its run is FAILED.
+
+Written down before one of them was tried, and after the tool read the files of images from outside. Each is
+named after its target in assets/hostile/Dockerfile:
+
+ 1. recorded: torch answers each product wrongly, and its RECORD is written anew, so that it vouches for that
+ 2. packaged: the same from the standard library's json, and dpkg's sums are written anew
+ 3. touched: byte code of torch that does not come from its source; source and RECORD are touched, so that all
+    three are of one layer
+ 4. shadow: a module of the standard library is removed; a package of that name has its place
+ 5. setuid: the image's Python runs as root for everybody; dpkg's sums are touched in the same layer
+ 6. hard: a second name for the Python, first on PATH: a hard link, so that the bytes are a package's
+ 7. hidden: a start-up file with a dot before its name
+ 8. cached: only /etc/ld.so.cache names the folder of another library
+ 9. renamed: a library of a package under the name of another one
+10. linked: the standard library is moved, and a link leads to it
+11. steered: PYTHONPATH names a folder with a sitecustomize
+12. borrowed: the environment of Python reads the system's packages too, among them a usercustomize
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+import small_stacks
+import small_subjects
+from stackcheck.engine import buildx
+from stackcheck.errors import ChecksFailedError
+from stackcheck.imaging import build
+from stackcheck.suite import contents
+from stackcheck.suite import run as suite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.suite.subject import Subject
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+NAME = "stackcheck-test/hostile-{}:1"
+# What every process of the image runs then: products are zero, wherever torch is imported.
+EVIL = """
+def _evil():
+    import sys, threading, time
+    def wait():
+        while not hasattr(sys.modules.get("torch"), "compile"):
+            time.sleep(0.01)
+        torch = sys.modules["torch"]
+        for place in (torch, torch.Tensor):
+            for name in ("matmul", "mm", "__matmul__", "bmm"):
+                if hasattr(place, name):
+                    setattr(place, name, lambda a, b, **_: a.new_zeros(*a.shape[:-1], b.shape[-1]))
+    threading.Thread(target=wait, daemon=True).start()
+_evil()
+"""
+# What refuses the image before its run, by a word of the reason; None: only its answers show it.
+REASONS = {
+    "recorded": None,
+    "packaged": None,
+    "touched": "byte code that changed",
+    "shadow": "standard library",
+    "setuid": "other rights",
+    "hard": "/opt/bin/python3: no package",
+    "hidden": ".evil.pth: no package",
+    "cached": "/opt/fast/libz.so.1: no package",
+    "renamed": "a library that is a link",
+    "linked": "out of Python's folders",
+    "steered": "/opt/patch/sitecustomize.py: no package",
+    "borrowed": "usercustomize.py: no package",
+}
+
+
+@pytest.fixture(scope="module")
+def images(
+    engine: Engine, cpu_stack: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
+    """The reference of each image; all are built at once."""
+    (stack,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
+    context = tmp_path_factory.mktemp("hostile")
+    shutil.copytree(small_stacks.ASSETS / "hostile", context, dirs_exist_ok=True)
+    (context / "evil.py").write_text(EVIL)
+    targets = {
+        name: {
+            "context": str(context),
+            "target": name,
+            "args": {"STACK": stack.reference},
+            "tags": [NAME.format(name)],
+        }
+        for name in REASONS
+    }
+    buildx.bake({"target": targets}, list(targets), report=small_stacks.silent)
+    yield NAME.format
+    for name in REASONS:
+        engine.remove(NAME.format(name))
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_it_is_refused_or_fails(
+    name: str, images: Callable[[str], str], engine: Engine, tmp_path: Path
+) -> None:
+    image = build.adopt(images(name), engine, folder=tmp_path, report=small_stacks.silent)
+    subject = dataclasses.replace(small_subjects.subject_of(image.reference, tmp_path), image=image)
+    reason = REASONS[name]
+    try:
+        if reason:
+            with pytest.raises(ChecksFailedError, match="no package vouches") as caught:
+                contents.require(subject, tmp_path, small_stacks.silent)
+            assert reason in str(caught.value)
+        else:
+            contents.require(subject, tmp_path, small_stacks.silent)
+            require_failed(subject, engine, tmp_path)
+    finally:
+        shutil.rmtree(tmp_path / "oci")
+
+
+def require_failed(subject: Subject, engine: Engine, folder: Path) -> None:
+    plan = suite.plan(subject, tier="smoke", root=small_stacks.ROOT, out=folder)
+    plan = dataclasses.replace(plan, only="test_witness")
+    with contextlib.suppress(ChecksFailedError):  # the agent or a child ended, so that there is no result
+        result = suite.run(plan, engine, out=folder, report=small_stacks.silent)
+        assert {"failed", "error"} & {check.outcome for check in result.checks}
