@@ -88,7 +88,6 @@ class AcceptanceSession:
             self._open_files()
         elif not self.shares_devices:  # a whole run on GPUs: they load torch while the checks are collected
             self.server.prepare()
-            self.rank_server.prepare()
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -218,6 +217,8 @@ class AcceptanceSession:
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if self.absence is None or item.get_closest_marker("static"):
+            if not self.shares_devices and "launch" in getattr(item, "fixturenames", ()):
+                self.rank_server.prepare()  # it loads torch while the check waits for its devices
             item.stash[CHECK] = Check(vendor=self.vendor, model=self.model)
             return None
         return records.fail_at_once(item, self.absence)
