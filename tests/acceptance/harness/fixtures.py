@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -35,6 +35,7 @@ from harness.unfit import InvalidRun, Unfit
 from harness.worker import Worker
 from vendors import Device, Host, Sample
 
+Answer = TypeVar("Answer")
 CLEAN_WAIT_S = 30.0
 PROCESSES_AT_ONCE = 5  # more of them would share the queues of a device
 # How torch, the runtimes of both vendors, and the libraries for products say that an allocation failed.
@@ -107,7 +108,8 @@ def lease(
         skips.without_devices(wish.count, len(acceptance.devices))
     perf = order.is_performance(request.node)
     with check.waiting():
-        if perf:  # only to keep the order: the lease itself excludes others
+        whole = wish.use != "shared" and not acceptance.shares_devices
+        if perf or whole:  # only to keep the order: the lease itself excludes others
             acceptance.earlier_ended(request.node)
         held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
@@ -284,23 +286,22 @@ def _name_of(function: Callable[..., Any] | str) -> str:
 
 
 def _with_memory(
-    once: Callable[[], Any], acceptance: AcceptanceSession, lease: leases.Lease, check: Check
-) -> Any:
+    once: Callable[[], Answer], acceptance: AcceptanceSession, lease: leases.Lease, check: Check
+) -> Answer:
     """The result of a call; if it found no memory beside other checks, that of a second one without them."""
+    beside = lease.use == "shared" and not acceptance.shares_devices
     try:
         answer = once()
-        words = json.dumps(answer)
+        if not (beside and lacks_memory(json.dumps(answer))):
+            return answer
     except WorkloadError as error:
-        answer, words = error, str(error)
-    if lease.use == "shared" and not acceptance.shares_devices and lacks_memory(words):
-        acceptance.worker.stop()
-        with check.waiting():
-            acceptance.keeper.have_whole(lease)
-        check.more_evidence["memory"] = "none was left beside other checks: repeated with the device whole"
-        return once()
-    if isinstance(answer, WorkloadError):
-        raise answer
-    return answer
+        if not (beside and lacks_memory(str(error))):
+            raise
+    acceptance.worker.stop()
+    with check.waiting():
+        acceptance.keeper.have_whole(lease)
+    check.more_evidence["memory"] = "none was left beside other checks: repeated with the device whole"
+    return once()
 
 
 def lacks_memory(words: str) -> bool:

@@ -106,6 +106,16 @@ def phase(item: pytest.Item) -> int:
     return 1 + (wish(item).use == "alone") if is_performance(item) else 0
 
 
+def stage(item: pytest.Item, device_count: int) -> tuple[int, bool]:
+    """The phase; on the only device, checks that share it end before those that need it whole begin.
+
+    A check that waits for a whole device keeps all from sharing it that come after: with one device, they
+    would run one by one later. With more devices they go on beside it.
+    """
+    whole = devices(item) > 0 and wish(item).use != "shared"
+    return phase(item), device_count == 1 and whole and phase(item) == 0
+
+
 def scope(nodeid: str, device_count: int) -> str:
     """What one worker of pytest-xdist runs as a whole: a file, whose checks share launches, or one check.
 

@@ -25,7 +25,11 @@ from harness.processes import Child, Program, WorkloadError
 
 LOAD_S = 180.0  # loading takes 2 to 8 s of a processor; a busy machine with a cold disk needs more
 # Read when a device or a process group is made, and by the harness itself.
-READ_WHEN_USED = (processes.TOKEN, processes.STACKS, processes.DEVICE_MODEL, processes.PATIENCE)
+ALLOCATOR = "PYTORCH_ALLOC_CONF"  # read while torch is loaded, so a fork tells its value to the allocator
+READ_WHEN_USED = (
+    *(processes.TOKEN, processes.STACKS, processes.DEVICE_MODEL, processes.PATIENCE),
+    ALLOCATOR,
+)
 READ_WHEN_USED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_")
 READY = "ready"
 

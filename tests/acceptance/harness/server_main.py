@@ -27,7 +27,7 @@ import torch
 
 from harness import forked
 from harness.processes import STACKS, TOKEN
-from harness.server import READY
+from harness.server import ALLOCATOR, READY
 
 # What most children load. Not Inductor: while it is loaded it may start the processes that compile for it.
 MODULES = (
@@ -187,6 +187,10 @@ def _become(request: _Request, mark: Mark) -> None:
         os.close(file)
     Path(request.environment[STACKS]).mkdir(parents=True, exist_ok=True)
     mark.put(request.environment[TOKEN])
+    told = request.environment.get(ALLOCATOR, "")
+    if told != os.environ.get(ALLOCATOR, ""):
+        newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (newer or torch.cuda.memory._set_allocator_settings)(told)
     os.environ.clear()
     os.environ.update(request.environment)
     random.seed()
