@@ -19,17 +19,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness import processes
+from harness import forked, processes
 from harness.inside import Forked
 from harness.processes import Child, Program, WorkloadError
 
 LOAD_S = 180.0  # loading takes 2 to 8 s of a processor; a busy machine with a cold disk needs more
 # Read when a device or a process group is made, and by the harness itself.
-ALLOCATOR = "PYTORCH_ALLOC_CONF"  # read while torch is loaded, so a fork tells its value to the allocator
-READ_WHEN_USED = (
-    *(processes.TOKEN, processes.STACKS, processes.DEVICE_MODEL, processes.PATIENCE),
-    ALLOCATOR,
-)
+READ_WHEN_USED = (processes.TOKEN, processes.STACKS, processes.DEVICE_MODEL, processes.PATIENCE)
 READ_WHEN_USED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_")
 READY = "ready"
 
@@ -69,6 +65,8 @@ class Server:
         self.prepare()
         names = self._environment.keys() | environment.keys()
         changed = {name for name in names if self._environment.get(name) != environment.get(name)}
+        if forked.ALLOCATOR not in self._environment:  # else a fork cannot take the first value back
+            changed.discard(forked.ALLOCATOR)
         fixed = [name for name in changed - self._free if not name.startswith(READ_WHEN_USED_PREFIXES)]
         return not fixed and self._is_ready()
 

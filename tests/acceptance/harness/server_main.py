@@ -27,7 +27,7 @@ import torch
 
 from harness import forked
 from harness.processes import STACKS, TOKEN
-from harness.server import ALLOCATOR, READY
+from harness.server import READY
 
 # What most children load. Not Inductor: while it is loaded it may start the processes that compile for it.
 MODULES = (
@@ -41,6 +41,7 @@ MODULES = (
     "torch.profiler",
     "torch.utils.checkpoint",
 )
+RANKS = "harness.forked_ranks"
 MOST_FDS = 12
 MEMORY, TERMINALS = 1, (4, 5, *range(136, 144))  # major numbers: /dev/null and its like; terminals
 
@@ -187,13 +188,11 @@ def _become(request: _Request, mark: Mark) -> None:
         os.close(file)
     Path(request.environment[STACKS]).mkdir(parents=True, exist_ok=True)
     mark.put(request.environment[TOKEN])
-    told = request.environment.get(ALLOCATOR, "")
-    if told != os.environ.get(ALLOCATOR, ""):
-        newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-        (newer or torch.cuda.memory._set_allocator_settings)(told)
     os.environ.clear()
     os.environ.update(request.environment)
     random.seed()
+    if request.module != RANKS:
+        forked.tell_allocator()
     sys.argv = [request.module, *map(str, request.fds), *request.arguments]
     forked.run(lambda: runpy.run_module(request.module, run_name="__main__", alter_sys=True))
 
