@@ -30,6 +30,7 @@ WHOLE = frozenset(
         "test_attention_that_ran_is_fused",
         "test_beyond_32_bits",
         "test_bf16_job_learns",
+        "test_memory_holds_patterns",
         "test_sizes_of_models",
         "test_throughput",
         "test_trains_with_flash_attn_4",

@@ -189,6 +189,7 @@ class AcceptanceSession:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         late = [item for item in items if self._is_late(item)]
         items[:] = order.ordered(item for item in items if item not in late)
+        items.sort(key=lambda item: order.stage(item, self.device_count))
         if late:
             config.hook.pytest_deselected(items=late)
 
