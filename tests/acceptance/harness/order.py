@@ -113,7 +113,7 @@ def stage(item: pytest.Item, device_count: int) -> tuple[int, bool]:
     A check that waits for a whole device keeps all from sharing it that come after: with one device, they
     would run one by one later. With more devices they go on beside it.
     """
-    whole = devices(item) > 0 and wish(item).use != "shared"
+    whole = 0 < devices(item) <= device_count and wish(item).use != "shared"
     return phase(item), device_count == 1 and whole and phase(item) == 0
 
 
