@@ -265,6 +265,7 @@ def test_sizes_of_models(
     )
 
 
+@pytest.mark.long
 @pytest.mark.tier("standard")
 def test_no_silent_corruption(
     ranks: int, acceptance: AcceptanceSession, launch: Launch, record_metric: RecordMetric

@@ -58,8 +58,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, session.device_count)
     for name, whole in (("ranks", False), ("bf16_ranks", True)):
         if name in metafunc.fixturenames:
-            mark = pytest.mark.gpus(count, whole=whole)
-            metafunc.parametrize(name, [pytest.param(count, marks=mark, id=f"{count}")])
+            marks = (pytest.mark.gpus(count, whole=whole), *(() if whole else (pytest.mark.long,)))
+            metafunc.parametrize(name, [pytest.param(count, marks=marks, id=f"{count}")])
     if "large_ranks" in metafunc.fixturenames:
         count = large_job.ranks_of(session.device_count)
         mark = pytest.mark.gpus(count, perf=True, exclusive=True)

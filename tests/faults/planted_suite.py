@@ -51,7 +51,7 @@ def test_silent_ranks(launch):
 
 @pytest.mark.last
 def test_judges_the_run(whole_run, acceptance):
-    earlier = len(acceptance.phases) - 1
+    earlier = len(acceptance.stages) - 1
     assert acceptance.ended._count(earlier) == earlier
     assert (acceptance.result_dir / "slow").exists()
 

@@ -35,6 +35,8 @@ class Scopes:
             if order.devices(item)
         }
         print("scopes", json.dumps(sorted(kinds)))
+        stages = {(order.scope(item.nodeid, count), order.stage(item, count)) for item in session.items}
+        print("stages", json.dumps(sorted(stages)))
 
 for arguments in json.loads(sys.argv[1]):
     pytest.main(arguments, plugins=[Scopes()])
@@ -90,6 +92,14 @@ def test_the_committed_list_is_what_the_suites_collect() -> None:
 
 def test_both_gpu_vendors_have_the_same_checks() -> None:
     assert collected()["amd 2"] == collected()["nvidia 2"]
+
+
+def test_no_worker_keeps_a_check_without_a_device_behind_one_that_waits_for_it() -> None:
+    lines = re.findall(r"^stages (.*)$", listed(), re.MULTILINE)
+    assert len(lines) == len(WANTED)
+    for line in lines:
+        scopes = [scope for scope, _ in json.loads(line)]
+        assert len(scopes) == len(set(scopes)), "checks of several stages, to name in order.SPEED or WHOLE"
 
 
 def test_no_worker_keeps_a_check_behind_one_that_waits_for_it() -> None:

@@ -12,8 +12,9 @@ import time
 
 import pytest
 
-from harness import leases
-from vendors import Device
+from harness import evidence, fixtures, leases, processes
+from harness.check import Check
+from vendors import Device, Host, Process
 
 pytestmark = pytest.mark.catches("the harness")
 
@@ -85,7 +86,7 @@ def test_only_what_may_run_beside_each_other_does(tmp_path) -> None:
 
 
 def test_as_many_checks_share_a_device_as_its_memory_is_enough_for(tmp_path) -> None:
-    large = dataclasses.replace(device(0), memory_bytes=40 << 30)
+    large = dataclasses.replace(device(0), memory_bytes=3 * leases.BYTES_PER_SHARER + 1)
     with contextlib.ExitStack() as held:
         for _ in range(3):
             held.enter_context(leases.hold(tmp_path, [large], 1, use="shared"))
@@ -206,3 +207,83 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path) -> None:
     with pytest.raises(leases.LeaseError), leases.hold(tmp_path, EIGHT, 1, use="whole"):
         pass
     assert not (tmp_path / "made").exists()
+
+
+GIB = 1 << 30
+
+
+def seen(*processes: Process, used: int) -> Host:
+    one = dataclasses.replace(device(0), processes=processes, memory_used_bytes=used)
+    return Host(vendor="nvidia", library="", driver="", devices=(one,))
+
+
+@pytest.mark.parametrize(
+    ("processes", "used", "alone"),
+    [
+        ((Process(pid=7, memory_bytes=3 * GIB),), 4 * GIB, True),
+        ((Process(pid=8, memory_bytes=3 * GIB),), 4 * GIB, False),
+        ((Process(pid=7, memory_bytes=3 * GIB), Process(pid=8, memory_bytes=GIB)), 5 * GIB, False),
+        ((Process(pid=7),), GIB, False),  # its memory is not known
+        ((Process(pid=7, memory_bytes=3 * GIB),), 7 * GIB, False),  # more is in use than it has
+        ((), 4 * GIB, False),
+    ],
+)
+def test_an_own_process_stays_on_a_timed_device_only_where_nothing_else_is_there(
+    processes, used, alone
+) -> None:
+    now = evidence.without(seen(*processes, used=used), 7)
+    assert (evidence.newly_shared(seen(used=GIB), now, now.devices) == []) is alone
+
+
+@pytest.mark.parametrize(
+    ("words", "lacks"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", True),
+        ("HIP out of memory", True),
+        ("AssertionError: 3 of 9 cases failed: got nan", False),
+    ],
+)
+def test_a_failed_allocation_is_told_from_a_wrong_result(words, lacks) -> None:
+    assert fixtures.lacks_memory(words) is lacks
+
+
+class Suite:
+    """What `_with_memory` uses of a session."""
+
+    shares_devices = False
+
+    def __init__(self, keeper: leases.Keeper) -> None:
+        self.keeper, self.worker = keeper, self
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("use", ["shared", "whole"])
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_check_that_finds_no_memory_beside_others_runs_again_without_them(tmp_path, use, raises) -> None:
+    keeper = leases.Keeper(tmp_path, PAIR, unlocked=False)
+    lease = keeper.take(leases.Wish("test_a.py", 1, use=use))
+    calls = []
+
+    def once() -> dict:
+        calls.append(1)
+        if len(calls) > 1:
+            with (
+                pytest.raises(leases.LeaseError),
+                leases.hold(tmp_path, PAIR[:1], 1, use="shared", wait_s=0.1),
+            ):
+                pass
+            return {}
+        if raises:
+            raise processes.WorkloadError("CUDA out of memory")
+        return {"failures": ["HIP out of memory"]}
+
+    check = Check(vendor="nvidia", model="H100")
+    repeats = use == "shared"
+    with pytest.raises(processes.WorkloadError) if raises and not repeats else contextlib.nullcontext():
+        fixtures._with_memory(once, Suite(keeper), lease, check)
+    assert len(calls) == 1 + repeats
+    assert ("memory" in check.more_evidence) is repeats
+    keeper.give_back()

@@ -2,6 +2,7 @@
 Out: facts, and problems in words.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -142,6 +143,22 @@ def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfi
         )
         for index, more in newly_used(start, now, devices).items()
     ]
+
+
+def without(now: Host, own: int) -> Host:
+    """The machine as if one process had ended. Where its memory is not known, nothing is taken away."""
+    return dataclasses.replace(now, devices=tuple(_without(device, own) for device in now.devices))
+
+
+def _without(device: Device, own: int) -> Device:
+    if isinstance(device.processes, Absence):
+        return device
+    ours = [process for process in device.processes if process.pid == own]
+    if len(ours) != 1 or not is_known(ours[0].memory_bytes) or not is_known(device.memory_used_bytes):
+        return device
+    rest = tuple(process for process in device.processes if process.pid != own)
+    left = int(device.memory_used_bytes) - int(ours[0].memory_bytes)
+    return dataclasses.replace(device, processes=rest, memory_used_bytes=left)
 
 
 def newly_used(start: Host, now: Host, devices: Sequence[Device]) -> dict[int, int]:

@@ -1,11 +1,12 @@
 """The fixtures of the checks. In: the session. Out: devices, calls to children, metrics."""
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +25,7 @@ from harness.evidence import (
     newly_unfit,
     newly_used,
     unanswered,
+    without,
 )
 from harness.monitor import Sampler
 from harness.processes import WorkloadError
@@ -33,8 +35,14 @@ from harness.unfit import InvalidRun, Unfit
 from harness.worker import Worker
 from vendors import Device, Host, Sample
 
+Answer = TypeVar("Answer")
 CLEAN_WAIT_S = 30.0
 PROCESSES_AT_ONCE = 5  # more of them would share the queues of a device
+# How torch, the runtimes of both vendors, and the libraries for products say that an allocation failed.
+NO_MEMORY = (
+    *("out of memory", "OutOfMemory", "ErrorMemoryAllocation", "ALLOC_FAILED", "MEMORY_ALLOCATION"),
+    *("rocblas_status_memory_error", "Failed to allocate", "failed to allocate"),
+)
 GONE_WAIT_S = 10.0  # the readings still show a process for a moment after it ended
 
 
@@ -100,7 +108,8 @@ def lease(
         skips.without_devices(wish.count, len(acceptance.devices))
     perf = order.is_performance(request.node)
     with check.waiting():
-        if perf:  # only to keep the order: the lease itself excludes others
+        whole = wish.use != "shared" and not acceptance.shares_devices
+        if perf or whole:  # only to keep the order: the lease itself excludes others
             acceptance.earlier_ended(request.node)
         held = acceptance.keeper.take(wish)
     check.devices, check.count = device_names(held.devices), wish.count
@@ -141,7 +150,7 @@ def record_metric(check: Check) -> RecordMetric:
 
 
 @pytest.fixture
-def on_device(acceptance: AcceptanceSession, lease: leases.Lease) -> OnDevice:
+def on_device(acceptance: AcceptanceSession, lease: leases.Lease, check: Check) -> OnDevice:
     """Run functions of `workloads` on the leased devices."""
 
     def call(
@@ -153,7 +162,8 @@ def on_device(acceptance: AcceptanceSession, lease: leases.Lease) -> OnDevice:
         **kwargs: object,
     ) -> Any:
         environment = {**acceptance.child_environment(lease.devices), **(env or {})}
-        with _failing(acceptance, lease):
+
+        def once() -> Any:
             return acceptance.worker.call(
                 _name_of(function),
                 kwargs,
@@ -161,11 +171,14 @@ def on_device(acceptance: AcceptanceSession, lease: leases.Lease) -> OnDevice:
                 timeout_s=acceptance.limit_s(timeout_s),
             )
 
+        with _failing(acceptance, lease):
+            return _with_memory(once, acceptance, lease, check)
+
     return call
 
 
 @pytest.fixture
-def in_new_processes(acceptance: AcceptanceSession, lease: leases.Lease) -> InNewProcesses:
+def in_new_processes(acceptance: AcceptanceSession, lease: leases.Lease, check: Check) -> InNewProcesses:
     """Run a function of `workloads` in several new processes, some of them at once."""
 
     def call(
@@ -191,8 +204,12 @@ def in_new_processes(acceptance: AcceptanceSession, lease: leases.Lease) -> InNe
             finally:
                 worker.stop()
 
-        with _failing(acceptance, lease), ThreadPoolExecutor(PROCESSES_AT_ONCE) as pool:
-            return list(pool.map(one, range(processes)))
+        def once() -> list[Any]:
+            with ThreadPoolExecutor(PROCESSES_AT_ONCE) as pool:
+                return list(pool.map(one, range(processes)))
+
+        with _failing(acceptance, lease):
+            return _with_memory(once, acceptance, lease, check)
 
     return call
 
@@ -230,7 +247,7 @@ def in_child(acceptance: AcceptanceSession, vendor: vendors.Vendor) -> Iterator[
 
 
 @pytest.fixture
-def launch(acceptance: AcceptanceSession, lease: leases.Lease) -> Launch:
+def launch(acceptance: AcceptanceSession, lease: leases.Lease, check: Check) -> Launch:
     """Run torchrun programs on the leased devices."""
 
     def run(
@@ -241,7 +258,9 @@ def launch(acceptance: AcceptanceSession, lease: leases.Lease) -> Launch:
         env: Mapping[str, str] | None = None,
         fresh: bool = False,
     ) -> dict[str, Any]:
-        with _failing(acceptance, lease):
+        def once() -> dict[str, Any]:
+            if lease.use in ("quiet", "alone"):
+                acceptance.worker.stop()
             return launcher.launch(
                 program,
                 [str(argument) for argument in args],
@@ -256,6 +275,9 @@ def launch(acceptance: AcceptanceSession, lease: leases.Lease) -> Launch:
                 server=None if fresh else acceptance.rank_server,
             )
 
+        with _failing(acceptance, lease):
+            return _with_memory(once, acceptance, lease, check)
+
     return run
 
 
@@ -263,16 +285,45 @@ def _name_of(function: Callable[..., Any] | str) -> str:
     return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
 
 
+def _with_memory(
+    once: Callable[[], Answer], acceptance: AcceptanceSession, lease: leases.Lease, check: Check
+) -> Answer:
+    """The result of a call; if it found no memory beside other checks, that of a second one without them."""
+    beside = lease.use == "shared" and not acceptance.shares_devices
+    try:
+        answer = once()
+        if not (beside and lacks_memory(json.dumps(answer))):
+            return answer
+    except WorkloadError as error:
+        if not (beside and lacks_memory(str(error))):
+            raise
+    acceptance.worker.stop()
+    with check.waiting():
+        acceptance.keeper.have_whole(lease)
+    check.more_evidence["memory"] = "none was left beside other checks: repeated with the device whole"
+    return once()
+
+
+def lacks_memory(words: str) -> bool:
+    """Whether a report or a traceback tells of an allocation that failed, of a device or in a library."""
+    return any(sign in words for sign in NO_MEMORY)
+
+
 def _state(acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool) -> Host:
     """Read the machine before or after a check.
 
-    A performance check needs its devices alone: our own worker is stopped, and any other process that stays
-    makes the check unfit.
+    A performance check needs its devices alone: any process that stays makes the check unfit. Our own idle
+    worker stays only where it is seen as itself on the device; else it is stopped.
     """
     if not perf or acceptance.shares_devices:
         return machine(acceptance.monitor.read_devices)
-    acceptance.worker.stop()
     early = acceptance.machine_at_start()
+    if (own := acceptance.worker.pid) is not None:
+        seen = machine(acceptance.monitor.read_devices)
+        if not newly_shared(early, without(seen, own), held.devices):
+            check.doubts += doubts(early, seen, held.devices)
+            return seen
+    acceptance.worker.stop()
     deadline = time.monotonic() + GONE_WAIT_S
     while True:
         seen = machine(acceptance.monitor.read_devices)

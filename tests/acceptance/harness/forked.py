@@ -12,6 +12,20 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn
 
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+
+
+def tell_allocator() -> None:
+    """Tell torch's allocator its setting in this fork; it reads the variable only while torch is loaded.
+
+    The ranks of a launch call it, not the process that forks them: a device that it opened would be broken
+    after their forks.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and (told := os.environ.get(ALLOCATOR)):
+        newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (newer or torch.cuda.memory._set_allocator_settings)(told)
+
 
 def run(function: Callable[[], object]) -> NoReturn:
     """Run a function, then end this process as an interpreter ends: exit code, traceback, exit functions."""

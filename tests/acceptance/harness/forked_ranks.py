@@ -38,6 +38,7 @@ def main(count: int, program: str, arguments: list[str]) -> int:
         os.close(writing)
         os.environ.update(_variables(number, count, int(os.read(reading, PORT_BYTES))))
         os.close(reading)
+        forked.tell_allocator()
         sys.argv = [str(rank.__file__), program, *arguments]
         forked.run(rank.main)
     store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)

@@ -32,8 +32,8 @@ WAIT_S = 2 * 3600.0  # a soak check of another worker may hold a device this lon
 #   alone   nothing
 Use = Literal["shared", "whole", "quiet", "alone"]
 # Checks that share a device: each leaves it idle most of the time. On an H100, 3 of 105 took more than 9 GiB
-# and the largest 13; checks that need more have the device whole.
-MOST_SHARERS, BYTES_PER_SHARER = 8, 13 << 30
+# and the largest 13. A check that finds no memory beside others runs again with the device whole.
+MOST_SHARERS, BYTES_PER_SHARER = 8, 9 << 30
 
 
 class LeaseError(Exception):

@@ -30,6 +30,7 @@ WHOLE = frozenset(
         "test_attention_that_ran_is_fused",
         "test_beyond_32_bits",
         "test_bf16_job_learns",
+        "test_memory_holds_patterns",
         "test_sizes_of_models",
         "test_throughput",
         "test_trains_with_flash_attn_4",
@@ -104,6 +105,16 @@ def phase(item: pytest.Item) -> int:
     if is_last(item):
         return 3
     return 1 + (wish(item).use == "alone") if is_performance(item) else 0
+
+
+def stage(item: pytest.Item, device_count: int) -> tuple[int, bool]:
+    """The phase; on the only device, checks that share it end before those that need it whole begin.
+
+    A check that waits for a whole device keeps all from sharing it that come after: with one device, they
+    would run one by one later. With more devices they go on beside it.
+    """
+    whole = 0 < devices(item) <= device_count and wish(item).use != "shared"
+    return phase(item), device_count == 1 and whole and phase(item) == 0
 
 
 def scope(nodeid: str, device_count: int) -> str:

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import timeline
+
 TEMPLATE = Path(__file__).with_name("page.html")
 NAME = "report.html"
 BAD = {"failed": "✘ failed", "error": "✘ error", "invalid": "△ machine unfit"}
 WORDS = {"passed": "✔ passed", "skipped": "- skipped", **BAD}
 OPEN = 3  # the first failures are shown in full
 REASON_LINES = 12  # more would push the figures off the first screens
-BAR = 160
+BAR, WIDE = 160, 600
+LEAST_SHOWN = 0.002  # of the wall time
 Check = Mapping[str, Any]
 
 
@@ -53,7 +56,7 @@ def render(result: Mapping[str, Any], folder: Path, model: str, devices: int) ->
         figures=_figures(checks),
         evidence=_evidence(checks),
         skipped=_skipped(checks),
-        checks=_all(checks),
+        checks=_when(result) + _all(checks),
     )
 
 
@@ -195,6 +198,30 @@ def _skipped(checks: Iterable[Check]) -> str:
         for reason, count in reasons.most_common()
     )
     return _table("Skipped", ("Checks", "Reason"), rows)
+
+
+def _when(result: Mapping[str, Any]) -> str:
+    """When each check waited and ran. Those too short to see are left out."""
+    found = timeline.spans(result)
+    end = max((span.ended for span in found), default=0.0) or 1.0
+    seen = [span for span in found if span.ended - span.began > end * LEAST_SHOWN]
+    limiting = {span.name for span in timeline.chain(found)}
+    rows = (_span(span, WIDE / end, bold=span.name in limiting) for span in seen)
+    table = _table("When each check waited and ran", ("Check", "Waited", "Ran", f"0 to {end:.0f} s"), rows)
+    return f"<details><summary>{_text(timeline.words(result))}</summary>{table}</details>"
+
+
+def _span(span: timeline.Span, scale: float, *, bold: bool) -> str:
+    kind = "out" if bold else "fill"
+    name = f"{_text(span.name)}{' (limits the run)' if bold else ''}"
+    return (
+        f'<tr><th scope="row">{name}</th><td class="number">{span.ran - span.began:.1f}</td>'
+        f'<td class="number">{span.ended - span.ran:.1f}</td><td><svg viewBox="0 0 {WIDE} 10" '
+        f'width="{WIDE}" height="10" aria-hidden="true"><rect class="track" x="{span.began * scale:.1f}" '
+        f'width="{(span.ran - span.began) * scale:.1f}" height="10"/><rect class="{kind}" '
+        f'x="{span.ran * scale:.1f}" width="{(span.ended - span.ran) * scale:.1f}" height="10"/></svg></td>'
+        "</tr>"
+    )
 
 
 def _all(checks: Sequence[Check]) -> str:

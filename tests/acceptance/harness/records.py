@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
-from harness import causes
+from harness import causes, timeline
 from harness.check import Check
 from harness.unfit import InvalidRun
 
@@ -174,6 +174,7 @@ def summarize(
     counts = sorted(Counter(_outcome(check) for check in checks).items())
     total = ", ".join(f"{count} {outcome}" for outcome, count in counts) or "no check ran"
     terminal.write_line(f"{model} x{devices}: {total}; {path}")
+    terminal.write_line(timeline.words(result))
     if any(check["cause"] == "no_threshold" for check in checks):
         terminal.write_line(f"bounds: stackcheck baseline {path} and the results of two more healthy runs")
 

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness import processes
+from harness import forked, processes
 from harness.inside import Forked
 from harness.processes import Child, Program, WorkloadError
 
@@ -65,6 +65,8 @@ class Server:
         self.prepare()
         names = self._environment.keys() | environment.keys()
         changed = {name for name in names if self._environment.get(name) != environment.get(name)}
+        if forked.ALLOCATOR not in self._environment:  # else a fork cannot take the first value back
+            changed.discard(forked.ALLOCATOR)
         fixed = [name for name in changed - self._free if not name.startswith(READ_WHEN_USED_PREFIXES)]
         return not fixed and self._is_ready()
 

@@ -41,6 +41,7 @@ MODULES = (
     "torch.profiler",
     "torch.utils.checkpoint",
 )
+RANKS = "harness.forked_ranks"
 MOST_FDS = 12
 MEMORY, TERMINALS = 1, (4, 5, *range(136, 144))  # major numbers: /dev/null and its like; terminals
 
@@ -190,6 +191,8 @@ def _become(request: _Request, mark: Mark) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     random.seed()
+    if request.module != RANKS:
+        forked.tell_allocator()
     sys.argv = [request.module, *map(str, request.fds), *request.arguments]
     forked.run(lambda: runpy.run_module(request.module, run_name="__main__", alter_sys=True))
 

@@ -79,7 +79,7 @@ class AcceptanceSession:
         self.page: str | None = None  # where report.html is, or why it is not
         self.unfinished: dict[str, dict[str, Any]] = {}  # records of checks whose teardown is still to come
         self.numbers: dict[str, int] = {}
-        self.phases: list[int] = []  # of the checks, in their order
+        self.stages: list[tuple[int, bool]] = []  # of the checks, in their order
         self.ended = order.Ended(self.result_dir / "children" / f"ended-{self.run_id}")
         self.listener = Listener(self.result_dir / "children" / f"faults-{self.run_id}.jsonl")
         if self.listed:
@@ -88,7 +88,6 @@ class AcceptanceSession:
             self._open_files()
         elif not self.shares_devices:  # a whole run on GPUs: they load torch while the checks are collected
             self.server.prepare()
-            self.rank_server.prepare()
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -111,9 +110,10 @@ class AcceptanceSession:
         return self.host
 
     def earlier_ended(self, item: pytest.Item) -> bool:
-        """Wait for all checks of earlier phases. False if one of them does not end."""
+        """Wait for all checks of earlier stages. False if one of them does not end."""
         stall_s = self.limit_s(order.STALL_S, max(1, self.device_count))
-        return self.ended.wait_for(bisect.bisect_left(self.phases, order.phase(item)), stall_s=stall_s)
+        stage = order.stage(item, self.device_count)
+        return self.ended.wait_for(bisect.bisect_left(self.stages, stage), stall_s=stall_s)
 
     @functools.cached_property
     def model(self) -> str:
@@ -189,6 +189,7 @@ class AcceptanceSession:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         late = [item for item in items if self._is_late(item)]
         items[:] = order.ordered(item for item in items if item not in late)
+        items.sort(key=lambda item: order.stage(item, self.device_count))
         if late:
             config.hook.pytest_deselected(items=late)
 
@@ -206,7 +207,7 @@ class AcceptanceSession:
             print(json.dumps(tiers, indent=0, sort_keys=True))
         self.selection["collected"] = len(session.items)
         self.numbers = {item.nodeid: number for number, item in enumerate(session.items)}
-        self.phases = [order.phase(item) for item in session.items]
+        self.stages = [order.stage(item, self.device_count) for item in session.items]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -218,6 +219,8 @@ class AcceptanceSession:
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if self.absence is None or item.get_closest_marker("static"):
+            if not self.shares_devices and "launch" in getattr(item, "fixturenames", ()):
+                self.rank_server.prepare()  # it loads torch while the check waits for its devices
             item.stash[CHECK] = Check(vendor=self.vendor, model=self.model)
             return None
         return records.fail_at_once(item, self.absence)

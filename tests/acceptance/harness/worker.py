@@ -69,6 +69,13 @@ class Worker:
             raise WorkloadError(f"{function} raised in the worker:\n{answer.get('error')}")
         return answer["result"]
 
+    @property
+    def pid(self) -> int | None:
+        """The process id of the living child on this machine; None: no child, or one of a container."""
+        process = self._child.process if self._child else None
+        lives = process is not None and process.poll() is None and processes.container() is None
+        return getattr(process, "pid", None) if lives else None
+
     def stop(self) -> None:
         """End the child by closing its pipe; kill it if it does not end."""
         if (child := self._child) is None:
