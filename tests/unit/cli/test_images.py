@@ -43,10 +43,8 @@ def test_one_command_ends_with_a_table_and_the_next_command_to_type(
     assert verify(capsys).code == 0
 
 
-def test_the_json_of_images_has_every_stack_and_progress_stays_on_stderr(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_the_json_of_images_has_every_stack_and_progress_stays_on_stderr(capsys: Capsys) -> None:
     done = call(capsys, "images", "cpu-*", AMD_STACK, "--anyway", "--json")
     rows = {row["id"]: row for row in json.loads(done.out)}
     assert done.code == 6
@@ -132,11 +130,8 @@ def test_a_test_signs_nothing_and_always_runs(
     assert not (small_checkout / "build" / CPU_STACK / "statements").exists()
 
 
-def test_the_matrix_says_where_to_publish_unless_the_user_does(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_the_matrix_says_where_to_publish_unless_the_user_does(small_checkout: Path, capsys: Capsys) -> None:
     path = small_checkout / "matrix.yaml"
     path.write_text(path.read_text().replace("publish: oci:dist", "publish: oci:elsewhere"))
     assert call(capsys, "images").code == 0

@@ -36,11 +36,8 @@ def test_the_list_of_packages_is_printed_from_what_was_published(
     ]
 
 
-def test_the_json_is_the_document_that_was_signed(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_the_json_is_the_document_that_was_signed(small_checkout: Path, capsys: Capsys) -> None:
     call(capsys, "images")
     done = call(capsys, "sbom", REFERENCE, "--json")
     assert done.code == 0
@@ -49,11 +46,8 @@ def test_the_json_is_the_document_that_was_signed(
     assert kept["bomFormat"] == "CycloneDX"
 
 
-def test_a_changed_byte_is_refused(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_a_changed_byte_is_refused(small_checkout: Path, capsys: Capsys) -> None:
     call(capsys, "images")
     for path in (small_checkout / "dist" / "blobs" / "sha256").iterdir():
         body = path.read_bytes()
@@ -62,10 +56,9 @@ def test_a_changed_byte_is_refused(
     assert call(capsys, "sbom", REFERENCE).code == 7
 
 
+@pytest.mark.usefixtures("fake_engine")
 def test_an_export_can_be_asked_what_it_would_do_and_answers_machines(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
+    small_checkout: Path, capsys: Capsys
 ) -> None:
     call(capsys, "build", CPU_STACK)
     done = call(capsys, "export", CPU_STACK, "--dry-run")
