@@ -66,15 +66,24 @@ def mapped_by_torch() -> list[Path]:
     return sorted({Path(line.split(maxsplit=5)[5]) for line in told.splitlines() if ".so" in line})
 
 
+def installed_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> tuple[str, ...]:
+    """A package on Python's path, with its metadata."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for path, data in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes(data)
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
+    return (str(site),)
+
+
 def asked(folder: Path, changes: dict[str, object]) -> dict[str, object]:
     """The versions that the libraries report, with a planted wheel for cuDNN; None in `changes` removes
     one.
     """
     own = folder / "site" / "libcudnn.so.9"
-    info = folder / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu13\nVersion: 9.20.0.48\n")
-    (info / "RECORD").write_text("libcudnn.so.9,,\n")
+    paths = installed_package(folder / "site", "nvidia-cudnn-cu13", "9.20.0.48", {own.name: b""})
     versions = {
         name: version for name, version in {**VERSIONS, **changes}.items() if name not in changes or version
     }
@@ -87,7 +96,7 @@ def asked(folder: Path, changes: dict[str, object]) -> dict[str, object]:
     }
     report = {"modules": ["torch"], "files": [], "libraries": told}
     return {
-        "paths": (str(folder / "site"),),
+        "paths": paths,
         "patches": {"workloads.image:libraries": f"lambda vendor: {report!r}"},
     }
 
@@ -159,14 +168,14 @@ def test_second_copy_of_a_library_is_caught(plant, tmp_path, stem) -> None:
     second.parent.mkdir()
     shutil.copy(first, second)
     module = f"import ctypes\nimport torch\nctypes.CDLL({str(second)!r})\n"
-    fault = Fault(f"two of {stem}", I + "test_libraries_are_there_once", says=str(second))
-    plant(Fault(**{**vars(fault), "files": {"pynvml.py": module}}))
+    files = {"pynvml.py": module}
+    plant(Fault(f"two of {stem}", I + "test_libraries_are_there_once", says=str(second), files=files))
 
 
 def test_two_openmp_runtimes_are_caught(plant) -> None:
     two = "lambda vendor: {'modules': [], 'files': ['/a/libgomp-a34b3233.so.1', '/b/libiomp5.so']}"
-    fault = Fault("two OpenMP runtimes", I + "test_libraries_are_there_once", says="an OpenMP runtime")
-    plant(Fault(**{**vars(fault), "patches": {"workloads.image:libraries": two}}))
+    once, patches = I + "test_libraries_are_there_once", {"workloads.image:libraries": two}
+    plant(Fault("two OpenMP runtimes", once, says="an OpenMP runtime", patches=patches))
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
@@ -184,22 +193,21 @@ def test_two_openmp_runtimes_are_caught(plant) -> None:
     ],
 )
 def test_vendor_library_that_is_not_the_stated_one_is_caught(plant, tmp_path, stack, changes, says) -> None:
-    fault = Fault("drift of a library", LIBRARIES, says=says, vendor="nvidia", env=stack)
-    plant(Fault(**{**vars(fault), **asked(tmp_path, changes)}))
+    planted = asked(tmp_path, changes)
+    plant(Fault("drift of a library", LIBRARIES, says=says, vendor="nvidia", env=stack, **planted))
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
 def test_library_of_the_system_before_the_wheels_is_caught(plant, tmp_path, stack) -> None:
     planted = asked(tmp_path, {})
     (tmp_path / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info" / "RECORD").write_text("")
-    fault = Fault("another cuDNN", LIBRARIES, says="does not belong to nvidia-cudnn-cu13", vendor="nvidia")
-    plant(Fault(**{**vars(fault), **planted, "env": stack}))
+    says = "does not belong to nvidia-cudnn-cu13"
+    plant(Fault("another cuDNN", LIBRARIES, says=says, vendor="nvidia", env=stack, **planted))
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
 def test_the_stated_libraries_pass_without_a_device(plant, tmp_path, stack) -> None:
-    fault = Fault("nothing", LIBRARIES, outcome="passed", vendor="nvidia", env=stack)
-    plant(Fault(**{**vars(fault), **asked(tmp_path, {})}))
+    plant(Fault("nothing", LIBRARIES, "passed", vendor="nvidia", env=stack, **asked(tmp_path, {})))
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
@@ -225,19 +233,13 @@ def test_code_that_runs_at_every_start_and_has_no_owner_is_caught(plant, name) -
 def test_code_that_runs_at_every_start_is_accepted_only_as_its_owner_installed_it(
     plant, tmp_path, name, body
 ) -> None:
-    site = tmp_path / "site"
-    (site / "owner-1.0.dist-info").mkdir(parents=True)
-    (site / name).write_text(body)
-    (site / "owner-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: owner\nVersion: 1.0\n"
-    )
+    paths = installed_package(tmp_path / "site", "owner", "1.0", {name: body.encode()})
     digest = base64.urlsafe_b64encode(hashlib.sha256(UNASKED.encode()).digest()).rstrip(b"=").decode()
     record = f"{name},sha256={digest},{len(UNASKED)}\n"
-    (site / "owner-1.0.dist-info" / "RECORD").write_text(record)
-    changed = body != UNASKED
-    fault = Fault(f"a changed {name}", START, says=f"{name}: it is not as owner 1.0 installed it")
-    healthy = Fault(f"an owned {name}", START, outcome="passed")
-    plant(Fault(**{**vars(fault if changed else healthy), "paths": (str(site),)}))
+    (tmp_path / "site" / "owner-1.0.dist-info" / "RECORD").write_text(record)
+    says = "" if body == UNASKED else f"{name}: it is not as owner 1.0 installed it"
+    what, outcome = ("a changed", "failed") if says else ("an owned", "passed")
+    plant(Fault(f"{what} {name}", START, outcome, says, paths=paths))
 
 
 def test_conflict_of_installed_packages_is_caught(plant, tmp_path) -> None:
@@ -253,8 +255,8 @@ def test_declared_image_without_its_declaration_is_caught(plant, tmp_path) -> No
     told = tmp_path / "run.json"
     told.write_text(json.dumps({"run_id": "ab" * 8, "stack_id": "cpu-test"}), encoding="utf-8")
     env = {"STACKCHECK_STACK_FILE": str(tmp_path / "none")}
-    fault = Fault("no declaration", I + "test_declared_versions_are_installed", says="has no", env=env)
-    plant(Fault(**{**vars(fault), "arguments": ("--run-file", str(told))}))
+    check, arguments = I + "test_declared_versions_are_installed", ("--run-file", str(told))
+    plant(Fault("no declaration", check, says="has no", env=env, arguments=arguments))
 
 
 def test_foreign_image_skips_what_it_does_not_declare(plant, tmp_path) -> None:
@@ -269,18 +271,6 @@ PTX_CODE = (
     '__global__ void f() { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(0), "l"(0)); }\n'
 )
 PTX_IN_TRITON = 'y = tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,r,r", [a, b])\n'
-
-
-def installed_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> tuple[str, ...]:
-    """A package on Python's path, with its metadata."""
-    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    for path, data in files.items():
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_bytes(data)
-    (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
-    return (str(site),)
 
 
 CUDA, HIP = device_code.nvidia_library(["sm_80"]), device_code.amd_library(["gfx942"])
@@ -315,10 +305,8 @@ PLAIN_LIBRARY = device_code.elf({".text": b"x"})
     ],
 )
 def test_package_for_nvidia_in_an_image_for_amd_is_caught(plant, tmp_path, stack, wheel, says) -> None:
-    name, files = wheel
-    paths = installed_package(tmp_path / "site", name, "1.0", files)
-    fault = Fault(f"{name} for NVIDIA", FOREIGN, says=says, vendor="amd", env=stack)
-    plant(Fault(**{**vars(fault), "paths": paths}))
+    paths = installed_package(tmp_path / "site", wheel[0], "1.0", wheel[1])
+    plant(Fault(f"{wheel[0]} for NVIDIA", FOREIGN, says=says, vendor="amd", env=stack, paths=paths))
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
@@ -333,8 +321,7 @@ def test_package_for_nvidia_in_an_image_for_amd_is_caught(plant, tmp_path, stack
 )
 def test_package_with_a_way_for_amd_passes(plant, tmp_path, stack, name, files) -> None:
     paths = installed_package(tmp_path / "site", name, "1.0", files)
-    fault = Fault(f"{name} for both", FOREIGN, outcome="passed", vendor="amd", env=stack)
-    plant(Fault(**{**vars(fault), "paths": paths}))
+    plant(Fault(f"{name} for both", FOREIGN, "passed", vendor="amd", env=stack, paths=paths))
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", "packages": {}}], indirect=True)
@@ -346,10 +333,8 @@ def test_package_with_a_way_for_amd_passes(plant, tmp_path, stack, name, files) 
     ],
 )
 def test_package_for_amd_in_an_image_for_nvidia_is_caught(plant, tmp_path, stack, wheel, says) -> None:
-    name, files = wheel
-    paths = installed_package(tmp_path / "site", name, "1.0", files)
-    fault = Fault(f"{name} for AMD", FOREIGN, says=says, vendor="nvidia", env=stack)
-    plant(Fault(**{**vars(fault), "paths": paths}))
+    paths = installed_package(tmp_path / "site", wheel[0], "1.0", wheel[1])
+    plant(Fault(f"{wheel[0]} for AMD", FOREIGN, says=says, vendor="nvidia", env=stack, paths=paths))
 
 
 MANAGEMENT = I + "test_the_management_library_does_not_break_torch"
@@ -362,12 +347,10 @@ WITHOUT_LIBRARY = (
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
 @pytest.mark.parametrize("body", [WITHOUT_LIBRARY, ""], ids=["without its library", "with it"])
 def test_management_module_without_its_library_is_caught(plant, tmp_path, stack, body) -> None:
-    broken = Fault(
-        "amdsmi of the index", MANAGEMENT, says="KeyError: 'libamd_smi.so'", vendor="amd", env=stack
-    )
-    whole = Fault("a whole amdsmi", MANAGEMENT, outcome="passed", vendor="amd", env=stack)
+    outcome, says = ("failed", "KeyError: 'libamd_smi.so'") if body else ("passed", "")
     paths = installed_package(tmp_path / "site", "amdsmi", "7.0.2", {"amdsmi/__init__.py": body.encode()})
-    plant(Fault(**{**vars(broken if body else whole), "paths": paths}))
+    what = "amdsmi of the index" if body else "a whole amdsmi"
+    plant(Fault(what, MANAGEMENT, outcome, says, vendor="amd", env=stack, paths=paths))
 
 
 AMDS_OWN = {"vendor": "amd", "wheels": "amd", "packages": {"amds-own": "2.9.1"}}
@@ -388,5 +371,4 @@ def test_amds_own_wheel_is_the_declared_version_and_another_build_is_not(
     paths = installed_package(tmp_path / "site", "amds-own", version, {})
     check = I + "test_declared_versions_are_installed"
     says = "" if outcome == "passed" else f"amds-own: declared 2.9.1, installed {version}"
-    fault = Fault(f"amds-own {version}", check, outcome, says, vendor="amd", env=stack)
-    plant(Fault(**{**vars(fault), "paths": paths}))
+    plant(Fault(f"amds-own {version}", check, outcome, says, vendor="amd", env=stack, paths=paths))

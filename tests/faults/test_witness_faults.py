@@ -9,86 +9,63 @@ from planting import Fault
 
 SAYS = "tolerances from what the controller computed"
 KERNELS = "workloads.witness:"
-FAULTS = (
-    Fault(
-        "a product that is a thousandth too large",
-        "test_witness.py::test_witness[gemm]",
-        patches={
-            KERNELS
-            + "gemm": "lambda **k: {n: [[x * 1.001 for x in r] for r in v] for n, v in original(**k).items()}"
-        },
-        says=SAYS,
+# What is wrong -> the check that finds it, what is replaced, and by what.
+ROWS = {
+    "a product that is a thousandth too large": (
+        *("[gemm]", KERNELS + "gemm"),
+        "lambda **k: {n: [[x * 1.001 for x in r] for r in v] for n, v in original(**k).items()}",
     ),
-    Fault(
-        "attention that ignores its mask",
-        "test_witness.py::test_witness[attention]",
-        patches={KERNELS + "attention": "lambda causal, **k: original(causal=not causal, **k)"},
-        says=SAYS,
+    "attention that ignores its mask": (
+        *("[attention]", KERNELS + "attention"),
+        "lambda causal, **k: original(causal=not causal, **k)",
     ),
-    Fault(
-        "a norm with a loose epsilon",
-        "test_witness.py::test_witness[layer_norm]",
-        patches={KERNELS + "layer_norm": "lambda eps, **k: original(eps=eps * 10_000, **k)"},
-        says=SAYS,
+    "a norm with a loose epsilon": (
+        *("[layer_norm]", KERNELS + "layer_norm"),
+        "lambda eps, **k: original(eps=eps * 10_000, **k)",
     ),
-    Fault(
-        "a loss of other targets",
-        "test_witness.py::test_witness[cross_entropy]",
-        patches={
-            KERNELS
-            + "cross_entropy": "lambda targets, **k: original(targets=[(t + 1) % 11 for t in targets], **k)"
-        },
-        says=SAYS,
+    "a loss of other targets": (
+        *("[cross_entropy]", KERNELS + "cross_entropy"),
+        "lambda targets, **k: original(targets=[(t + 1) % 11 for t in targets], **k)",
     ),
-    Fault(
-        "a convolution without the last filter",
-        "test_witness.py::test_witness[convolution]",
-        patches={
-            KERNELS + "convolution": "lambda kernel, **k: original(kernel=kernel[:-1] + "
+    "a convolution without the last filter": (
+        *("[convolution]", KERNELS + "convolution"),
+        (
+            "lambda kernel, **k: original(kernel=kernel[:-1] + "
             "[[[[0.0 for _ in row] for row in window] for window in kernel[-1]]], **k)"
-        },
-        says=SAYS,
+        ),
     ),
-    Fault(
-        "an embedding that loses repeated rows",
-        "test_witness.py::test_witness[embedding]",
-        patches={
-            KERNELS + "embedding": "lambda rows, weights, **k: original(rows=rows, weights="
+    "an embedding that loses repeated rows": (
+        *("[embedding]", KERNELS + "embedding"),
+        (
+            "lambda rows, weights, **k: original(rows=rows, weights="
             "[[0.0 for _ in w] if r in rows[:n] else w for n, (r, w) in enumerate(zip(rows, weights))], **k)"
-        },
-        says=SAYS,
+        ),
     ),
-    Fault(
-        "an optimizer without its last step",
-        "test_witness.py::test_witness[optimizer]",
-        patches={KERNELS + "optimizer": "lambda gradients, **k: original(gradients=gradients[:-1], **k)"},
-        says=SAYS,
+    "an optimizer without its last step": (
+        *("[optimizer]", KERNELS + "optimizer"),
+        "lambda gradients, **k: original(gradients=gradients[:-1], **k)",
     ),
-    Fault(
-        "an optimizer with another second beta",
-        "test_witness.py::test_witness[optimizer]",
-        patches={KERNELS + "optimizer": "lambda betas, **k: original(betas=(betas[0], 0.999), **k)"},
-        says=SAYS,
+    "an optimizer with another second beta": (
+        *("[optimizer]", KERNELS + "optimizer"),
+        "lambda betas, **k: original(betas=(betas[0], 0.999), **k)",
     ),
-    Fault(
-        "training that repeats what it said before",
-        "test_witness.py::test_witness[training]",
-        patches={KERNELS + "training": "lambda **k: {n: [1.0] * len(v) for n, v in original(**k).items()}"},
-        says=SAYS,
+    "training that repeats what it said before": (
+        *("[training]", KERNELS + "training"),
+        "lambda **k: {n: [1.0] * len(v) for n, v in original(**k).items()}",
     ),
-    Fault(
-        "ranks that say what an earlier run said",
-        "test_witness.py::test_witness_of_collectives",
-        patches={"harness.launch:launch": "lambda *a, **k: {**original(*a, **k), 'total': [0.0]}"},
-        says=SAYS,
+    "ranks that say what an earlier run said": (
+        *("_of_collectives", "harness.launch:launch"),
+        "lambda *a, **k: {**original(*a, **k), 'total': [0.0]}",
     ),
-    Fault(
-        "a user's program that gets other libraries than the suites",
-        "test_witness.py::test_witness_by_the_way_of_a_user",
-        patches={"harness.launch:as_a_user": "lambda *a, **k: {'product': [], 'a': [], 'b': []}"},
-        says=SAYS,
+    "a user's program that gets other libraries than the suites": (
+        *("_by_the_way_of_a_user", "harness.launch:as_a_user"),
+        "lambda *a, **k: {'product': [], 'a': [], 'b': []}",
     ),
-)
+}
+FAULTS = [
+    Fault(name, f"test_witness.py::test_witness{check}", patches={place: source}, says=SAYS)
+    for name, (check, place, source) in ROWS.items()
+]
 
 
 @pytest.mark.parametrize(("key", "source"), [pair for fault in FAULTS for pair in fault.patches.items()])

@@ -61,18 +61,6 @@ def test_an_invalid_duration_is_a_usage_error(dist: Path, public: str, age: str)
     assert done.exception.what == "invalid duration"
 
 
-@pytest.mark.parametrize("verb", ["verify", "pull", "sbom"])
-def test_a_folder_that_is_not_there_is_named_as_that(
-    tmp_path: Path, public: str, capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
-    host = () if verb == "sbom" else ("--device-model", "CPU", "--driver", "none")
-    done = call(capsys, verb, f"oci:{tmp_path}/nowhere:x", "--key", public, *host)
-    assert done.code == 7
-    assert "the folder of the OCI image layout does not exist" in done.err
-    assert f"where: {tmp_path}/nowhere" in done.err
-    assert "fetch" not in done.err
-
-
 def test_a_revocation_in_a_folder_that_is_not_there_makes_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

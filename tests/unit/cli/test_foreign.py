@@ -24,10 +24,9 @@ pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 Capsys = pytest.CaptureFixture[str]
 
 
+@pytest.mark.usefixtures("fake_engine")
 def test_an_image_from_elsewhere_is_tested_certified_and_published_under_its_own_name(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
+    small_checkout: Path, capsys: Capsys
 ) -> None:
     done = call(capsys, "test", FOREIGN, "--json")
     assert done.code == 0

@@ -89,11 +89,8 @@ def test_a_result_cannot_rewrite_what_judge_says_of_it(
     assert r"\x1b]0;owned" in done.out
 
 
-def test_a_package_cannot_rewrite_the_list_of_packages(
-    fake_engine: FakeEngine,
-    small_checkout: Path,  # noqa: ARG001
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("small_checkout")
+def test_a_package_cannot_rewrite_the_list_of_packages(fake_engine: FakeEngine, capsys: Capsys) -> None:
     head = "Name: evil\x1b[2Jname\nVersion: 1\x07"
     fake_engine.inventory.insert(0, {"kind": "python", "place": "/x/evil.dist-info", "head": head})
     assert call(capsys, "images").code == 0
@@ -103,11 +100,8 @@ def test_a_package_cannot_rewrite_the_list_of_packages(
     assert "\x07" not in done.out
 
 
-def test_publishing_with_a_mistyped_key_makes_no_key(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_publishing_with_a_mistyped_key_makes_no_key(small_checkout: Path, capsys: Capsys) -> None:
     assert call(capsys, "certify", CPU_STACK).code == 0
     typo = small_checkout / "typo.key"
     done = call(capsys, "publish", CPU_STACK, "--key", typo)
@@ -115,11 +109,8 @@ def test_publishing_with_a_mistyped_key_makes_no_key(
     assert not typo.exists()
 
 
-def test_a_repeated_revocation_revokes_no_second_image(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,  # noqa: ARG001
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine", "small_checkout")
+def test_a_repeated_revocation_revokes_no_second_image(capsys: Capsys) -> None:
     assert call(capsys, "images").code == 0
     done = call(capsys, "revoke", f"oci:dist:{CPU_STACK}", "--reason", "NaN")
     assert done.code == 2

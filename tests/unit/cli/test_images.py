@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_checkout import AMD_STACK, CPU_STACK, FakeEngine, answer, call, verify
+from small_checkout import AMD_STACK, CPU_STACK, FakeEngine, call, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,10 +43,8 @@ def test_one_command_ends_with_a_table_and_the_next_command_to_type(
     assert verify(capsys).code == 0
 
 
-def test_the_json_of_images_has_every_stack_and_progress_stays_on_stderr(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_the_json_of_images_has_every_stack_and_progress_stays_on_stderr(capsys: Capsys) -> None:
     done = call(capsys, "images", "cpu-*", AMD_STACK, "--anyway", "--json")
     rows = {row["id"]: row for row in json.loads(done.out)}
     assert done.code == 6
@@ -54,13 +52,6 @@ def test_the_json_of_images_has_every_stack_and_progress_stays_on_stderr(
     assert (rows[AMD_STACK]["state"], rows[AMD_STACK]["verdict"]) == ("failed", "FAILED")
     assert rows[AMD_STACK]["reference"] is None
     assert CPU_STACK in done.err
-
-
-def test_a_selector_that_matches_nothing_is_exit_3(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    done = call(capsys, "images", "nothing*")
-    assert done.code == 3
-    assert "nothing*" in done.err
-    assert fake_engine.builds == []
 
 
 def test_a_host_that_no_stack_is_for_is_exit_3(
@@ -91,28 +82,6 @@ def test_a_dry_run_changes_nothing(
     assert (fake_engine.builds, fake_engine.runs) == ([], [])
 
 
-def test_a_failed_check_is_exit_6_with_its_reason_and_no_tag(
-    fake_engine: FakeEngine,
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
-    fake_engine.answer = answer((GEMM, "failed"))
-    done = call(capsys, "images")
-    assert done.code == 6
-    assert f"{GEMM} failed: because" in done.out
-    assert "nothing is published" in done.out
-    assert not (small_checkout / "dist").exists()
-    assert verify(capsys).code == 7
-
-
-def test_an_unfit_machine_is_exit_9(fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys) -> None:
-    fake_engine.answer = answer((GEMM, "invalid"))
-    assert call(capsys, "images").code == 9
-    assert call(capsys, "certify", CPU_STACK, "--force").code == 9
-    assert not (small_checkout / "dist").exists()
-    assert not (small_checkout / "build" / CPU_STACK / "statements").exists()
-
-
 @pytest.mark.parametrize("verb", ["images", "test", "certify"])
 def test_a_machine_that_the_stack_does_not_name_is_exit_9_with_both_and_the_way_on(
     fake_engine: FakeEngine,
@@ -130,27 +99,6 @@ def test_a_machine_that_the_stack_does_not_name_is_exit_9_with_both_and_the_way_
     assert "stackcheck publish" not in said
     assert not (small_checkout / "build" / CPU_STACK / "statements").exists()
     assert len(fake_engine.runs) == 1
-
-
-def test_an_amd_stack_on_a_host_without_one_is_exit_6_and_says_so(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
-    done = call(capsys, "images", AMD_STACK, "--anyway")
-    assert done.code == 6
-    assert "vendor amd was named and no AMD device is visible" in done.out
-    assert not (small_checkout / "dist").exists()
-
-
-def test_what_is_not_locked_is_exit_5_and_the_other_stack_is_published(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    capsys: Capsys,
-) -> None:
-    done = call(capsys, "images", "rocm7.14.1-*", "cpu-*")
-    assert done.code == 5
-    assert "got: not locked: " in done.out
-    assert verify(capsys).code == 0
 
 
 def test_the_steps_one_by_one_lead_to_the_same_certificate(fake_engine: FakeEngine, capsys: Capsys) -> None:
@@ -182,62 +130,8 @@ def test_a_test_signs_nothing_and_always_runs(
     assert not (small_checkout / "build" / CPU_STACK / "statements").exists()
 
 
-def test_a_failed_test_does_not_ask_for_a_certificate(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    fake_engine.answer = answer((GEMM, "failed"))
-    done = call(capsys, "test", CPU_STACK)
-    assert done.code == 6
-    assert "stackcheck certify" not in done.out
-    assert f"{GEMM} failed: because" in done.err
-
-
-def test_a_failed_verdict_is_signed_by_certify_and_refused_by_publish(
-    fake_engine: FakeEngine,
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
-    fake_engine.answer = answer((GEMM, "failed"))
-    done = call(capsys, "certify", CPU_STACK)
-    assert done.code == 6
-    assert "stackcheck publish" not in done.out
-    done = call(capsys, "publish", CPU_STACK)
-    assert done.code == 8
-    assert "FAILED" in done.err
-    assert not (small_checkout / "dist").exists()
-
-
-@pytest.mark.parametrize(("name", "code"), [("rocm*", 3), ("nothing", 3)])
-def test_a_verb_for_one_stack_takes_one(
-    fake_engine: FakeEngine, capsys: Capsys, name: str, code: int
-) -> None:
-    assert call(capsys, "test", name).code == code
-    assert fake_engine.builds == []
-
-
-def test_an_exported_image_is_one_tar(fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys) -> None:  # noqa: ARG001
-    call(capsys, "build", CPU_STACK)
-    done = call(capsys, "export", "cpu-*", "--output", small_checkout / "out" / "image.tar")
-    assert done.code == 0
-    assert (small_checkout / "out" / "image.tar").stat().st_size > 0
-    assert "docker load --input" in done.out
-
-
-def test_an_engine_that_is_missing_is_exit_4_and_nothing_is_built(
-    small_checkout: Path,
-    capsys: Capsys,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{small_checkout}/none.sock")
-    done = call(capsys, "images")
-    assert done.code == 4
-    assert "DOCKER_HOST" in done.err
-    assert not (small_checkout / "build" / CPU_STACK).exists()
-
-
-def test_the_matrix_says_where_to_publish_unless_the_user_does(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_the_matrix_says_where_to_publish_unless_the_user_does(small_checkout: Path, capsys: Capsys) -> None:
     path = small_checkout / "matrix.yaml"
     path.write_text(path.read_text().replace("publish: oci:dist", "publish: oci:elsewhere"))
     assert call(capsys, "images").code == 0

@@ -119,30 +119,6 @@ def test_explain_takes_a_stack_of_the_matrix(run: Run):
     assert "holds  R1-upstream-rocm[2.13.0]" in done.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (("list", "nothing*"), 3),
-        (("explain", "colour=red"), 2),
-        (("compat", "mend"), 2),
-        (("compat", "check"), 0),
-    ],
-)
-def test_exit_codes(run: Run, arguments: tuple[str, ...], code: int):
-    assert run(*arguments).code == code
-
-
-def test_a_wrong_matrix_is_exit_2_with_its_place_and_no_traceback(run: Run, checkout: Path):
-    path = checkout / "matrix.yaml"
-    path.write_text(
-        path.read_text().replace("torch: 2.13.0\n    python: 3.11", "torch: two\n    pyhton: 3.11", 1)
-    )
-    done = run("list", root=checkout)
-    assert done.code == 2
-    assert "matrix.yaml: stacks[0].torch[0]: " in done.err
-    assert "matrix.yaml: stacks[0].pyhton: " in done.err
-
-
 def test_render_check_fails_on_drift_and_render_mends_it(run: Run, checkout: Path):
     assert run("render", "--check", root=checkout).code == 0
     next(checkout.glob("images/cpu-*/Dockerfile")).write_text("FROM scratch\n")

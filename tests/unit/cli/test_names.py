@@ -40,12 +40,9 @@ def test_explain_leads_to_the_list_too(capsys: Capsys) -> None:
     assert "stackcheck list" not in call(capsys, "explain", "nope=1").err
 
 
+@pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize("verb", ["publish", "export"])
-def test_what_is_not_made_yet_leads_to_the_verb_that_makes_it(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    capsys: Capsys,
-    verb: str,
-) -> None:
+def test_what_is_not_made_yet_leads_to_the_verb_that_makes_it(capsys: Capsys, verb: str) -> None:
     for name in (CPU_STACK, "cpu-*"):
         done = call(capsys, verb, name)
         assert done.code == 2
@@ -55,7 +52,8 @@ def test_what_is_not_made_yet_leads_to_the_verb_that_makes_it(
     assert f"next: stackcheck test {FOREIGN}\n" in done.err
 
 
-def test_an_image_outlives_its_stack(fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("fake_engine")
+def test_an_image_outlives_its_stack(small_checkout: Path, capsys: Capsys) -> None:
     call(capsys, "build", CPU_STACK)
     (small_checkout / "matrix.yaml").unlink()
     assert call(capsys, "export", CPU_STACK, "--dry-run").code == 0

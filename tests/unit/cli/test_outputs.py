@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from typer._click import Command, Parameter
 
-    from small_checkout import FakeEngine
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
@@ -100,12 +99,9 @@ def wrong_id() -> tuple[str, str]:
     return (wrong, name) if wrong not in IDS else wrong_id()
 
 
+@pytest.mark.usefixtures("small_checkout", "fake_engine")
 @pytest.mark.parametrize("words", TAKE_A_STACK)
-def test_a_wrong_stack_id_names_the_likely_one(
-    words: str, small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
-    assert fake_engine
-    assert small_checkout
+def test_a_wrong_stack_id_names_the_likely_one(words: str, capsys: Capsys) -> None:
     wrong, right = wrong_id()
     done = call(capsys, *words.split(), *NEEDS.get(words, ()), wrong)
     assert done.code in {2, 3}
@@ -129,11 +125,9 @@ def test_a_wrong_axis_names_the_likely_one(wrong: str, axis: str, capsys: Capsys
     assert f"did you mean {axis}" in done.err
 
 
+@pytest.mark.usefixtures("small_checkout")
 @pytest.mark.parametrize("words", PUBLIC_KEY)
-def test_a_public_key_that_is_not_there_is_a_wrong_argument(
-    words: str, small_checkout: Path, capsys: Capsys
-) -> None:
-    assert small_checkout
+def test_a_public_key_that_is_not_there_is_a_wrong_argument(words: str, capsys: Capsys) -> None:
     done = call(capsys, *words.split(), *([] if words == "find" else ["oci:dist:x"]), "--key", "missing.pub")
     assert done.code == (125 if words == "run" else 2)
     assert "missing.pub" in done.err
@@ -154,12 +148,11 @@ def test_no_length_stands_before_a_plural(path: Path) -> None:
                 assert not re.match(r" [a-z]+s\b", str(getattr(after, "value", ""))), ast.unparse(node)
 
 
+@pytest.mark.usefixtures("small_checkout", "fake_engine")
 @pytest.mark.parametrize("options", [(), ("--force",), ("--stack", "rocm*"), ("--stack", "cpu*")])
 def test_the_exit_code_of_a_dry_run_is_the_one_that_it_states(
-    options: tuple[str, ...], small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
+    options: tuple[str, ...], capsys: Capsys
 ) -> None:
-    assert small_checkout
-    assert fake_engine
     assert call(capsys, "images").code == 0
     for _ in range(2):
         done = call(capsys, "nightly", "--dry-run", "--json", *options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import speed_results
-from small_checkout import CPU_STACK, FakeEngine, call
+from small_checkout import CPU_STACK, call
 from stackcheck.errors import FileError
 from stackcheck.files.atomic import TEMPORARY
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
@@ -48,6 +48,7 @@ def measured(root: Path) -> tuple[str, ...]:
     return "baseline", *speed_results.write_three(root), "--write"
 
 
+@pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize(
     ("prepare", "path"),
@@ -60,7 +61,6 @@ def measured(root: Path) -> tuple[str, ...]:
     ids=["render", "lock", "baseline", "build"],
 )
 def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
-    fake_engine: FakeEngine,  # noqa: ARG001
     small_checkout: Path,
     capsys: Capsys,
     monkeypatch: pytest.MonkeyPatch,
@@ -84,6 +84,7 @@ def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
     assert all(name.is_relative_to(small_checkout / "build") for name in after.keys() - before.keys())
 
 
+@pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize(
     ("command", "in_the_way"),
     [
@@ -95,11 +96,7 @@ def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
     ids=["render", "build", "a stack's folder", "publish"],
 )
 def test_a_file_where_a_folder_has_to_be_is_exit_10_and_stays(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-    command: tuple[str, ...],
-    in_the_way: str,
+    small_checkout: Path, capsys: Capsys, command: tuple[str, ...], in_the_way: str
 ) -> None:
     path = small_checkout / in_the_way
     if path.is_dir():

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from small_checkout import FakeEngine
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
@@ -143,8 +142,8 @@ def test_a_verb_works_below_the_checkout(
     assert here.code == 0
 
 
-def test_verify_says_who_signed_and_until_when(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    assert fake_engine
+@pytest.mark.usefixtures("fake_engine")
+def test_verify_says_who_signed_and_until_when(capsys: Capsys) -> None:
     assert call(capsys, "images").code == 0
     key = json.loads(call(capsys, "key", "--json").out)["sha256"]
     done = verify(capsys)

@@ -59,11 +59,10 @@ def engine_folder(fake_engine: FakeEngine) -> Path:
     return Path(context).parent
 
 
+@pytest.mark.usefixtures("fake_engine")
 @pytest.mark.usefixtures("made_base")
 def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
+    small_checkout: Path, capsys: Capsys
 ) -> None:
     call(capsys, "build", CPU_STACK)
     path = small_checkout / "images" / "parts" / "final.j2"
@@ -77,14 +76,12 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
     ]
 
 
+@pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize(
     ("verb", "refusal"), [("build", ": refuse (a stack is not locked"), ("images", ": not built, because")]
 )
 def test_a_dry_run_says_what_would_be_refused_and_ends_like_it(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    capsys: Capsys,
-    verb: str,
-    refusal: str,
+    capsys: Capsys, verb: str, refusal: str
 ) -> None:
     done = call(capsys, verb, UNLOCKED, CPU_STACK, "--dry-run")
     assert done.code == 5
@@ -174,11 +171,8 @@ def done_targets(definition: object) -> list[str]:
     return [name for name in definition["target"] if name.startswith("stage-")]
 
 
-def test_bytes_that_layers_share_are_counted_once(
-    fake_engine: FakeEngine,  # noqa: ARG001
-    small_checkout: Path,
-    capsys: Capsys,
-) -> None:
+@pytest.mark.usefixtures("fake_engine")
+def test_bytes_that_layers_share_are_counted_once(small_checkout: Path, capsys: Capsys) -> None:
     call(capsys, "build", CPU_STACK)
     image = build.load_image(small_checkout / "build" / CPU_STACK / "image.json")
     assert build.shared_bytes(image, ()) == 0

@@ -221,14 +221,6 @@ def test_two_stacks_of_one_id_are_refused():
 
 
 @pytest.mark.parametrize(
-    "name", ["bomb.yaml", "deep.yaml", "twice.yaml", "binary.yaml", "list.yaml", "open.yaml"]
-)
-def test_a_file_that_is_no_plain_yaml_is_refused(name: str):
-    with pytest.raises(ConfigurationError):
-        yamlfile.load(Path(__file__).parents[1] / "assets" / "yaml" / name)
-
-
-@pytest.mark.parametrize(
     ("text", "place", "got"),
     [
         ("a: 1\nb: &x 2\n", "line 2, column 4", "an anchor or an alias"),

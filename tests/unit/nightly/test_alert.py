@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from small_checkout import FakeEngine
     from stackcheck.nightly.state import Plan
 
 Capsys = pytest.CaptureFixture[str]
@@ -335,11 +334,11 @@ def test_a_file_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> No
         addressees.load(path)
 
 
+@pytest.mark.usefixtures("fake_engine")
 @pytest.mark.usefixtures("own_home", "no_disk_flushes")
 def test_a_night_tells_people_and_nothing_that_they_do_changes_it(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys, web: Web, monkeypatch: pytest.MonkeyPatch
+    small_checkout: Path, capsys: Capsys, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert fake_engine
     assert call(capsys, "images").code == 0
     path = write(small_checkout, webhooks=[{"url": web.url}], ping=web.url + "/ping", when="always")
     words = ("nightly", "--force", "--alerts", path)

@@ -40,7 +40,7 @@ CUDA_OLD = "cuda12.8-torch2.8.0-fa2.8.3-py3.12-ubuntu24.04"
 ARCH = {"amd": "gfx942", "nvidia": "sm_90"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Node:
     """A machine of the simulated cluster. `speed`: its chips against the typical ones."""
 
@@ -57,30 +57,9 @@ class Node:
 
 
 NODES = (
-    Node(
-        name="amd-0",
-        vendor="amd",
-        model="MI300X",
-        speed=1.0,
-        stacks=(ROCM_NEW, ROCM_OLD),
-        drivers=((0, "30.30.3"), (NEW_DRIVER, "31.40.1")),
-    ),
-    Node(
-        name="amd-1",
-        vendor="amd",
-        model="MI300X",
-        speed=1.006,
-        stacks=(ROCM_NEW, ROCM_OLD),
-        drivers=((0, "30.30.3"),),
-    ),
-    Node(
-        name="nvidia-0",
-        vendor="nvidia",
-        model="H200",
-        speed=1.0,
-        stacks=(CUDA_NEW, CUDA_OLD),
-        drivers=((0, "580.95.05"),),
-    ),
+    Node("amd-0", "amd", "MI300X", 1.0, (ROCM_NEW, ROCM_OLD), ((0, "30.30.3"), (NEW_DRIVER, "31.40.1"))),
+    Node("amd-1", "amd", "MI300X", 1.006, (ROCM_NEW, ROCM_OLD), ((0, "30.30.3"),)),
+    Node("nvidia-0", "nvidia", "H200", 1.0, (CUDA_NEW, CUDA_OLD), ((0, "580.95.05"),)),
 )
 
 
@@ -134,18 +113,17 @@ def measured(row: dict[str, Any], speed: float, noise: random.Random) -> dict[st
     ceiling = row["ceiling"] if row["ceiling"] and (row["ceiling"] > healthy * 1.01) == better else None
     value = healthy * (speed if better else 1 / speed) * noise.gauss(1, 0.004)
     repeats = [value * noise.gauss(1, 0.003) for _ in range(5)]
+    said = {name: row[name] for name in ("unit", "conditions", "direction", "bound", "source")}
+    verdict = "pass" if (value >= row["bound"]) == better else "fail"
     return result_files.metric(
-        row["metric"],
-        value,
-        unit=row["unit"],
-        repeats=repeats,
-        conditions=row["conditions"],
-        direction=row["direction"],
-        bound=row["bound"],
-        ceiling=ceiling,
-        source=row["source"],
-        verdict="pass" if (value >= row["bound"]) == better else "fail",
+        row["metric"], value, repeats=repeats, ceiling=ceiling, verdict=verdict, **said
     )
+
+
+def recorded(name: str, value: float, **more: Any) -> dict[str, Any]:
+    """A figure that nothing judges."""
+    plain = {"direction": None, "bound": None, "source": None, "verdict": "recorded"}
+    return result_files.metric(name, value, **plain, **more)
 
 
 def small_messages(node: Node, rows: list[dict[str, Any]], noise: random.Random) -> Iterator[dict[str, Any]]:
@@ -153,16 +131,9 @@ def small_messages(node: Node, rows: list[dict[str, Any]], noise: random.Random)
     for row in rows:
         if row["metric"].endswith("_busbw") and row["conditions"].get("bytes") == 1 << 24:
             for size in SIZES:
-                yield result_files.metric(
-                    row["metric"],
-                    row["bound"] * UNBOUNDED[size] * node.speed * noise.gauss(1, 0.01),
-                    unit=row["unit"],
-                    conditions={**row["conditions"], "bytes": size},
-                    direction=None,
-                    bound=None,
-                    source=None,
-                    verdict="recorded",
-                )
+                value = row["bound"] * UNBOUNDED[size] * node.speed * noise.gauss(1, 0.01)
+                conditions = {**row["conditions"], "bytes": size}
+                yield recorded(row["metric"], value, unit=row["unit"], conditions=conditions)
 
 
 def readings(noise: random.Random, *, throttled: bool) -> dict[str, Any]:
@@ -275,10 +246,9 @@ def _checks(
             seconds=noise.uniform(2, 14),
         )
     curve = losses(noise)
-    loss = result_files.metric(
-        "train_loss_last", curve[-1], unit="nats", repeats=curve, conditions={"devices": node.count},
-        direction=None, bound=None, source=None, verdict="recorded",
-    )  # fmt: skip
+    loss = recorded(
+        "train_loss_last", curve[-1], unit="nats", repeats=curve, conditions={"devices": node.count}
+    )
     yield result_files.check(f"test_training.py::test_loss_falls[{node.count}]", metrics=[loss])
     proves = "Attention of real models agrees with a float64 reference, forward and backward."
     outcome, reason = bad.get(ATTENTION, ("passed", None))
@@ -287,13 +257,12 @@ def _checks(
 
 
 def _verdict(checks: list[dict[str, Any]], bad: dict[str, tuple[str, str]]) -> Verdict:
-    ids = {outcome: tuple(c["id"] for c in checks if c["outcome"] == outcome) for outcome in ("passed",)}
     failed = tuple(name for name, (outcome, _) in bad.items() if outcome == "failed")
     invalid = tuple(name for name, (outcome, _) in bad.items() if outcome == "invalid")
     return Verdict(
         status="FAILED" if failed else "UNFIT" if invalid else "PASSED",
         reasons=tuple(f"{outcome}: {name}: {reason}" for name, (outcome, reason) in bad.items()),
-        passed=ids["passed"],
+        passed=tuple(check["id"] for check in checks if check["outcome"] == "passed"),
         failed=failed,
         skipped=(),
         invalid=invalid,

@@ -10,6 +10,7 @@ import fnmatch
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ from stackcheck.matrix import matrix
 from stackcheck.policy import Waiver, names
 from stackcheck.suite import bounds, expected, results, skips, verdict
 from stackcheck.suite.requirements import Requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[3]
 STACK = "cuda13.0-torch2.11.0-fa4.0.0b36-py3.12-ubuntu24.04"
@@ -79,12 +83,14 @@ def test_the_list_of_newer_checks_is_up_to_date() -> None:
     assert json.loads(NEWER_FILE.read_text(encoding="utf-8")) == found, "write it again: make lists"
 
 
-def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
-    result, (model, count) = RESULTS[host], host
+def gate(
+    result: results.RunResult, checks: Iterable[str], waivers: tuple[Waiver, ...], image: str
+) -> verdict.Verdict:
+    """Today's verdict on a result, held to these checks."""
     rows = {row["model"]: row for row in vendors.device_table()}
     needed = Requirements(
-        checks=tuple(name for name in today(host) if name not in NEWER[f"{model} x{count}"]),
-        image_config_digest="no image",  # the bare host
+        checks=tuple(checks),
+        image_config_digest=image,
         vendor="nvidia",
         devices=tuple(device.id for device in result.host.devices),
         facts=skips.Facts(rows=[rows[device.model] for device in result.host.devices]),
@@ -93,6 +99,12 @@ def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
         same_thresholds=False,  # some bounds are better since
     )
     return verdict.judge(result, needed, bounds.look_up(result, ROOT))
+
+
+def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
+    newer = NEWER[f"{host[0]} x{host[1]}"]
+    asked = (name for name in today(host) if name not in newer)
+    return gate(RESULTS[host], asked, waivers, "no image")  # the bare host
 
 
 # Words in the names of the checks that are newer than every image that was built here.
@@ -109,23 +121,9 @@ def checks_of(reasons: tuple[str, ...]) -> set[str]:
 def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] = ()) -> verdict.Verdict:
     """Today's verdict on an image that was built here. `newer`: words in the names of checks since then."""
     result = results.load(ROOT / "docs" / "results" / folder / "result.json")
-    rows = {row["model"]: row for row in vendors.device_table()}
     assert result.image is not None
-    needed = Requirements(
-        checks=tuple(
-            name
-            for name in expected.check_ids(ROOT, vendor="nvidia", tier="standard", count=count)
-            if not any(word in name for word in newer)
-        ),
-        image_config_digest=result.image.config_digest,
-        vendor="nvidia",
-        devices=tuple(device.id for device in result.host.devices),
-        facts=skips.Facts(rows=[rows[device.model] for device in result.host.devices]),
-        advisory=POLICY.advisory,
-        waivers=waivers,
-        same_thresholds=False,
-    )
-    return verdict.judge(result, needed, bounds.look_up(result, ROOT))
+    asked = (name for name in today(("H200", count)) if not any(word in name for word in newer))
+    return gate(result, asked, waivers, result.image.config_digest)
 
 
 def test_an_image_of_our_own_is_refused_for_what_its_page_names() -> None:
