@@ -6,6 +6,7 @@ In: torch, seeds that no run uses. Out: each operator that needs more than the j
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -28,10 +29,10 @@ def main(first: int, last: int, count: int, file: Path) -> None:
             for number in range(count):
                 source = random.Random(f"operators {seed} {number}")
                 case = generated_operators.draw(source, seed * 1_000_003 + number)
-                call = generated._fitting(lambda case=case: generated_operators.call_of(case))
+                call = generated._fitting(functools.partial(generated_operators.call_of, case))
                 was = known.get(case.operator, {})
-                units = call and _units(call)
-                if not units or units <= generated.NEEDED:
+                units = _units(call) if call else 0.0
+                if call is None or units <= generated.NEEDED:
                     continue
                 if math.isinf(units):
                     was = {**was, "overflows": True}
@@ -53,4 +54,9 @@ def _units(call: generated_judge.Call) -> float:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    main(*map(int, given[:3]), Path(given[3]) if len(given) > 3 else generated_operators.PROFILE)
+    main(
+        int(given[0]),
+        int(given[1]),
+        int(given[2]),
+        Path(given[3]) if len(given) > 3 else generated_operators.PROFILE,
+    )

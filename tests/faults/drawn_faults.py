@@ -183,6 +183,13 @@ def draw(source: random.Random) -> Drawn:
     return Drawn(*(source.choice(list(one)) for one in (operators(), TYPES, CONDITIONS, EFFECTS)))
 
 
+def under(fault: tuple[str, str, str, str], function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """What a function returns with a fault planted."""
+    operator, dtype, condition, effect = fault
+    with Drawn(operator, getattr(torch, dtype), condition, effect).mode():
+        return function(**given)
+
+
 def faults(seed: int, count: int) -> Iterator[Drawn]:
     """The faults of a seed."""
     source = random.Random(f"faults {seed}")

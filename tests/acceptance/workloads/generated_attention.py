@@ -18,7 +18,7 @@ from workloads.generated_judge import FLOATS, Call
 HEADS = (16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
 LENGTHS = (1, 2, 7, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129, 191, 255, 257, 385, 513)
 MOST = {"cpu": 2**18, "cuda": 2**24}  # scores of one case
-SCALES = (0.01, 1.0, 1.0, 4.0, 16.0, 64.0)  # of the queries: from even to one key for each of them
+SCALES = (0.01, 1.0, 1.0, 4.0, 16.0, 16.0)  # of the queries: from even to one key for each of them
 MASKS = ("none", "causal", "holes", "regions", "padding", "window", "empty rows", "bias", "bias with holes")
 BACKENDS = {
     "default": None,

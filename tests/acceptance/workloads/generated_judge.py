@@ -118,7 +118,7 @@ def wide(call: Call, move: int = 0) -> Call:
 
 
 def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
-    """Its numbers in float64, each up or down by so many roundings of its type."""
+    """Its numbers in float64, each up or down by this number of roundings of its type."""
     exact = leaf.detach().double()
     if not roundings or leaf.dtype is torch.float64:
         return exact
@@ -130,7 +130,7 @@ def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
 def distance(call: Call, got: Sequence[torch.Tensor] | None = None) -> float | None:
     """How many units the worst element is from float64: infinite if it is not finite and float64 is.
 
-    None if float64 does not say what is right: the function draws numbers, or every element is on a border.
+    `None` if float64 does not say what is right: the function draws numbers, or every element is on a border.
     """
     plain = call.right or call
     got = results(call) if got is None else got
@@ -158,6 +158,8 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
 def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> list[Any]:
     """How much an operator's error changes with its inputs: its rounding does, a fault does not."""
     found: list[Any] = [0.0] * len(right)
+    if call.right and _shapes(call.tensors()) != _shapes(call.right.tensors()):
+        return found  # float64 sees a part of the operands only
     for move in range(1, 4):
 
         def change(leaf: Any, seed: int = call.seed + 100 * move) -> Any:
@@ -175,7 +177,7 @@ def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor
 
 
 def _right(call: Call) -> Call:
-    """The call that float64 evaluates, with this call's own tensors if both have as many."""
+    """The call that float64 evaluates, with this call's own tensors."""
     if call.right is None:
         return call
     mine = iter(call.tensors())

@@ -72,7 +72,7 @@ OVER_ROWS: dict[str, Function] = {
 
 
 def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call] | None:
-    """One case, in words and as a call; None if this device has no memory for it."""
+    """One case, in words and as a call; `None` if this device has no memory for it."""
     dtype = source.choice(FLOATS[1:] if sizes == "huge" else FLOATS)
     rows, width = _shape(source, sizes)
     if sizes == "huge" and rows * width * BYTES_OF_HUGE > _free_bytes():
@@ -91,6 +91,15 @@ def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call] | Non
     )
     words = f"{name} of {dtype} {rows} x {width}{' with gradients' if gradients else ''}"
     return words, Call(**{**vars(call), "right": part})
+
+
+def lacks() -> dict[str, Any] | None:
+    """What this device has too little of for the least of the huge sizes."""
+    if device().type != "cuda":
+        return {"feature": "gpu", "reason": "tensors of more than 2^31 elements need the memory of a GPU"}
+    needed, present = min(ELEMENT_BORDERS["huge"]) * BYTES_OF_HUGE, torch.cuda.mem_get_info()[1]
+    gib = 2**30
+    return {"memory_gib": needed / gib, "present_gib": present / gib} if present < needed else None
 
 
 def at_rows(x: torch.Tensor, name: str, places: torch.Tensor | None, *, gradients: bool) -> tuple[Any, ...]:
