@@ -9,6 +9,7 @@ every type but float64, by which the checks judge. `power` counts how many of th
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -154,9 +155,13 @@ def name_of(func: Any) -> str:
     return str(func._schema.name).removeprefix("aten::").rstrip("_")
 
 
+@functools.cache
 def operators() -> list[str]:
     """PyTorch's core operators, and all backward and attention operators, that give tensors."""
-    return sorted({name.rstrip("_") for name in dir(torch.ops.aten) if _is_drawn(name)})
+    # Not dir(torch.ops.aten): it lists what ran before.
+    every = (name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
+    names = {name.removeprefix("aten::") for name in every if name.startswith("aten::")}
+    return sorted({name.rstrip("_") for name in names if _is_drawn(name)})
 
 
 def _is_drawn(name: str) -> bool:

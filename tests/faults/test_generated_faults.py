@@ -20,7 +20,7 @@ CHECK = "test_generated.py::test_generated"
 COUNTS = {"operators": 300, "sizes": 16, "attention": 24}  # what certifies on a processor
 NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "7"))
 DRAWN = int(os.environ.get("STACKCHECK_DRAWN_FAULTS", "60"))
-LEAST_FOUND = 3  # of 60 in one run; 4 when this was measured
+LEAST_FOUND = 3  # of 60 in one run, as when this was measured
 
 
 def planted(family: str, *fault: str, check: str = CHECK) -> Fault:
