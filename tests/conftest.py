@@ -43,6 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="print the ids of all checks, with their tiers, for N devices, as JSON; run none",
     )
+    group.addoption(
+        "--case-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw other generated cases than those that certify, which are of seed 0",
+    )
     group.addoption("--gpus", type=int, metavar="N", help="use only the first N devices")
     group.addoption(
         "--run-file", type=Path, metavar="FILE", help="run.json: facts about the image and the run"

@@ -1,0 +1,209 @@
+"""The judge of generated cases: a function beside itself in float64. In: a call. Out: its distance from it.
+
+No case has a bound of its own. The function is evaluated in float64 several times, with its inputs moved by
+one rounding of the type: how far these results lie apart is what that precision means for this function. An
+error is measured in that unit. Elements where these results take different branches are not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from workloads import gates
+
+MOVES = 4
+HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, *HALVES)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments: nested lists, tuples and dicts with tensors in them."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dtype: torch.dtype
+    gradients: bool = False
+    seed: int = 0
+    right: Call | None = None  # what float64 evaluates instead: a plain formula, or a part of the arguments
+    noisy: bool = False  # a healthy operator of this name is rougher than its inputs' rounding
+    overflows: bool = False  # its intermediate values may leave the type where its result does not
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Its tensors, in order."""
+        return [leaf for leaf in leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+
+    def mapped(self, change: Callable[[Any], Any]) -> Call:
+        """The same call with every leaf of its arguments changed."""
+        args, kwargs = mapped((self.args, dict(self.kwargs)), change)
+        return replace(self, args=args, kwargs=kwargs)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of nested lists, tuples and dicts."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        for branch in tree:
+            yield from leaves(branch)
+    else:
+        yield tree
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tree with changed leaves."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(branch, change) for key, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        branches = [mapped(branch, change) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
+    return change(tree)
+
+
+def results(call: Call, move: int = 0) -> list[torch.Tensor]:
+    """Outputs and then gradients: of a sum of the outputs, weighted by numbers of the seed."""
+    torch.manual_seed(call.seed)
+    if call.gradients:
+        call = call.mapped(_leaf)
+    inputs = [one for one in call.tensors() if one.requires_grad]
+    with torch.set_grad_enabled(call.gradients):
+        given = [one for one in leaves(call.function(*call.args, **call.kwargs)) if _is_tensor(one)]
+    out = [one.detach() for one in given]
+    roots = [one for one in given if one.requires_grad and one.is_floating_point()]
+    if not call.gradients or not roots or not inputs:
+        return out
+    weights = [_weights(one, call, n, move) for n, one in enumerate(roots)]
+    grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True)
+    return out + [grad for grad in grads if _is_tensor(grad)]
+
+
+def _is_tensor(one: object) -> bool:
+    return isinstance(one, torch.Tensor) and one.layout is torch.strided and not one.is_complex()
+
+
+def _leaf(one: Any) -> Any:
+    if isinstance(one, torch.Tensor) and one.is_floating_point():
+        return one.detach().requires_grad_()  # a view of the same storage, so its strides stay
+    return one
+
+
+def _weights(one: torch.Tensor, call: Call, number: int, move: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(call.seed + number)
+    values = (torch.rand(one.shape, generator=generator) + 0.5).to(torch.bfloat16).double()
+    if move and one.dtype is torch.float64:
+        values = values * (1 + _signs(one.shape, call.seed + move) * gates.unit_roundoff(call.dtype))
+    return values.to(one.device, one.dtype)
+
+
+def _signs(shape: torch.Size, seed: int) -> torch.Tensor:
+    return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+
+
+def wide(call: Call, move: int = 0) -> Call:
+    """The call in float64; with `move`, its numbers are those of `moved`."""
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.dtype) and leaf in FLOATS:
+            return torch.float64
+        is_number = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return _moved(leaf, call.seed + move, 1.0 if move else 0.0) if is_number else leaf
+
+    return call.mapped(change)
+
+
+def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
+    """Its numbers in float64, each up or down by this number of roundings of its type."""
+    exact = leaf.detach().double()
+    if not roundings or leaf.dtype is torch.float64:
+        return exact
+    return exact * (
+        1 + _signs(leaf.shape, seed).to(leaf.device) * gates.unit_roundoff(leaf.dtype) * roundings
+    )
+
+
+def distance(call: Call, got: Sequence[torch.Tensor] | None = None) -> float | None:
+    """How many units the worst element is from float64: infinite if it is not finite and float64 is.
+
+    `None` if float64 does not say what is right: the function draws numbers, or every element is on a border.
+    """
+    plain = call.right or call
+    got = results(call) if got is None else got
+    right = results(wide(plain))
+    again = results(wide(replace(plain, seed=plain.seed + 1, gradients=False)))
+    moved = [results(wide(plain, move), move) for move in range(1, MOVES + 1)]
+    if any(_shapes(one) != _shapes(right) for one in moved) or not right:
+        return None
+    if any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, right, strict=False)):
+        return None  # it draws numbers
+    if _shapes(got) != _shapes(right):
+        return math.inf
+    noise = _noise(call, got, right) if call.noisy else [0.0] * len(right)
+    found = [
+        _distance(one, right[n], [each[n] for each in moved], noise[n], call) for n, one in enumerate(got)
+    ]
+    judged = [one for one in found if one is not None]
+    return max(judged) if judged else None
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
+    return [one.shape for one in tensors]
+
+
+def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> list[Any]:
+    """How much an operator's error changes with its inputs: its rounding does, a fault does not."""
+    found: list[Any] = [0.0] * len(right)
+    if call.right and _shapes(call.tensors()) != _shapes(call.right.tensors()):
+        return found  # float64 sees a part of the operands only
+    for move in range(1, 4):
+
+        def change(leaf: Any, seed: int = call.seed + 100 * move) -> Any:
+            is_number = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            return _moved(leaf, seed, 8.0).to(leaf.dtype) if is_number else leaf
+
+        other = call.mapped(change)
+        errors = zip(results(other), results(wide(_right(other))), got, right, strict=True)
+        for n, (one, exact, mine, ref) in enumerate(errors):
+            if one.shape == ref.shape and one.is_floating_point():
+                change_of_error = ((one.double() - exact) - (mine.double() - ref)).abs().nan_to_num()
+                rms = change_of_error.square().mean().sqrt()
+                found[n] = found[n] + change_of_error + rms
+    return found
+
+
+def _right(call: Call) -> Call:
+    """The call that float64 evaluates, with this call's own tensors."""
+    if call.right is None:
+        return call
+    mine = iter(call.tensors())
+    return call.right.mapped(lambda leaf: next(mine) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _distance(
+    got: torch.Tensor, ref: torch.Tensor, moved: Sequence[torch.Tensor], noise: Any, call: Call
+) -> float | None:
+    if not ref.numel():
+        return None
+    if not ref.is_floating_point() or not got.is_floating_point():
+        steady = torch.stack([one == ref for one in moved]).all(0)
+        return None if not steady.any() else math.inf if (got != ref)[steady].any() else 0.0
+    mine, most = got.double(), torch.finfo(got.dtype).max
+    every = torch.stack([ref, *moved])
+    finite = every.isfinite().all(0) & (every.abs().amax(0) < most / 4)
+    special = every.isnan().all(0)
+    if call.overflows:
+        finite, special = finite & mine.isfinite(), special & mine.isnan()
+    if (special & ~mine.isnan()).any() or (finite & ~mine.isfinite()).any():
+        return math.inf
+    if not finite.any():
+        return 0.0 if special.any() else None
+    unit = max(gates.unit_roundoff(each) for each in (got.dtype, call.dtype))
+    spread = torch.where(finite, (torch.stack(list(moved)) - ref).abs().amax(0), 0.0)
+    typical = (spread.square().sum() / finite.sum()).sqrt()
+    allowed = unit * ref.abs() + spread + typical / 2 + noise + torch.finfo(got.dtype).tiny
+    return float(torch.where(finite, (mine - ref).abs() / allowed, 0.0).max())
