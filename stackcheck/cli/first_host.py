@@ -1,4 +1,4 @@
-"""The verb `first-host`. In: a stack. Out: the steps of docs/guides/first-amd-host.md, a file of what they saw."""
+"""The verb `first-host`: the steps of docs/guides/first-amd-host.md, a file of what they saw. In: a stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first hour on a host: the steps of docs/guides/first-amd-host.md in turn, and one file of what they saw.
+"""The first hour on a host: docs/guides/first-amd-host.md step by step, and one file of what they saw.
 
 In: a stack. Out: a `StepRecord` of each step until the first surprise, and `document`, which has no serial
 numbers, UUIDs, names of hosts and users, or network addresses. The tests make a host of its files

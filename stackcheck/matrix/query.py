@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from stackcheck.errors import ConfigurationError, did_you_mean
 from stackcheck.matrix.explain import kindest_first, kindness
 from stackcheck.matrix.rules import Axis
-from stackcheck.versions import VERSION_AXES, is_version
+from stackcheck.versions import VERSION_AXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 AXES: frozenset[str] = frozenset(get_args(Axis))
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,60}")
+_VERSION = re.compile(r"\d{1,9}(\.\d{1,9}){0,5}((a|b|rc|\.post|\.dev)\d{1,9})?(\+[A-Za-z0-9.]{1,40})?")
 # The parts of a stack id, without `=`: the name of an axis there, and its name here.
 _NAMED = {"rocm": "rocm", "cuda": "cuda", "torch": "torch", "fa": "flash_attn", "py": "python"}
 _PART = re.compile(rf"({'|'.join(_NAMED)})([0-9][0-9A-Za-z.]*)")
@@ -45,8 +46,12 @@ def parse_question(texts: Sequence[str], rules: RuleSet, stacks: Iterable[str] =
                 expected=_meant(texts, axis, stacks) or "axis=value with one of " + ", ".join(sorted(AXES)),
                 next_step=None if "=" in text else "stackcheck list",
             )
-        if _VALUE.fullmatch(value) is None or (axis in VERSION_AXES and not is_version(value)):
-            raise ConfigurationError(f"invalid value for {axis}", got=text[:80], expected=f"{axis}=VALUE")
+        if not (_VERSION if axis in VERSION_AXES else _VALUE).fullmatch(value):
+            raise ConfigurationError(
+                f"invalid value for {axis}",
+                got=text[:80],
+                expected=_meant(texts, axis, stacks) or f"{axis}=VALUE",
+            )
         if axis in asked and asked[axis] != value:
             raise ConfigurationError(f"{axis} was given twice", got=text[:80])
         asked[axis] = value
@@ -54,7 +59,7 @@ def parse_question(texts: Sequence[str], rules: RuleSet, stacks: Iterable[str] =
 
 
 def _meant(texts: Sequence[str], axis: str, stacks: Iterable[str]) -> str | None:
-    near_axis = did_you_mean(axis, AXES) if axis not in texts else None
+    near_axis = did_you_mean(axis, AXES) if axis not in {*texts, *AXES} else None
     return near_axis or (did_you_mean(texts[0], stacks) if len(texts) == 1 else None)
 
 

@@ -2,21 +2,23 @@
 
 Each layer's tar is read once, in the engine's order, so that later layers replace and remove what earlier
 ones had: https://github.com/opencontainers/image-spec/blob/main/layer.md. A tar that two readers could
-understand in two ways is refused. Layers are decompressed by gzip and zstd, programs of the host.
+understand in two ways is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import hashlib
+import io
 import posixpath
-import subprocess
 import tarfile
-import threading
+import zlib
 from typing import IO, TYPE_CHECKING, Literal, cast
 
-from stackcheck.errors import ConfigurationError
+import zstandard
+
 from stackcheck.oci.documents import CHUNK_BYTES, RegistryError, json_object
 from stackcheck.oci.layout import OciLayout
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from typing_extensions import Buffer
+
 Kind = Literal["file", "link", "folder", "device", "other"]
-PROGRAMS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 CAPABILITY = "SCHILY.xattr.security.capability"
 MOST_LINKS = 40  # as the kernel
@@ -159,7 +162,6 @@ def read(layout: Path, digest: str, wanted: Callable[[str], Hashing]) -> Tree:
 
     Raises:
         RegistryError: The layout is damaged, or a layer cannot be read in one way only.
-        ConfigurationError: A program that decompresses is missing.
     """
     store, tree = OciLayout(layout), Tree()
     manifest = json_object(store.read_manifest(digest).body, digest)
@@ -187,57 +189,52 @@ def _unpacked(store: OciLayout, digest: str) -> Iterator[IO[bytes]]:
     """The tar of a layer, as a stream. After the last byte the blob has been compared with its digest."""
     with store.blob_path(digest).open("rb") as file:
         magic = file.read(4)
-    program = next((name for start, name in PROGRAMS.items() if magic.startswith(start)), "cat")
-    failed: list[Exception] = []
-    with _started(program) as process:
-
-        def fill() -> None:
-            sink = cast("IO[bytes]", process.stdin)
-            try:
-                # The reader may stop early: that is its error, not ours.
-                with contextlib.suppress(BrokenPipeError), sink:
-                    for chunk in store.read_blob(digest):
-                        sink.write(chunk)
-            except Exception as error:  # noqa: BLE001  # raised again in the thread that waits
-                failed.append(error)
-
-        thread = threading.Thread(target=fill, daemon=True)
-        thread.start()
-        source = cast("IO[bytes]", process.stdout)
-        try:
-            yield source
-            while source.read(CHUNK_BYTES):
+    packed = cast("IO[bytes]", io.BufferedReader(_Blob(store.read_blob(digest)), CHUNK_BYTES))
+    stream = _decompressed(packed, magic)
+    try:
+        yield stream
+        for rest in (stream, packed):
+            while rest.read(CHUNK_BYTES):
                 pass
-        except BaseException:
-            process.kill()  # else the thread waits for a reader
-            raise
-        finally:
-            source.close()
-            thread.join()
-    if failed:
-        raise failed[0]
-    if process.returncode:
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise RegistryError(
             "a layer of the image cannot be decompressed",
             where=str(store.blob_path(digest)),
-            got=f"{program} ended with exit code {process.returncode}",
+            got=str(error),
             expected="a whole layer",
-        )
-
-
-def _started(program: str) -> subprocess.Popen[bytes]:
-    words = (program, "-dc") if program != "cat" else (program,)
-    try:
-        return subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
-    except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"this host cannot read layers that {program} compressed",
-            got=f"no program {program} on PATH",
-            expected=f"{program}, which reads the files of an image before it runs",
-            next_step=f"apt-get install -y {program}",
         ) from error
+
+
+def _decompressed(packed: IO[bytes], magic: bytes) -> IO[bytes]:
+    """What a layer's blob has in it, by its first bytes."""
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        plain = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+        return io.BufferedReader(cast("io.RawIOBase", plain), CHUNK_BYTES)
+    if magic.startswith(b"\x1f\x8b"):
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=packed))
+    return packed
+
+
+class _Blob(io.RawIOBase):
+    """Pieces of a blob as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        """As `io.RawIOBase.readinto`."""
+        place = memoryview(buffer)
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        count = min(len(place), len(self._rest))
+        place[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
 
 class _Header(tarfile.TarInfo):

@@ -17,7 +17,7 @@ from workloads import generated, generated_judge
 
 HERE = Path(__file__).parent
 CHECK = "test_generated.py::test_generated"
-COUNTS = {"operators": 300, "sizes": 16, "attention": 24}  # what certifies on a processor
+COUNTS = {"operators": 300, "sizes": 16, "attention": 24}  # one small run on a processor
 NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "7"))
 DRAWN = int(os.environ.get("STACKCHECK_DRAWN_FAULTS", "60"))
 LEAST_FOUND = 3  # of 60 in one run, as when this was measured
@@ -31,10 +31,10 @@ def planted(family: str, *fault: str, check: str = CHECK) -> Fault:
         files={"drawn_faults.py": (HERE / "drawn_faults.py").read_text(encoding="utf-8")},
         patches={
             "workloads.generated:of_tier": "lambda **k: __import__('drawn_faults').under("
-            f"{fault!r}, original, k)"
+            f"{fault!r}, original, {{**k, 'tier': 'smoke'}})"
         },
         says="units from float64",
-        tier="smoke",
+        tier="soak",
     )
 
 
@@ -49,9 +49,11 @@ FAULTS = (
         f"{CHECK}[chains]",
         patches={
             "workloads.generated_chains:draw": "lambda *a: (lambda words, call, eager: (words, "
-            "Call(**{**vars(call), 'function': lambda x, y: (x + y, y)}), eager))(*original(*a))"
+            "Call(**{**vars(call), 'function': lambda x, y: (x + y, y)}), eager))(*original(*a))",
+            "workloads.generated:of_tier": "lambda **k: original(**{**k, 'tier': 'smoke'})",
         },
         says="units from float64",
+        tier="soak",
     ),
 )
 
@@ -62,17 +64,14 @@ def test_planted_fault_is_caught(fault: Fault, plant) -> None:
 
 
 def test_a_drawn_fault_is_found_and_nothing_else() -> None:
-    """In one process and in seconds: three faults, and the same cases without them."""
+    """In one process and in seconds: a fault, and the same cases without it."""
     cases = [("operators", 0, number) for number in range(40)] + [
         ("attention", 0, number) for number in range(4)
     ]
     runs = watched(cases)
     assert found(None, cases) is None
-    for fault in (
-        drawn_faults.Drawn("mul", drawn_faults.TYPES[0], "always", "it is off by 4096 roundings"),
-        drawn_faults.Drawn("add", drawn_faults.TYPES[0], "always", "its last element is 0"),
-    ):
-        assert found(fault, runs[fault.operator, fault.dtype]), fault
+    fault = drawn_faults.Drawn("mul", drawn_faults.TYPES[0], "always", "it is off by 4096 roundings")
+    assert found(fault, runs[fault.operator, fault.dtype])
 
 
 @pytest.mark.slow

@@ -12,58 +12,58 @@ KERNELS = "workloads.witness:"
 # What is wrong -> the check that finds it, what is replaced, and by what.
 ROWS = {
     "a product that is a thousandth too large": (
-        *("[gemm]", KERNELS + "gemm"),
+        *("test_witness[gemm]", KERNELS + "gemm"),
         "lambda **k: {n: [[x * 1.001 for x in r] for r in v] for n, v in original(**k).items()}",
     ),
     "attention that ignores its mask": (
-        *("[attention]", KERNELS + "attention"),
+        *("test_witness[attention]", KERNELS + "attention"),
         "lambda causal, **k: original(causal=not causal, **k)",
     ),
     "a norm with a loose epsilon": (
-        *("[layer_norm]", KERNELS + "layer_norm"),
+        *("test_witness[layer_norm]", KERNELS + "layer_norm"),
         "lambda eps, **k: original(eps=eps * 10_000, **k)",
     ),
     "a loss of other targets": (
-        *("[cross_entropy]", KERNELS + "cross_entropy"),
+        *("test_witness[cross_entropy]", KERNELS + "cross_entropy"),
         "lambda targets, **k: original(targets=[(t + 1) % 11 for t in targets], **k)",
     ),
     "a convolution without the last filter": (
-        *("[convolution]", KERNELS + "convolution"),
+        *("test_witness[convolution]", KERNELS + "convolution"),
         (
             "lambda kernel, **k: original(kernel=kernel[:-1] + "
             "[[[[0.0 for _ in row] for row in window] for window in kernel[-1]]], **k)"
         ),
     ),
     "an embedding that loses repeated rows": (
-        *("[embedding]", KERNELS + "embedding"),
+        *("test_witness[embedding]", KERNELS + "embedding"),
         (
             "lambda rows, weights, **k: original(rows=rows, weights="
             "[[0.0 for _ in w] if r in rows[:n] else w for n, (r, w) in enumerate(zip(rows, weights))], **k)"
         ),
     ),
     "an optimizer without its last step": (
-        *("[optimizer]", KERNELS + "optimizer"),
+        *("test_witness[optimizer]", KERNELS + "optimizer"),
         "lambda gradients, **k: original(gradients=gradients[:-1], **k)",
     ),
     "an optimizer with another second beta": (
-        *("[optimizer]", KERNELS + "optimizer"),
+        *("test_witness[optimizer]", KERNELS + "optimizer"),
         "lambda betas, **k: original(betas=(betas[0], 0.999), **k)",
     ),
     "training that repeats what it said before": (
-        *("[training]", KERNELS + "training"),
+        *("test_witness[training]", KERNELS + "training"),
         "lambda **k: {n: [1.0] * len(v) for n, v in original(**k).items()}",
     ),
     "ranks that say what an earlier run said": (
-        *("_of_collectives", "harness.launch:launch"),
+        *("test_witness_of_collectives", "harness.launch:launch"),
         "lambda *a, **k: {**original(*a, **k), 'total': [0.0]}",
     ),
     "a user's program that gets other libraries than the suites": (
-        *("_by_the_way_of_a_user", "harness.launch:as_a_user"),
+        *("test_witness_by_the_way_of_a_user", "harness.launch:as_a_user"),
         "lambda *a, **k: {'product': [], 'a': [], 'b': []}",
     ),
 }
 FAULTS = [
-    Fault(name, f"test_witness.py::test_witness{check}", patches={place: source}, says=SAYS)
+    Fault(name, f"test_witness.py::{check}", patches={place: source}, says=SAYS)
     for name, (check, place, source) in ROWS.items()
 ]
 

@@ -245,7 +245,7 @@ def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank(
     assert not got["stopped"]
     assert 0 < got["performance"]["timed_steps"] < got["last_step"]
     if ranks == 1:  # the clock is the slowest rank's, and the record is rank 0's, which may start later
-        assert got["phases_s"]["compile"] + got["phases_s"]["warm-up"] >= 1
+        assert got["phases_s"]["compile"] + got["phases_s"]["warm-up"] > 0.5
     assert got["phases_s"]["timed"] < 20
 
 

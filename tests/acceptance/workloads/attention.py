@@ -146,11 +146,17 @@ def judge(
     reference = attention_reference.compute(q, k, v, g, causal=causal, seen=seen)
     eager = attention_reference.eager(q, k, v, g, causal=causal, seen=seen)
     terms = max(out.shape[-2], leaves[1].shape[-2])  # the longest sum in any of the four
-    yield frobenius(out, reference.out, eager[0], factor=FORWARD, terms=terms, name="out frobenius")
+    spreads = [slack / attention_reference.SPREAD for slack in reference.slack]
+    yield frobenius(
+        out, reference.out, eager[0], factor=FORWARD, terms=terms, spread=spreads[0], name="out frobenius"
+    )
     yield elementwise(out, reference.out, reference.slack[0], name="out elementwise")
     for index, name in enumerate(GRADIENTS):
         grad, ref = operands.gradient(leaves[index], name), reference.grads[index]
-        yield frobenius(grad, ref, eager[index + 1], factor=BACKWARD, terms=terms, name=f"{name} frobenius")
+        yield frobenius(
+            grad, ref, eager[index + 1], factor=BACKWARD, terms=terms, spread=spreads[index + 1],
+            name=f"{name} frobenius",
+        )  # fmt: skip
         yield elementwise(grad, ref, reference.slack[index + 1], name=f"{name} elementwise")
 
 

@@ -43,6 +43,9 @@ class Reading:
         return f"{self.gate}: got {self.got:.4g}, bound {self.bound:.4g}{detail}"
 
 
+TINY = torch.finfo(torch.float64).tiny
+
+
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative error of one rounding to `dtype`: 2^-8 for bf16, 2^-11 for fp16, 2^-24 for fp32."""
     return float(torch.finfo(dtype).eps) / 2
@@ -55,6 +58,7 @@ def frobenius(
     *,
     factor: float,
     terms: int = 0,
+    spread: torch.Tensor | None = None,
     name: str = "frobenius",
 ) -> Reading:
     """Relative Frobenius error of `out` at most `factor` times that of `eager`.
@@ -62,9 +66,13 @@ def frobenius(
     The bound is at least half a unit roundoff of the output, because correct rounding alone costs about
     0.44 of it. It is also at least the error of a plain float32 sum of `terms` numbers in sequence: its
     roundings walk at random to 0.41 u sqrt(terms / 2) of the result (2.0e-7 at 129 terms, as in cuBLAS),
-    while the yardstick may sum in halves or in blocks.
+    while the yardstick may sum in halves or in blocks. With `spread`, the standard deviation of each element
+    by the roundings on its way, it is at least half of that: where few numbers decide all (peaked attention
+    in float32), the yardstick's own error is a draw of few, other on each processor.
     """
     floor = max(unit_roundoff(out.dtype) / 2, unit_roundoff(torch.float32) * (terms / 2) ** 0.5)
+    if spread is not None:
+        floor = max(floor, float(spread.double().norm() / ref.double().norm().clamp_min(TINY)) / 2)
     bound = max(factor * relative_error(eager, ref), floor)
     return Reading(name, relative_error(out, ref), bound)
 
@@ -73,7 +81,7 @@ def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
     """||out - ref|| / ||ref|| in float64; NaN anywhere in `out` gives NaN."""
     ref = ref.double()
     error = (out.to(ref.device).double() - ref).norm()
-    return float(error / ref.norm().clamp_min(torch.finfo(torch.float64).tiny))
+    return float(error / ref.norm().clamp_min(TINY))
 
 
 def elementwise(

@@ -241,3 +241,9 @@ def of_tier(family: str, tier: str, seed: int) -> dict[str, Any]:
     gpu = device().type == "cuda"
     count = COUNTS[family][(tier == "soak") * 2 + gpu]
     return check(family, seed, count, "large" if gpu or tier == "soak" else "small")
+
+
+def lacks_a_processor() -> dict[str, Any] | None:
+    """Drawn operators run on processors alone, where a value outside of a domain is an exception."""
+    reason = "a value outside of an operator's domain ends the process"
+    return {"feature": "drawn operators", "reason": reason} if device().type == "cuda" else None

@@ -17,11 +17,10 @@ from workloads import device, operands
 from workloads.generated_judge import FLOATS, Call
 
 ROW_BORDERS = (2**15, 2**16, 2**17, 2**20)
-ELEMENT_BORDERS = {"small": (2**16, 2**18), "large": (2**20, 2**23, 2**24), "huge": (2**31, 2**32)}
+ELEMENT_BORDERS = {"small": (2**16, 2**18), "large": (2**20, 2**23, 2**24)}
 NEAR = (-1, 0, 1, 3)
 WIDTHS = (1, 2, 3, 5, 8, 17, 64, 100, 257)
 KEPT = 5  # rows around each place that is judged
-BYTES_OF_HUGE = 14  # for each element, of 16 bits: values, results, gradients and what lies between
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 BY_ROWS: dict[str, Function] = {
@@ -44,7 +43,6 @@ BY_ROWS: dict[str, Function] = {
     "mean": lambda x: x.mean(-1, keepdim=True),
     "amax": lambda x: x.amax(-1, keepdim=True),
     "logsumexp": lambda x: x.logsumexp(-1, keepdim=True),
-    "cumsum": lambda x: x.cumsum(-1),
     "sort": lambda x: x.sort(-1).values,
     "flip": lambda x: x.flip(-1),
     "roll": lambda x: x.roll(1, -1),
@@ -71,19 +69,17 @@ OVER_ROWS: dict[str, Function] = {
 }
 
 
-def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call] | None:
-    """One case, in words and as a call; `None` if this device has no memory for it."""
-    dtype = source.choice(FLOATS[1:] if sizes == "huge" else FLOATS)
+def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call]:
+    """One case, in words and as a call."""
+    dtype = source.choice(FLOATS)
     rows, width = _shape(source, sizes)
-    if sizes == "huge" and rows * width * BYTES_OF_HUGE > _free_bytes():
-        return None
-    if source.random() < 0.3 and sizes != "huge":
+    if source.random() < 0.3:
         name = source.choice(list(OVER_ROWS))
         x = operands.integers(rows, width, dtype=dtype, seed=seed % 2**31, density=min(1.0, 2**14 / rows))
         return f"{name} over {dtype} {rows} x {width}", Call(OVER_ROWS[name], (x,), {}, dtype, seed=seed)
     name = source.choice(list(BY_ROWS))
-    x = _normal(rows, width, dtype, seed, huge=sizes == "huge")
-    gradients = source.random() < 0.5 and sizes != "huge"
+    x = operands.normal(rows, width, dtype=dtype, seed=seed % 2**31)
+    gradients = source.random() < 0.5
     places = _places(rows, width)
     call = Call(at_rows, (x,), {"name": name, "places": places, "gradients": gradients}, dtype, seed=seed)
     part = Call(
@@ -91,15 +87,6 @@ def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call] | Non
     )
     words = f"{name} of {dtype} {rows} x {width}{' with gradients' if gradients else ''}"
     return words, Call(**{**vars(call), "right": part})
-
-
-def lacks() -> dict[str, Any] | None:
-    """What this device has too little of for the least of the huge sizes."""
-    if device().type != "cuda":
-        return {"feature": "gpu", "reason": "tensors of more than 2^31 elements need the memory of a GPU"}
-    needed, present = min(ELEMENT_BORDERS["huge"]) * BYTES_OF_HUGE, torch.cuda.mem_get_info()[1]
-    gib = 2**30
-    return {"memory_gib": needed / gib, "present_gib": present / gib} if present < needed else None
 
 
 def at_rows(x: torch.Tensor, name: str, places: torch.Tensor | None, *, gradients: bool) -> tuple[Any, ...]:
@@ -120,7 +107,7 @@ def at_rows(x: torch.Tensor, name: str, places: torch.Tensor | None, *, gradient
 def _shape(source: random.Random, sizes: str) -> tuple[int, int]:
     """Many short rows, or few long ones."""
     near = source.choice(NEAR)
-    if sizes != "huge" and source.random() < 0.5:
+    if source.random() < 0.5:
         most = max(ELEMENT_BORDERS[sizes])
         rows = source.choice([one for one in ROW_BORDERS if one <= most]) + near
         fitting = [width for width in WIDTHS if width * rows <= 2 * most]
@@ -136,16 +123,6 @@ def _places(rows: int, width: int) -> torch.Tensor:
     centres |= {border // width for border in (2**16, 2**23, 2**24, 2**31, 2**32)} | set(ROW_BORDERS)
     near = {centre + step for centre in centres for step in range(-KEPT, KEPT + 1)}
     return torch.tensor(sorted(one for one in near if 0 <= one < rows), device=device())
-
-
-def _normal(rows: int, width: int, dtype: torch.dtype, seed: int, *, huge: bool) -> torch.Tensor:
-    if not huge:
-        return operands.normal(rows, width, dtype=dtype, seed=seed % 2**31)
-    return torch.empty(rows, width, dtype=dtype, device=device()).normal_()
-
-
-def _free_bytes() -> int:
-    return torch.cuda.mem_get_info()[0] if device().type == "cuda" else 0
 
 
 def _wide(x: torch.Tensor) -> torch.dtype:

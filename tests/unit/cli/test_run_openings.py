@@ -12,7 +12,7 @@ import pytest
 
 from small_checkout import call
 from stackcheck import vendors
-from stackcheck.cli import run
+from stackcheck.cli import consumer, run
 from stackcheck.errors import ConfigurationError, FileError, StackcheckError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_each_error_of_ours_has_the_one_code_that_no_program_is_taken_for(
     error = OSError(errno.ENOSPC, "full") if kind is OSError else kind.__new__(kind)
     if isinstance(error, StackcheckError):
         StackcheckError.__init__(error, "what is wrong", next_step="do this")
-    monkeypatch.setattr(run.key_sources, "public", mock.Mock(side_effect=error))
+    monkeypatch.setattr(consumer.key_sources, "public", mock.Mock(side_effect=error))
     done = call(capsys, "run", "oci:dist:x", "--", "true")
     assert done.code == 125
     assert "next: " in done.err

@@ -1,4 +1,4 @@
-"""docs/reference/amd.md says of each check what healthy AMD devices answer, its source, and what if that is wrong.
+"""docs/reference/amd.md says of each check what healthy AMD devices answer, from which source, and what else.
 
 The lines come from devices.json, thresholds/, checks.json, matrix.yaml and the checks.
 `make lists` writes them anew.
