@@ -1,22 +1,35 @@
 """Write what healthy operators need in generated cases: tests/acceptance/workloads/generated_profile.json.
 
 In: torch, seeds that no run uses. Out: each operator that needs more than the judge's units, and how much.
-`python benchmarks/generated_profile.py 1000 1060 500 [FILE]`
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import math
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "acceptance"))
+PROFILE = ROOT / "tests/acceptance/workloads/generated_profile.json"
 
-import random  # noqa: E402
+
+def asked() -> argparse.Namespace:
+    """The seeds, the number of cases of each, and the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=int, help="the first seed, such as 1000")
+    parser.add_argument("last", type=int, help="the seed after the last, such as 1060")
+    parser.add_argument("count", type=int, help="cases of each seed, such as 500")
+    parser.add_argument("file", type=Path, nargs="?", default=PROFILE)
+    return parser.parse_args()
+
+
+ASKED = asked() if __name__ == "__main__" else None  # before torch is loaded
 
 from workloads import generated, generated_judge, generated_operators  # noqa: E402
 
@@ -52,11 +65,5 @@ def _units(call: generated_judge.Call) -> float:
     return said[0] * generated.FACTOR * generated.NEEDED if said else 0.0
 
 
-if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(
-        int(given[0]),
-        int(given[1]),
-        int(given[2]),
-        Path(given[3]) if len(given) > 3 else generated_operators.PROFILE,
-    )
+if ASKED:
+    main(ASKED.first, ASKED.last, ASKED.count, ASKED.file)
