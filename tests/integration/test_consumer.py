@@ -157,7 +157,6 @@ WORKS: dict[str, tuple[str, ...]] = {
     "history": (),
     "report": (),
     "key": (),
-    "scale": (),
 }
 NEEDS: dict[str, tuple[str, ...]] = {
     "find": (),
@@ -188,6 +187,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "prove": (),
     "mirror": (STACK, "--print"),  # this environment has no pip, as pipx and uv make them
     "baseline": ("result.json",),
+    "first-host": (STACK, "--record", "../first-host.json"),
 }
 
 

@@ -541,16 +541,6 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("oci:dist:tag",)),
         Case(("--gpu", "CPU", "--key", "other.pub"), another_key),
     ),
-    "scale": (
-        Case(("mpt-7b-mi250", "--gpus", "8,256")),
-        Case(()),
-        Case(("llama-8b-bf16", "--gpus", "1,16384", "--json")),
-        Case(("nope",)),
-        Case(("mpt-7b-mi250", "--gpus", "a")),
-        Case(("frontier-1t", "--gpus", "8")),
-        Case(("frontier-1t", "--gpus", "600")),
-        Case(("llama-8b-bf16", "--file", "nowhere.yaml")),
-    ),
     "verify": (
         Case((REFERENCE, *CPU), published),
         Case(("oci:nowhere:x", *CPU)),

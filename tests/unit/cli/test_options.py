@@ -34,7 +34,6 @@ ORDER = (
 TWO_MEANINGS = {
     "--all": 2,
     "--check": 3,
-    "--gpus": 2,
     "--key": 2,
     "--to": 2,
     "--tier": 4,

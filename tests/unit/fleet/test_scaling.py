@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from typer.testing import CliRunner
 
-from stackcheck.cli.scale import app
 from stackcheck.errors import ConfigurationError
-from stackcheck.fleet import scaling, scaling_data
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "scaling"))
+
+import scaling
+import scaling_data
+from scale import app
 
 SVG = "{http://www.w3.org/2000/svg}"
 PICTURES = {
@@ -128,7 +133,8 @@ def test_the_committed_pictures_are_drawn_again_and_tell_what_is_measured(name: 
     done = CliRunner().invoke(app, [*PICTURES[name], "--plot", str(tmp_path / name)])
     assert done.exit_code == 0, done.output
     text = (tmp_path / name).read_text("utf-8")
-    assert text == (ROOT / "docs" / "reference" / name).read_text("utf-8"), "stackcheck scale --plot draws it"
+    committed = (ROOT / "docs" / "reference" / name).read_text("utf-8")
+    assert text == committed, "benchmarks/scaling/scale.py --plot draws it"
     titles = {found.text or "" for found in ET.fromstring(text).iter(f"{SVG}title")}
     other = {
         "scaling-weak.svg": "measured: 2 GPUs, 96.0 %",

@@ -69,9 +69,10 @@ BALLAST_BYTES = 48 << 20  # enough to be interrupted while it is copied
 
 def make_layout(folder: Path) -> None:
     """The image: a shell, `sleep`, and the script above as python3."""
-    owned = dpkg(("/usr/bin/python3", PYTHON.encode()))
+    programs = ("bash", "sleep")
+    owned = dpkg(("/usr/bin/python3", PYTHON.encode()), *shell_image.of_host(programs).items())
     files = {"/usr/bin/python3": PYTHON.encode(), "/ballast": os.urandom(BALLAST_BYTES), **owned}
-    shell_image.make_layout(folder, programs=("bash", "sleep"), files=files)
+    shell_image.make_layout(folder, programs=programs, files=files)
 
 
 def make_checkout(root: Path) -> Path:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def layer(programs: Sequence[str], files: Mapping[str, bytes]) -> bytes:
-    """The tar of one layer: programs of this host, and files by their absolute path."""
+def of_host(programs: Sequence[str]) -> dict[str, bytes]:
+    """Programs of this host and the libraries that they link, by their absolute path; a shell too."""
     paths = [Path(shutil.which(name) or name) for name in programs]
     found = {str(path): path for path in paths}
     for program in paths:
@@ -26,9 +26,14 @@ def layer(programs: Sequence[str], files: Mapping[str, bytes]) -> bytes:
         found |= {word: Path(word) for word in listed.split() if word.startswith("/")}
     inside = {name: path.resolve().read_bytes() for name, path in found.items()}
     inside["/bin/bash"] = Path(shutil.which("bash") or "").resolve().read_bytes()
+    return inside
+
+
+def layer(programs: Sequence[str], files: Mapping[str, bytes]) -> bytes:
+    """The tar of one layer: programs of this host, and files by their absolute path."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, body in sorted((inside | dict(files)).items()):
+        for name, body in sorted((of_host(programs) | dict(files)).items()):
             entry = tarfile.TarInfo(name.lstrip("/"))
             entry.size, entry.mode = len(body), 0o755
             tar.addfile(entry, io.BytesIO(body))

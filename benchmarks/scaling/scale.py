@@ -1,22 +1,27 @@
-"""The verb `scale`. In: a job of the scaling model, GPU counts. Out: predicted, measured, published rates."""
+"""Predict the speed of a training job on many GPUs.
+
+In: a job of the scaling model, GPU counts. Out: predicted, measured, published rates.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import scaling
+import scaling_data
+import scaling_plot
 import typer
 
 from stackcheck.cli.options import AsJson, new_app
 from stackcheck.cli.output import print_json, print_note, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import scaling, scaling_data, scaling_plot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stackcheck.fleet.scaling_data import JobFile
+    from scaling_data import JobFile
 
 app = new_app()
 
@@ -215,3 +220,7 @@ def _as_json(chosen: JobFile, found: list[scaling.Prediction]) -> list[dict[str,
         }
         for one in found
     ]
+
+
+if __name__ == "__main__":
+    app()

@@ -6,12 +6,12 @@ from collections.abc import Mapping  # pydantic reads annotations at run time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import scaling
 from pydantic import Field, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
 from stackcheck.files.border import Closed
-from stackcheck.fleet import scaling
 
 OWN = Path(__file__).with_name("scaling.yaml")
 # YAML's numbers arrive as text, as everywhere in this project.
@@ -109,7 +109,10 @@ class ScalingFile(Closed):
         """
         if name not in self.jobs:
             raise ConfigurationError(
-                "no such job", got=name, expected=", ".join(self.jobs), next_step="stackcheck scale"
+                "no such job",
+                got=name,
+                expected=", ".join(self.jobs),
+                next_step="python benchmarks/scaling/scale.py",
             )
         return self.jobs[name], self.clusters[self.jobs[name].cluster].cluster()
 
