@@ -132,7 +132,7 @@ class Command:
     def end(self, number: signal.Signals | None = None) -> int:
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=300)
+        out, err = self.process.communicate()
         self.lines += [err, out]
         assert "Traceback" not in self.text
         return self.process.returncode
