@@ -70,6 +70,7 @@ HONEST: Layer = {
     "lib": "usr/lib",
     "bin": "usr/bin",
     "usr/lib/x/libexpat.so.1": "libexpat.so.1.8",
+    "usr/lib/plugins/libexpat-17.so": "../x/libexpat.so.1.8",  # as LLVMgold-17.so of binutils' plug-ins
     "usr/bin/python3": "python3.11",
     "opt/venv/bin/python": "/usr/bin/python3",
     f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"compiled",
@@ -130,6 +131,11 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
         {"evil/bin/python3": "/usr/bin/su"},
         "/evil/bin/python3",
         "is a link to /usr/bin/su",
+    ),
+    "a link for a numbered library": (
+        {"usr/lib/x/libz-2.so": "libc.so.6"},
+        "/usr/lib/x/libz-2.so",
+        "link to",
     ),
     "a link for a library": ({"usr/lib/x/libz.so.1": "libc.so.6"}, "/usr/lib/x/libz.so.1", "link to"),
     "a link to a device": (
