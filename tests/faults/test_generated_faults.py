@@ -5,6 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -21,6 +22,13 @@ COUNTS = {"operators": 300, "sizes": 16, "attention": 24}  # one small run on a 
 NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "0"))
 DRAWN = int(os.environ.get("STACKCHECK_DRAWN_FAULTS", "60"))
 LEAST_FOUND = 3  # of 60 in one run, as when this was measured
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Take back what a library sets while cases run here: children of later tests fork without it only."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def planted(family: str, *fault: str, check: str = CHECK) -> Fault:
