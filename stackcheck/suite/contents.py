@@ -42,7 +42,7 @@ CONFIGURATION = (
 )
 FOLDER_OF_CONFIGURATION = "/etc/ld.so.conf.d"
 _CONFIGURED = re.compile(r"/etc/(ld\.so\.(conf|preload)|ld\.so\.conf\.d/.*|ssl/openssl\.cnf)")
-_NUMBERS = re.compile(r"[-.]?[0-9][0-9.]*$")  # libLLVM-17.so is a link to libLLVM.so
+_NUMBER = re.compile(r"-[0-9][0-9.]*$")  # LLVMgold-17.so is a link to LLVMgold.so
 _LIBRARY = re.compile(r"([^/]+)\.so(\.[0-9][^/]*)?$")
 _MODULE = re.compile(r"\.(py|pyc|pth|egg|so)$")
 _ARCHIVE = re.compile(r"/python3[0-9]*\.zip$")  # on Python's path before its folders
@@ -279,8 +279,8 @@ def _problems_of_link(path: str, tree: Tree) -> Iterator[str]:
     if module and not _PYTHON_FOLDER.search(f"{end}/"):
         yield f"a link out of Python's folders, to {end}"
     found = _LIBRARY.search(end)
-    name = _NUMBERS.sub("", library[1]) if library else ""
-    if name and tree.entries[end].kind == "file" and not (found and found[1].startswith(name)):
+    same = library and found and (found[1].startswith(library[1]) or found[1] == _NUMBER.sub("", library[1]))
+    if library and tree.entries[end].kind == "file" and not same:
         yield f"a library that is a link to {end}"
 
 

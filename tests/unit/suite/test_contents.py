@@ -137,6 +137,11 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
         "/usr/lib/x/libz-2.so",
         "link to",
     ),
+    "a link for a library whose name is a number": (
+        {"usr/lib/x/lib7.so": "libc.so.6"},
+        "/usr/lib/x/lib7.so",
+        "link to",
+    ),
     "a link for a library": ({"usr/lib/x/libz.so.1": "libc.so.6"}, "/usr/lib/x/libz.so.1", "link to"),
     "a link to a device": (
         {f"{SITE}/torch/lib/libx.so": "/dev/zero"},
