@@ -15,7 +15,7 @@ ACCEPTANCE = TESTS / "acceptance"
 OWN_TESTS = ("unit", "faults", "integration", "trainers")
 
 # More workers would only wait for devices. Each needs a core, and another one while it compiles.
-MOST_WORKERS, CORES_PER_WORKER = 10, 2
+MOST_WORKERS, CORES_PER_WORKER = 16, 2
 
 XDIST = ("xdist", "xdist.plugin")  # its name where pytest found it by itself, and where it was named
 LAUNCHER = "runner/launcher.py"  # the end of the path of what stackcheck starts in place of pytest

@@ -87,7 +87,7 @@ def test_peer_access_is_granted(host: Host, device_row: Mapping[str, Any]) -> No
     findings.conclude()
 
 
-@pytest.mark.gpus(2)
+@pytest.mark.gpus(2, whole=False)
 def test_peer_copies_arrive(
     vendor: vendors.Vendor,
     devices: tuple[Device, ...],

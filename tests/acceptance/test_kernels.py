@@ -41,7 +41,7 @@ SCREEN_S = {"smoke": 5, "standard": 10, "soak": 1800}
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is every device of this run."""
-    every_device(metafunc, cpu=CPU_RANKS)
+    every_device(metafunc, cpu=CPU_RANKS, whole=False)
 
 
 @pytest.mark.gpus(1)
@@ -191,6 +191,7 @@ def test_grouped_gemm(on_device: OnDevice, record_metric: RecordMetric) -> None:
     cases.require(on_device(grouped_gemm.check), record_metric)
 
 
+@pytest.mark.long
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

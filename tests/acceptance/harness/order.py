@@ -71,27 +71,18 @@ def is_last(item: pytest.Item) -> bool:
 
 
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The checks by phase; files stay together within each.
+    """The checks by phase.
 
-    Files that need no device come first: they take one worker or two while the others use the devices. Jobs
-    that share most of the machine's devices follow: each takes a place on all of them, which is free at once
-    only at the start. Then come files that begin with few devices: side by side they fill the machine. Checks
-    that share no device follow, then files that need most of the machine, because each of them waits for all
-    others, and those that come after it wait for it. Checks that take long come first among their like.
+    Those that need no device come first: they take one worker or two while the others use the devices. Then
+    come jobs that share several devices: a place on each of them is free at once only at the start.
+    Checks that need devices whole come last, few devices first. Checks that take long come first among
+    their like.
     """
-    items = list(items)
-    least: dict[Path, int] = {}
-    for item in items:
-        if devices(item) and not is_performance(item):
-            least[item.path] = min(least.get(item.path, devices(item)), devices(item))
-    few = max(1, max(map(devices, items), default=0) // 2)
 
-    def place(item: pytest.Item) -> tuple[bool | int, ...]:
-        count = least.get(item.path, devices(item))
-        use = wish(item).use
-        shares_most = use == "shared" and devices(item) > few
-        most = count > few and not shares_most
-        return phase(item), count != 0, not shares_most, most, count, use != "shared", not is_long(item)
+    def place(item: pytest.Item) -> tuple[int, ...]:
+        count, shared = devices(item), wish(item).use == "shared"
+        few = count if not shared else -1 if count > 1 else 0
+        return phase(item), count != 0, few, not is_long(item)
 
     return sorted(items, key=place)
 
@@ -108,13 +99,12 @@ def phase(item: pytest.Item) -> int:
 
 
 def stage(item: pytest.Item, device_count: int) -> tuple[int, bool]:
-    """The phase; on the only device, checks that share it end before those that need it whole begin.
+    """The phase, and whether a check of correctness needs all devices whole. Such checks begin last in it.
 
-    A check that waits for a whole device keeps all from sharing it that come after: with one device, they
-    would run one by one later. With more devices they go on beside it.
+    One that waits keeps the others from sharing its devices: they would run one by one after it.
     """
-    whole = 0 < devices(item) <= device_count and wish(item).use != "shared"
-    return phase(item), device_count == 1 and whole and phase(item) == 0
+    whole = devices(item) >= device_count and wish(item).use != "shared"
+    return phase(item), whole and phase(item) == 0
 
 
 def scope(nodeid: str, device_count: int) -> str:
