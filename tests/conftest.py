@@ -137,10 +137,12 @@ def _enter_container(config: pytest.Config) -> None:
     """Run children where `--agent` says; on a bare machine they are this Python's."""
     from harness import bytecode, inside, processes, unloaded
 
-    if (folder := config.getoption("agent")) is None:
+    folder = config.getoption("agent")
+    if folder is None:
         bytecode.keep()
-        return
     unloaded.install()
+    if folder is None:
+        return
     processes.enter(inside.Inside(folder, config.getoption("result_dir").resolve()))
 
 

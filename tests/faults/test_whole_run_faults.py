@@ -195,7 +195,7 @@ AS_ASKED = (None, "no", True)
 
 @pytest.mark.healthy
 def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> None:
-    assert parallel(monkeypatch, cores=64) == (10, "loadfile", False)
+    assert parallel(monkeypatch, cores=64) == (16, "loadfile", False)
     assert parallel(monkeypatch, cores=16) == (8, "loadfile", False)
     assert parallel(monkeypatch, cores=64, numprocesses=3) == (3, "loadfile", False)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import vendors
-from harness import foreign, installed, requirements, startup
+from harness import foreign, installed, requirements, startup, unloaded
 from vendors import software as vendor_software
 from workloads import image
 
@@ -66,7 +66,7 @@ def system() -> dict[str, str]:
 
 def is_installed(module: str) -> bool:
     """Whether Python finds a top-level module."""
-    return importlib.util.find_spec(module) is not None
+    return unloaded.is_installed(module)
 
 
 def environment() -> dict[str, str]:

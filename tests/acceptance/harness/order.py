@@ -22,7 +22,14 @@ TIERS = ("smoke", "standard", "soak")
 STALL_S = 900.0
 # Checks of these files share no launch, so they may run in any worker.
 INDEPENDENT = frozenset(
-    {"test_attention.py", "test_compiled.py", "test_kernel_speed.py", "test_kernels.py", "test_packages.py"}
+    {
+        "test_attention.py",
+        "test_compiled.py",
+        "test_image.py",
+        "test_kernel_speed.py",
+        "test_kernels.py",
+        "test_packages.py",
+    }
 )
 # Checks that need their devices whole, of a file whose other checks share them.
 WHOLE = frozenset(
@@ -73,16 +80,16 @@ def is_last(item: pytest.Item) -> bool:
 def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The checks by phase.
 
-    Those that need no device come first: they take one worker or two while the others use the devices. Then
-    come jobs that share several devices: a place on each of them is free at once only at the start.
-    Checks that need devices whole come last, few devices first. Checks that take long come first among
-    their like.
+    In each, checks that need devices whole come last, few devices first. Before them come files that one
+    worker runs as a whole, then single checks. Among their like, jobs that share several devices come
+    first (a place on each is free at once only at the start), and checks that take long.
     """
 
     def place(item: pytest.Item) -> tuple[int, ...]:
         count, shared = devices(item), wish(item).use == "shared"
         few = count if not shared else -1 if count > 1 else 0
-        return phase(item), count != 0, few, not is_long(item)
+        single = item.path.name in INDEPENDENT
+        return phase(item), few > 0, single, few, not is_long(item), count != 0
 
     return sorted(items, key=place)
 

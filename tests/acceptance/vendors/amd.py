@@ -29,6 +29,7 @@ from vendors import (
     amd_links,
     drivers,
     is_known,
+    software,
 )
 from vendors.amd_library import ask, demand, open_library, reading, version
 from vendors.amd_software import HIP_OF_RELEASES
@@ -136,10 +137,9 @@ def requirements() -> tuple[Requirement, ...]:
 
 def torch_runtime() -> str | None:
     """The ROCm release, or in older wheels HIP's number; None for a CUDA torch in a ROCm image."""
-    import torch
-
-    release: str | None = getattr(torch.version, "rocm", None) or torch.version.hip
-    return release
+    version = software.torch_version()
+    release = version.get("rocm") or version["hip"]
+    return None if release is None else str(release)
 
 
 def is_release(found: str, declared: str) -> bool:

@@ -22,6 +22,7 @@ from vendors import (
     nvidia_device,
     nvidia_events,
     nvidia_links,
+    software,
 )
 from vendors.container import device_node, locked_memory, shared_memory
 from vendors.drivers import Support
@@ -95,10 +96,8 @@ def requirements() -> tuple[Requirement, ...]:
 
 def torch_runtime() -> str | None:
     """The CUDA release that torch was built with."""
-    import torch
-
-    release: str | None = torch.version.cuda
-    return release
+    release = software.torch_version()["cuda"]
+    return None if release is None else str(release)
 
 
 def is_release(found: str, declared: str) -> bool:

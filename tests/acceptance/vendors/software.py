@@ -6,7 +6,9 @@ its version, where its device code is and for which architectures.
 
 import ctypes
 import importlib
+import importlib.machinery
 import re
+import runpy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,18 @@ RUNTIMES: Mapping[str, frozenset[str]] = {
 }
 # What auditwheel adds to the name of a library inside a wheel: libgomp-a34b3233.so.1.
 _ADDED = re.compile(r"(-[0-9a-f]{8})?\.so($|\.[0-9.]*$)")
+
+
+def torch_version() -> Mapping[str, object]:
+    """What torch/version.py says: `cuda`, `hip` and `rocm` are None or a release. torch itself is not loaded.
+
+    Raises:
+        ModuleNotFoundError: torch is not installed.
+    """
+    found = importlib.machinery.PathFinder.find_spec("torch")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("torch is not installed")
+    return runpy.run_path(str(Path(found.origin).with_name("version.py")))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,325 @@
+/* Faults inside cuBLAS and NCCL, for LD_PRELOAD. In: FAULT_* variables. Out: the library's calls, with one fault.
+ *
+ *   FAULT_IN      products or collectives
+ *   FAULT_KIND    flip   mantissa bit FAULT_BIT (1 is the highest) of FAULT_ELEMENTS elements a call (0: all)
+ *                 short  only the FAULT_BIT highest mantissa bits of each element stay
+ *                 last   the last element is 0
+ *                 slow   a call runs again, if that gives the same result
+ *                 fail   the library reports an error
+ *                 race   a call runs on a stream of its own, and nobody waits for it
+ *   FAULT_EVERY   one call in so many (1)
+ *   FAULT_KERNEL  the compiled edit.cu
+ *   FAULT_LOG     a file; each process adds "calls changed" to it when it ends
+ *
+ * The types are those of the libraries' headers, reduced to what is read here.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <fcntl.h>
+#include <pthread.h>
+
+typedef void *ptr;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct out { char *data; u64 rows, lead, cols, batches, stride; int mantissa, size; };
+
+enum kind { NONE, FLIP, SHORT, LAST, SLOW, FAIL, RACE };
+static const char *const KINDS[] = {"none", "flip", "short", "last", "slow", "fail", "race"};
+static struct { int products, collectives; enum kind kind; unsigned bit, every; u64 elements; const char *kernel, *log; } fault;
+static u64 calls, changed;
+static __thread int inside, group;
+static __thread int pending_count;
+static __thread struct { struct out out; ptr stream; } pending[256];
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
+static int (*launch)(ptr, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, ptr, ptr *, ptr *);
+
+struct search { const char *name; char path[4096]; };
+
+static int matches(struct dl_phdr_info *info, size_t size, void *found) {
+    struct search *s = found;
+    (void)size;
+    if (!info->dlpi_name || !strstr(info->dlpi_name, s->name)) return 0;
+    snprintf(s->path, sizeof s->path, "%s", info->dlpi_name);
+    return 1;
+}
+
+static ptr real(const char *library, const char *name) {
+    struct search s = {library, ""};
+    ptr handle = dl_iterate_phdr(matches, &s) ? dlopen(s.path, RTLD_NOLOAD | RTLD_NOW) : NULL;
+    ptr function = handle ? dlsym(handle, name) : NULL;
+    if (!function) { fprintf(stderr, "library_faults: no %s in %s\n", name, library); abort(); }
+    return function;
+}
+
+#define REAL(library, name) \
+    static __typeof__(&name) own; \
+    if (!own) own = (__typeof__(&name))real(library, #name)
+
+static void note(void) {
+    char line[64];
+    int file = fault.log && calls ? open(fault.log, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
+    if (file < 0) return;
+    int length = snprintf(line, sizeof line, "%llu %llu\n", calls, changed);
+    if (write(file, line, length) != length) abort();
+    close(file);
+}
+
+__attribute__((constructor)) static void begin(void) {
+    const char *in = getenv("FAULT_IN"), *kind = getenv("FAULT_KIND"), *bit = getenv("FAULT_BIT");
+    const char *every = getenv("FAULT_EVERY"), *elements = getenv("FAULT_ELEMENTS");
+    fault.products = in && !strcmp(in, "products");
+    fault.collectives = in && !strcmp(in, "collectives");
+    for (int i = 0; kind && i <= RACE; i++)
+        if (!strcmp(kind, KINDS[i])) fault.kind = i;
+    fault.bit = bit ? atoi(bit) : 1;
+    fault.every = every ? atoi(every) : 1;
+    fault.elements = elements ? strtoull(elements, NULL, 10) : 1;
+    fault.kernel = getenv("FAULT_KERNEL");
+    fault.log = getenv("FAULT_LOG");
+    atexit(note);
+}
+
+static int chosen(void) {
+    u64 number = __sync_add_and_fetch(&calls, 1);
+    if (number % fault.every) return 0;
+    __sync_add_and_fetch(&changed, 1);
+    return 1;
+}
+
+static ptr driver(const char *name) {
+    ptr library = dlopen("libcuda.so.1", RTLD_NOW), function = library ? dlsym(library, name) : NULL;
+    if (!function) { fprintf(stderr, "library_faults: libcuda has no %s\n", name); abort(); }
+    return function;
+}
+
+static void must(int answer, const char *what) {
+    if (answer) { fprintf(stderr, "library_faults: %s answered %d\n", what, answer); abort(); }
+}
+
+/* One module for each device; a capture of a graph must not be the first to load it, so the first product does. */
+static ptr kernel(void) {
+    static ptr functions[64];
+    ptr module;
+    int device;
+    must(((int (*)(int *))driver("cuCtxGetDevice"))(&device), "cuCtxGetDevice");
+    pthread_mutex_lock(&loading);
+    if (!functions[device]) {
+        launch = driver("cuLaunchKernel");
+        must(((int (*)(ptr *, const char *))driver("cuModuleLoad"))(&module, fault.kernel), "cuModuleLoad");
+        must(((int (*)(ptr *, ptr, const char *))driver("cuModuleGetFunction"))(&functions[device], module, "edit"),
+             "cuModuleGetFunction");
+    }
+    pthread_mutex_unlock(&loading);
+    return functions[device];
+}
+
+static void edit(struct out o, ptr stream) {
+    u64 total = o.rows * o.cols * o.batches, first = 0, step = 1, count;
+    unsigned size = o.size, flip = 0, keep = ~0u;
+    if (!total || o.mantissa == 0) return;
+    unsigned bit = fault.bit < (unsigned)o.mantissa ? fault.bit : (unsigned)o.mantissa;
+    if (fault.kind == LAST) { first = total - 1; keep = 0; }
+    else if (fault.kind == SHORT) keep = ~((1u << (o.mantissa - bit)) - 1);
+    else {
+        flip = 1u << (o.mantissa - bit);
+        step = fault.elements && fault.elements < total ? total / fault.elements : fault.elements ? total : 1;
+        if (step > 1) first = calls * 2654435761u % step;
+        if (step == total) first = calls * 2654435761u % total;
+    }
+    count = (total - first + step - 1) / step;
+    ptr arguments[] = {&o.data, &o.rows, &o.lead, &o.cols, &total, &o.stride, &first, &step, &size, &flip, &keep};
+    ptr function = kernel();
+    must(launch(function, (unsigned)((count + 255) / 256), 1, 1, 256, 1, 1, 0, stream, arguments, NULL), "cuLaunchKernel");
+}
+
+/* cudaDataType: mantissa bits and bytes; 0 bits: left alone. */
+static void typed(struct out *o, int type) {
+    static const struct { int type, mantissa, size; } known[] = {{0, 23, 4}, {2, 10, 2}, {14, 7, 2}, {28, 3, 1}, {29, 2, 1}};
+    o->mantissa = 0;
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].type == type) { o->mantissa = known[i].mantissa; o->size = known[i].size; }
+}
+
+static ptr own_stream(void) {
+    static __thread ptr stream;
+    if (!stream) must(((int (*)(ptr *, unsigned))driver("cuStreamCreate"))(&stream, 1), "cuStreamCreate");
+    return stream;
+}
+
+static int edits(void) { return fault.kind == FLIP || fault.kind == SHORT || fault.kind == LAST; }
+
+int cublasGetStream_v2(ptr handle, ptr *stream);
+int cublasSetStream_v2(ptr handle, ptr stream);
+
+static ptr stream_of(ptr handle) {
+    ptr stream;
+    static __typeof__(&cublasGetStream_v2) get;
+    if (!get) get = (__typeof__(get))real("libcublas.so", "cublasGetStream_v2");
+    must(get(handle, &stream), "cublasGetStream");
+    return stream;
+}
+
+static void set_stream(ptr handle, ptr stream) {
+    static __typeof__(&cublasSetStream_v2) set;
+    if (!set) set = (__typeof__(set))real("libcublas.so", "cublasSetStream_v2");
+    must(set(handle, stream), "cublasSetStream");
+}
+
+/* CALL is the real call; AGAIN: whether a second one gives the same. */
+#define PRODUCT(CALL, AGAIN, OUT, STREAM, RACE_BEGIN, RACE_END) \
+    do { \
+        if (!fault.products || inside || !chosen()) { inside++; int plain = CALL; inside--; return plain; } \
+        if (fault.kind == FAIL) return 13; /* CUBLAS_STATUS_EXECUTION_FAILED */ \
+        inside++; \
+        if (fault.kind == RACE) { RACE_BEGIN; } \
+        int answer = CALL; \
+        if (edits() && !answer) edit(OUT, STREAM); \
+        if (fault.kind == SLOW && (AGAIN)) answer = CALL; \
+        if (fault.kind == RACE) { RACE_END; } \
+        inside--; \
+        return answer; \
+    } while (0)
+
+static int is_zero(const void *beta) { return beta && *(const uint32_t *)beta == 0; }
+
+int cublasGemmEx(ptr handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int at, int lda,
+                 const void *b, int bt, int ldb, const void *beta, void *c, int ct, int ldc, int compute, int algorithm) {
+    REAL("libcublas.so", cublasGemmEx);
+    struct out o = {c, m, ldc, n, 1, 0, 0, 0};
+    typed(&o, ct);
+    ptr before = NULL;
+    PRODUCT(own(handle, ta, tb, m, n, k, alpha, a, at, lda, b, bt, ldb, beta, c, ct, ldc, compute, algorithm),
+            is_zero(beta), o, stream_of(handle),
+            before = stream_of(handle); set_stream(handle, own_stream()), set_stream(handle, before));
+}
+
+int cublasGemmStridedBatchedEx(ptr handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int at,
+                               int lda, i64 sa, const void *b, int bt, int ldb, i64 sb, const void *beta, void *c, int ct,
+                               int ldc, i64 sc, int batches, int compute, int algorithm) {
+    REAL("libcublas.so", cublasGemmStridedBatchedEx);
+    struct out o = {c, m, ldc, n, batches, sc, 0, 0};
+    typed(&o, ct);
+    ptr before = NULL;
+    PRODUCT(own(handle, ta, tb, m, n, k, alpha, a, at, lda, sa, b, bt, ldb, sb, beta, c, ct, ldc, sc, batches, compute,
+                algorithm),
+            is_zero(beta), o, stream_of(handle),
+            before = stream_of(handle); set_stream(handle, own_stream()), set_stream(handle, before));
+}
+
+int cublasSgemm_v2(ptr handle, int ta, int tb, int m, int n, int k, const float *alpha, const float *a, int lda,
+                   const float *b, int ldb, const float *beta, float *c, int ldc) {
+    REAL("libcublas.so", cublasSgemm_v2);
+    struct out o = {(char *)c, m, ldc, n, 1, 0, 23, 4};
+    ptr before = NULL;
+    PRODUCT(own(handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc), is_zero(beta), o, stream_of(handle),
+            before = stream_of(handle); set_stream(handle, own_stream()), set_stream(handle, before));
+}
+
+int cublasSgemmStridedBatched(ptr handle, int ta, int tb, int m, int n, int k, const float *alpha, const float *a, int lda,
+                              i64 sa, const float *b, int ldb, i64 sb, const float *beta, float *c, int ldc, i64 sc,
+                              int batches) {
+    REAL("libcublas.so", cublasSgemmStridedBatched);
+    struct out o = {(char *)c, m, ldc, n, batches, sc, 23, 4};
+    ptr before = NULL;
+    PRODUCT(own(handle, ta, tb, m, n, k, alpha, a, lda, sa, b, ldb, sb, beta, c, ldc, sc, batches), is_zero(beta), o,
+            stream_of(handle),
+            before = stream_of(handle); set_stream(handle, own_stream()), set_stream(handle, before));
+}
+
+int cublasLtMatrixLayoutGetAttribute(ptr layout, int attribute, void *value, size_t size, size_t *written);
+
+static struct out laid_out(void *data, ptr layout) {
+    static __typeof__(&cublasLtMatrixLayoutGetAttribute) get;
+    if (!get) get = (__typeof__(get))real("libcublasLt.so", "cublasLtMatrixLayoutGetAttribute");
+    uint32_t type = 0, batches = 1;
+    int32_t order = 0;
+    u64 rows = 0, cols = 0;
+    i64 lead = 0, stride = 0;
+    struct { int attribute; void *value; size_t size; } asked[] = {
+        {0, &type, 4}, {1, &order, 4}, {2, &rows, 8}, {3, &cols, 8}, {4, &lead, 8}, {5, &batches, 4}, {6, &stride, 8}};
+    for (unsigned i = 0; i < sizeof asked / sizeof *asked; i++)
+        must(get(layout, asked[i].attribute, asked[i].value, asked[i].size, NULL), "cublasLtMatrixLayoutGetAttribute");
+    struct out o = {data, rows, lead, cols, batches, stride, 0, 0};
+    if (order == 1) { o.rows = cols; o.cols = rows; } /* CUBLASLT_ORDER_ROW */
+    if (order <= 1) typed(&o, type);
+    return o;
+}
+
+int cublasLtMatmul(ptr handle, ptr description, const void *alpha, const void *a, ptr al, const void *b, ptr bl,
+                   const void *beta, const void *c, ptr cl, void *d, ptr dl, const void *algorithm, void *space,
+                   size_t space_size, ptr stream) {
+    REAL("libcublasLt.so", cublasLtMatmul);
+    ptr given = stream;
+    PRODUCT(own(handle, description, alpha, a, al, b, bl, beta, c, cl, d, dl, algorithm, space, space_size, stream),
+            c != d || is_zero(beta), laid_out(d, dl), stream, stream = own_stream(), stream = given);
+}
+
+/* NCCL. What is called between ncclGroupStart and ncclGroupEnd is written when the outermost group ends. */
+static void after(struct out o, ptr stream) {
+    if (group && pending_count < 256) { pending[pending_count].out = o; pending[pending_count++].stream = stream; }
+    else edit(o, stream);
+}
+
+int ncclGroupStart(void) {
+    REAL("libnccl.so", ncclGroupStart);
+    group++;
+    return own();
+}
+
+int ncclGroupEnd(void) {
+    REAL("libnccl.so", ncclGroupEnd);
+    int answer = own();
+    if (--group == 0) {
+        for (int i = 0; i < pending_count && !answer; i++) edit(pending[i].out, pending[i].stream);
+        pending_count = 0;
+    }
+    return answer;
+}
+
+static struct out received(void *data, u64 count, int type) {
+    static const struct { int type, mantissa, size; } known[] = {{6, 10, 2}, {7, 23, 4}, {9, 7, 2}, {10, 3, 1}, {11, 2, 1}};
+    struct out o = {data, count, count, 1, 1, 0, 0, 0};
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].type == type) { o.mantissa = known[i].mantissa; o.size = known[i].size; }
+    return o;
+}
+
+#define COLLECTIVE(CALL, DATA, COUNT, TYPE) \
+    do { \
+        if (!fault.collectives || !chosen()) return CALL; \
+        if (fault.kind == FAIL) return 2; /* ncclSystemError */ \
+        ptr given = stream; \
+        if (fault.kind == RACE) stream = own_stream(); \
+        int answer = CALL; \
+        if (fault.kind == SLOW && send != recv) answer = CALL; \
+        if (edits() && !answer) after(received(DATA, COUNT, TYPE), given); \
+        return answer; \
+    } while (0)
+
+int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, ptr comm, ptr stream) {
+    REAL("libnccl.so", ncclAllReduce);
+    COLLECTIVE(own(send, recv, count, type, op, comm, stream), recv, count, type);
+}
+
+int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, ptr comm, ptr stream) {
+    REAL("libnccl.so", ncclReduceScatter);
+    COLLECTIVE(own(send, recv, count, type, op, comm, stream), recv, count, type);
+}
+
+int ncclAllGather(const void *send, void *recv, size_t count, int type, ptr comm, ptr stream) {
+    REAL("libnccl.so", ncclAllGather);
+    COLLECTIVE(own(send, recv, count, type, comm, stream), recv, count, type);
+}
+
+int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, ptr comm, ptr stream) {
+    REAL("libnccl.so", ncclBroadcast);
+    COLLECTIVE(own(send, recv, count, type, root, comm, stream), recv, count, type);
+}
