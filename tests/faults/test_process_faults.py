@@ -120,22 +120,37 @@ def _environ(folder: Path) -> bytes:
         return b""
 
 
+LATER = "(lambda seen: lambda: seen.append(1) or ('asked' if len(seen) > 1 else None))([])"
+
+
 @pytest.mark.parametrize(
-    ("patch", "said"),
+    ("check", "patch", "said"),
     [
         # /dev/null, which every child has open, stands for a device.
-        pytest.param({"harness.server_main:MEMORY": "-1"}, "loading torch opened /dev/null", id="opened"),
         pytest.param(
+            "test_collectives.py::test_all_reduce_values",
+            {"harness.server_main:MEMORY": "-1"},
+            "loading torch opened /dev/null",
+            id="opened",
+        ),
+        pytest.param(
+            "test_collectives.py::test_all_reduce_values",
             {"harness.server_main:_asked_device": "lambda: 'asked'"},
             "loading torch asked",
             marks=pytest.mark.slow,  # the way from there on is that of "opened"
             id="asked",
         ),
+        # Several launches, one after the other: the server has loaded its modules before the last of them.
+        pytest.param(
+            "test_training.py::test_resume_is_bit_equal",
+            {"harness.server_main:_asked_device": LATER},
+            "loading torch asked",
+            id="later",
+        ),
     ],
 )
 def test_children_are_started_anew_and_the_run_says_so_if_loading_torch_touched_a_device(
-    patch: dict[str, str], said: str, plant
+    check: str, patch: dict[str, str], said: str, plant
 ) -> None:
-    check = "test_collectives.py::test_all_reduce_values"
     result = plant(planting.Fault("nothing", check, outcome="passed", tier="smoke", patches=patch))
     assert f"RuntimeWarning: children are not forked, because {said}" in result["output"]

@@ -27,7 +27,7 @@ LOAD_S = 180.0  # loading takes 2 to 8 s of a processor; a busy machine with a c
 # Read when a device or a process group is made, and by the harness itself.
 READ_WHEN_USED = (processes.TOKEN, processes.STACKS, processes.DEVICE_MODEL, processes.PATIENCE)
 READ_WHEN_USED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_")
-READY = "ready"
+READY, NOT_FORKED = "ready", "children are not forked"
 
 
 class Server:
@@ -57,8 +57,8 @@ class Server:
         Raises:
             WorkloadError: The server ended or did not load torch in time.
         """
-        can_fork = self.can_fork(program.environment)
-        return self._fork(program) if can_fork else processes.start_program(program)
+        forked = self._fork(program) if self.can_fork(program.environment) else None
+        return forked or processes.start_program(program)
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         """Whether a child with this environment may be a fork. Waits until torch is loaded, if it may."""
@@ -100,13 +100,17 @@ class Server:
     def _is_ready(self) -> bool:
         """Wait until torch is loaded. False, with a warning that pytest prints, if that opened a device."""
         if self._forks is None:
-            said = self._receive(LOAD_S)
-            self._forks = said == READY
-            if not self._forks:
-                warnings.warn(said, RuntimeWarning, stacklevel=2)
+            self._may_fork(self._receive(LOAD_S))
+        return bool(self._forks)
+
+    def _may_fork(self, said: str) -> bool:
+        self._forks = not said.startswith(NOT_FORKED)
+        if not self._forks:
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
         return self._forks
 
-    def _fork(self, program: Program) -> Forked:
+    def _fork(self, program: Program) -> Forked | None:
+        """The child; None if what was loaded since the last one has opened a device."""
         assert self._socket is not None
         request = {
             "module": program.module,
@@ -120,6 +124,9 @@ class Server:
                 fds = [file, out.fileno(), err.fileno(), child_status, *program.pass_fds]
                 socket.send_fds(self._socket, [b"start"], fds)
             pid = self._receive(LOAD_S)
+            if not self._may_fork(pid):
+                os.close(status)
+                return None
             if not pid.isdecimal():
                 raise WorkloadError(f"the process that loads torch for others answered {pid[:80]!r}")
             return Forked(int(pid), status, program.module)

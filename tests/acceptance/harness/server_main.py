@@ -3,7 +3,8 @@ Out: a fork for each, and its return code.
 
 A request comes as descriptors: a file with JSON, the files for the child's output, a pipe for its return
 code, and the child's own. The answer is the child's process id. The first message is "ready", or why no fork
-may be used: a device that is open before the fork is broken after it. The server ends, and ends its
+may be used: a device that is open before the fork is broken after it. What most children load is loaded while
+nothing is asked; if that opens a device, this is the answer from then on. The server ends, and ends its
 children, when the other end of the socket closes.
 """
 
@@ -27,19 +28,20 @@ import torch
 
 from harness import forked
 from harness.processes import STACKS, TOKEN
-from harness.server import READY
+from harness.server import NOT_FORKED, READY
 
 # What most children load. Not Inductor: while it is loaded it may start the processes that compile for it.
 MODULES = (
-    "torch._dynamo",
-    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.pipelining",
     "torch.distributed.run",
     "torch.distributed.tensor.parallel",
-    "torch.nn.attention.flex_attention",
     "torch.profiler",
     "torch.utils.checkpoint",
+    "sympy",
+    "torch._dynamo",
+    "torch.nn.attention.flex_attention",
 )
 RANKS = "harness.forked_ranks"
 MOST_FDS = 12
@@ -82,6 +84,8 @@ class _Request:
 @dataclass
 class _Server:
     control: socket.socket
+    modules: list[str]  # still to be loaded
+    refusal: str | None = None  # why no child is forked any more
     children: dict[int, int] = field(default_factory=dict)  # process id -> pipe for its return code
 
     def serve(self) -> "_Request | None":
@@ -91,7 +95,9 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, or the wake-up is not written
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         while True:
-            ready, _, _ = select.select([self.control, awake], [], [])
+            ready, _, _ = select.select([self.control, awake], [], [], 0 if self.modules else None)
+            if not ready:
+                self._load(self.modules.pop(0))
             if awake in ready:
                 awake.recv(4096)
                 self._tell_ends()
@@ -105,6 +111,13 @@ class _Server:
                     wake.close()
                     return request
 
+    def _load(self, module: str) -> None:
+        with contextlib.suppress(ImportError):  # an older torch has fewer
+            importlib.import_module(module)
+        self.refusal = self.refusal or _refusal()
+        gc.collect()
+        gc.freeze()
+
     def _received(self) -> list[int]:
         """The next request; empty when the other end is closed, even if it did not read an answer."""
         try:
@@ -115,6 +128,11 @@ class _Server:
 
     def _forked(self, fds: list[int]) -> "_Request | None":
         file, out, err, status, *given = fds
+        if self.refusal is not None:
+            for fd in fds:
+                os.close(fd)
+            self.control.send(self.refusal.encode())
+            return None
         if pid := os.fork():
             for fd in (file, out, err, *given):
                 os.close(fd)
@@ -147,20 +165,20 @@ class _Server:
 
 
 def main(control: socket.socket, mark: Mark) -> None:
-    """Load, then serve. A fork becomes the program of its request."""
-    for name in MODULES:
-        with contextlib.suppress(ImportError):  # an older torch has fewer
-            importlib.import_module(name)
-    touched = _opened_device() or _asked_device()
-    said = f"children are not forked, because loading torch {touched}" if touched else READY
-    control.send(said.encode())
-    gc.collect()
-    gc.freeze()
-    server = _Server(control)
+    """Serve. A fork becomes the program of its request."""
+    refusal = _refusal()
+    control.send((refusal or READY).encode())
+    server = _Server(control, list(MODULES), refusal)
     request = server.serve()
     if request is not None:
         _become(request, mark)
     server.end_children()
+
+
+def _refusal() -> str | None:
+    """Why this process must not fork children, in words."""
+    touched = _opened_device() or _asked_device()
+    return touched and f"{NOT_FORKED}, because loading torch {touched}"
 
 
 def _opened_device() -> str | None:
