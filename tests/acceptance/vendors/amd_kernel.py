@@ -221,3 +221,13 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
         name, _, value = line.partition(" ")
         if value.strip().isdigit():
             yield name, int(value)
+
+
+def gpudirect(root: Path) -> Mapping[str, bool | None]:
+    """The module of AMD's driver for peer memory, or dma-buf, as RCCL looks for them (src/transport/net_ib.cc)."""
+    is_new = kernel_files.release(root) >= kernel_files.DMA_BUF_SINCE
+    options = kernel_files.has_options(root, "CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
+    return {
+        "amdkfd peer memory": (root / "sys/kernel/mm/memory_peers/amdkfd").exists(),
+        "dma-buf": options and is_new,
+    }
