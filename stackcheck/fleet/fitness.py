@@ -14,7 +14,6 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,7 +29,7 @@ from stackcheck.history.runs import Query
 from stackcheck.oci.tags import label
 from stackcheck.suite import judged as suites
 from stackcheck.suite import results, run
-from stackcheck.suite.judgement import judge_file
+from stackcheck.suite.judgement import NO_IMAGE, judge_file
 from stackcheck.vendors import seen
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Compared(NamedTuple):
                 f"{self.gates} earlier gates of this node: {FEWEST} are needed, so this one is held to "
                 "the bounds of the device model alone"
             )
-        return f"{self.figures} figures held to the median of {self.gates} gates; {self.noisy} too noisy to judge"
+        return f"{self.figures} figures held to the median of {self.gates} gates, {self.noisy} too noisy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,7 +305,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def compare(result: RunResult, history: History) -> Compared:
     """Hold a run's figures to the last gates of the same node, image and driver that ended fit."""
     node = metrics.node_id(device.id for device in result.host.devices)
-    stack = result.stack_id or (result.image.reference if result.image else metrics.NO_IMAGE)
+    stack = result.stack_id or (result.image.reference if result.image else NO_IMAGE)
     image = (result.image.manifest_digest or result.image.config_digest) if result.image else None
     kept = history.runs(Query(node=node, limit=10 * LAST))
     like = [

@@ -37,7 +37,7 @@ PROLOG = """\
 #!/bin/sh
 # Slurm's {use}. {says}
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
-{line} >>/var/log/stackcheck-gate.log 2>&1
+{line} >>{log} 2>&1
 code=$?
 {end}
 """
@@ -80,13 +80,15 @@ class GateSettings:
     python: str = sys.executable
     state: Path | None = None
     drain: Literal["slurm", "kubernetes"] | None = None
+    program: str = str(Path(sys.executable).parent / "stackcheck")
+    log: str = "/var/log/stackcheck-gate.log"
 
     @property
     def words(self) -> tuple[str, ...]:
         """The command line."""
         return (
             *(
-                str(Path(sys.executable).parent / "stackcheck"),
+                self.program,
                 "gate",
                 *((self.image,) if self.image else ()),
             ),
@@ -123,10 +125,13 @@ def _slurm(wanted: GateSettings) -> Made:
     else:
         says = "It only writes the log: Slurm drains a node whose prolog fails (--drain slurm)."
         end = f'if {refuses}; then logger -t stackcheck-gate "not fit: code $code" || :; fi\nexit 0'
-    text = PROLOG.format(use="Prolog", says=says, line=" ".join((*wanted.words, "--json")), end=end)
+    text = PROLOG.format(
+        use="Prolog", says=says, line=" ".join((*wanted.words, "--json")), end=end, log=wanted.log
+    )
     steps = (
         "chmod 755 {path}",
-        "in slurm.conf: Prolog={path}, PrologFlags=Alloc, PrologEpilogTimeout=180; then scontrol reconfigure",
+        "in slurm.conf: Prolog={path}, PrologFlags=Alloc, SchedulerParameters=nohold_on_prolog_fail (else Slurm "
+        "holds the job); then scontrol reconfigure",
     )
     return {"/etc/slurm/prolog.d/stackcheck-gate.sh": text}, steps
 
@@ -134,7 +139,7 @@ def _slurm(wanted: GateSettings) -> Made:
 def _health(wanted: GateSettings) -> Made:
     line = " ".join(("timeout", str(HEALTH_S), *wanted.words, "--json"))
     says = f"Slurm kills it after 60 s, and ignores its exit code{'' if wanted.drain else ': it only writes the log'}."
-    text = PROLOG.format(use="HealthCheckProgram", says=says, line=line, end="exit $code")
+    text = PROLOG.format(use="HealthCheckProgram", says=says, line=line, end="exit $code", log=wanted.log)
     steps = (
         "chmod 755 {path}",
         "in slurm.conf: HealthCheckProgram={path}, HealthCheckInterval=3600, HealthCheckNodeState=IDLE",
