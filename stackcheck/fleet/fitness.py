@@ -62,7 +62,7 @@ class Part:
 
 
 class Compared(NamedTuple):
-    """What the node's own last gates say: how many there are, figures compared and too noisy, parts slower."""
+    """What the node's own last gates say: their number, figures compared and too noisy, slower parts."""
 
     gates: int
     figures: int
@@ -352,7 +352,8 @@ def _held(metric: results.Metric, past: Sequence[float]) -> Part | Literal["kept
         return "noisy"
     if regressions.loss(middle, metric.value, direction) <= limit:
         return "kept"
-    words = f"{metric.name} {metric.value:.4g} {metric.unit}, the median of {len(past)} gates here is {middle:.4g}"
+    usual = f"the median of {len(past)} gates here is {middle:.4g}"
+    words = f"{metric.name} {metric.value:.4g} {metric.unit}, {usual}"
     return Part(kind="slower", name=_of_conditions(metric), evidence=f"{words} ({limit:.0%} may be lost)")
 
 

@@ -41,6 +41,11 @@ PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 code=$?
 {end}
 """
+PLUGIN = """\
+#!/bin/sh
+# A plug-in of node-problem-detector: 0 fit, 1 not fit, 2 not known; one line.
+exec {line} 2>/dev/null
+"""
 SERVICE = """\
 # Whether this node is fit for training. Exit code 9: a part of it is not (docs/guides/gate.md).
 [Unit]
@@ -130,15 +135,16 @@ def _slurm(wanted: GateSettings) -> Made:
     )
     steps = (
         "chmod 755 {path}",
-        "in slurm.conf: Prolog={path}, PrologFlags=Alloc, SchedulerParameters=nohold_on_prolog_fail (else Slurm "
-        "holds the job); then scontrol reconfigure",
+        "in slurm.conf: Prolog={path}, PrologFlags=Alloc, SchedulerParameters=nohold_on_prolog_fail",
+        "scontrol reconfigure (without nohold_on_prolog_fail Slurm holds the job that met a refused node)",
     )
     return {"/etc/slurm/prolog.d/stackcheck-gate.sh": text}, steps
 
 
 def _health(wanted: GateSettings) -> Made:
     line = " ".join(("timeout", str(HEALTH_S), *wanted.words, "--json"))
-    says = f"Slurm kills it after 60 s, and ignores its exit code{'' if wanted.drain else ': it only writes the log'}."
+    only = "" if wanted.drain else ": it only writes the log"
+    says = f"Slurm kills it after 60 s, and ignores its exit code{only}."
     text = PROLOG.format(use="HealthCheckProgram", says=says, line=line, end="exit $code", log=wanted.log)
     steps = (
         "chmod 755 {path}",
@@ -167,7 +173,7 @@ def _npd(wanted: GateSettings) -> Made:
     }
     files = {
         "/etc/node-problem-detector/stackcheck-gate.json": json.dumps(monitor, indent=2) + "\n",
-        script: f"#!/bin/sh\n# A plug-in of node-problem-detector: 0 fit, 1 not fit, 2 not known; one line.\nexec {line} 2>/dev/null\n",
+        script: PLUGIN.format(line=line),
     }
     return files, (f"chmod 755 {script}", "node-problem-detector --config.custom-plugin-monitor={path}")
 

@@ -1,4 +1,4 @@
-"""Whether the readings of network cards show the fault that a check claims. In: evidence. Out: yes or no. Pure.
+"""Whether readings of network cards show the fault that a check claims. In: evidence. Out: yes or no. Pure.
 
 The suites name the port (tests/acceptance/harness/nics.py); this says only whether any port is as it claims.
 """

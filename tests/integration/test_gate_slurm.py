@@ -1,4 +1,4 @@
-"""`stackcheck gate` as the prolog of a real Slurm: a job lands on a fit node, the other is drained with the reason.
+"""`stackcheck gate` as the prolog of a real Slurm: a job lands on the fit node, the other one is drained.
 
 The suites are a prepared answer for each node; tests/faults plants the faults in the real ones.
 """

@@ -179,7 +179,7 @@ class AcceptanceSession:
     def pytest_report_header(self) -> list[str]:
         known = self.vendor == "cpu" or all(map(models.is_known_arch, self.devices))
         return [
-            f"stackcheck: {len(self.devices)} x {self.model}, tier {self.chosen}, results in {self.result_dir}",
+            f"stackcheck: {len(self.devices)} x {self.model}, {self.chosen}, results in {self.result_dir}",
             *([] if known else [f"stackcheck: {models.uncertifiable(self.vendor, self.devices[0])}"]),
         ]
 

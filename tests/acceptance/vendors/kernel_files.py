@@ -43,6 +43,6 @@ def release(root: Path) -> tuple[int, int]:
 
 
 def has_options(root: Path, *names: str) -> bool | None:
-    """Whether the running kernel was built with all of these options; None if its configuration is not there."""
+    """Whether the running kernel was built with all of these options; None if no file says it."""
     configuration = text(root / "boot" / f"config-{text(root / 'proc/sys/kernel/osrelease')}")
     return all(f"\n{name}=y\n" in f"\n{configuration}\n" for name in names) if configuration else None

@@ -2,9 +2,10 @@
 a JSON line.
 
 The line is `{"pairs": [{"from", "to", "seconds": [], "failures": []}], "bytes", "environment", "files",
-"choices", "nvls", "warnings", "library"}`, with --timed BYTES also the figures of `collective_bandwidth.py`. On a
-GPU those are timed in another launch, because here the library writes its choices to a log at every call,
-which costs as much as a small collective.
+"choices", "nvls", "warnings", "library"}`, with --timed BYTES also the figures of
+`collective_bandwidth.py` up to that size. On a GPU the suites time them in another launch, because here the
+library writes its choices to a log at every call, which costs as much as a small collective; a gate, which
+wants one launch, asks for no such lines.
 """
 
 import argparse

@@ -21,10 +21,10 @@ HIDDEN_BY = "NCCL_CONF_FILE"  # this variable names one more file
 BALANCING, COMMAND_LINE = Path("/proc/sys/kernel/numa_balancing"), Path("/proc/cmdline")
 # "AllReduce: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..15}"; older releases print numbers.
 CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+)")
-# "NET/IB : Using [0]mlx5_0:1/IB [1]…", "Using network IB", "GPU Direct RDMA Enabled for HCA 0 'mlx5_0'",
-# "NET/Plugin: Loaded net plugin AWS Libfabric (v9)", "NCCL_IB_HCA set by environment to mlx5".
+# Lines such as `NET/IB : Using [0]mlx5_0:1/IB`, `Using network IB`, `NCCL_IB_HCA set by environment to mlx5`.
 NETWORK = re.compile(
-    r"(Using network \S+|NET/\w+ ?: (?:Using|Loaded|No device).*|.*GPU Direct RDMA.*|NCCL_(?:IB|NET)\w* set .*)"
+    r"Using network \S+|NET/\w+ ?: (?:Using|Loaded|No device).*|.*GPU Direct RDMA.*"
+    r"|NCCL_(?:IB|NET)\w* set .*"
 )
 # Variables that the checks set to see the choices; they change no result.
 OURS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

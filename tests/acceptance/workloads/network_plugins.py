@@ -1,4 +1,4 @@
-"""The plug-ins with which NCCL and RCCL reach a network. In: the loader's folders. Out: files and versions."""
+"""The plug-ins with which NCCL and RCCL reach a network. In: the loader's folders. Out: files, versions."""
 
 import os
 import re

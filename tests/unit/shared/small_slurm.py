@@ -199,7 +199,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(more: str = "") -> Iterator[Cluster]:
-    """A started cluster, with `more` lines of slurm.conf; a path for a socket has to be short, so it is in /tmp."""
+    """A started cluster, with `more` lines of slurm.conf; in /tmp, as a socket's path has to be short."""
     folder = Path(tempfile.mkdtemp(prefix="stackcheck-slurm-", dir="/tmp"))
     folder.chmod(0o755)
     cluster = Cluster(folder, more)
