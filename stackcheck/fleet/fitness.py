@@ -12,24 +12,22 @@ import datetime as dt
 import fcntl
 import os
 import re
-import statistics
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import file_error
 from stackcheck.fleet.job import subject_of
 from stackcheck.fleet.node import load_image
-from stackcheck.history import metrics, regressions
+from stackcheck.fleet.own_past import NodePast, Part, compare
 from stackcheck.history.history import History
-from stackcheck.history.runs import Query
 from stackcheck.oci.tags import label
 from stackcheck.suite import judged as suites
 from stackcheck.suite import results, run
-from stackcheck.suite.judgement import NO_IMAGE, judge_file
+from stackcheck.suite.judgement import judge_file
 from stackcheck.vendors import seen
 
 if TYPE_CHECKING:
@@ -46,38 +44,8 @@ EXIT_CODES: Mapping[State, int] = {
     "unfit": MachineUnfitError.exit_code,
     "failed": ChecksFailedError.exit_code,
 }
-LAST, FEWEST = 20, 3  # gates of this node that are compared with, and without which nothing is
-USELESS = 1.0  # a tolerance that no slow-down can exceed
 STOP_S = 15.0
 PASSING = frozenset({"shared"})  # what ends by itself: another job is on the device
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """A part of the node that refuses it: `GPU 3 at 0000:1b:00.0`, `link 0-1`, `mlx5_0/1 at …`."""
-
-    kind: str
-    name: str
-    evidence: str
-
-
-class Compared(NamedTuple):
-    """What the node's own last gates say: their number, figures compared and too noisy, slower parts."""
-
-    gates: int
-    figures: int
-    noisy: int
-    slower: tuple[Part, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """What a reader has to know of it."""
-        if self.gates < FEWEST:
-            return (
-                f"{self.gates} earlier gates of this node: {FEWEST} are needed, so this one is held to "
-                "the bounds of the device model alone"
-            )
-        return f"{self.figures} figures held to the median of {self.gates} gates, {self.noisy} too noisy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +65,7 @@ class Fitness:
     state: State
     image: str | None
     result: RunResult
-    compared: Compared
+    compared: NodePast
     parts: tuple[Part, ...]
     reasons: tuple[str, ...]
     seconds: float
@@ -132,7 +100,7 @@ class Fitness:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gate:
+class NodeGate:
     """How to look at this node.
 
     Attributes:
@@ -140,7 +108,7 @@ class Gate:
         state: A folder of this node that keeps its last gates.
         vendor: The vendor whose checks run; None: that of the image, or of this node's GPUs.
         python: Without an image, the Python with torch that runs the suites.
-        limit_s: After so many seconds a run without an image is stopped.
+        limit_s: When a run without an image is stopped.
         report: Gets each line of progress.
     """
 
@@ -302,72 +270,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def compare(result: RunResult, history: History) -> Compared:
-    """Hold a run's figures to the last gates of the same node, image and driver that ended fit."""
-    node = metrics.node_id(device.id for device in result.host.devices)
-    stack = result.stack_id or (result.image.reference if result.image else NO_IMAGE)
-    image = (result.image.manifest_digest or result.image.config_digest) if result.image else None
-    kept = history.runs(Query(node=node, limit=10 * LAST))
-    like = [
-        one.record
-        for one in kept
-        if (one.stack, one.image, one.driver, one.tier, one.status)
-        == (stack, image, result.host.driver, "gate", "PASSED")
-    ][:LAST]
-    if len(like) < FEWEST:
-        return Compared(len(like), 0, 0)
-    past: dict[tuple[str, str], list[float]] = {}
-    for record in like:
-        for name, metric in _figures(results.parse(history_result(history, record))):
-            past.setdefault(name, []).append(metric.value or 0.0)
-    found = [_held(metric, past.get(name, ())) for name, metric in _figures(result)]
-    slower = tuple(one for one in found if isinstance(one, Part))
-    noisy = found.count("noisy")
-    return Compared(len(like), len(slower) + found.count("kept"), noisy, slower)
-
-
-def history_result(history: History, record: str) -> bytes:
-    """The result.json of a kept gate."""
-    from stackcheck.history.records import result_of
-
-    return result_of(history.records.read(record))
-
-
-def _figures(result: RunResult) -> Iterator[tuple[tuple[str, str], results.Metric]]:
-    """The figures that have a better side, by check, name and place among those of one name."""
-    for check in result.checks:
-        for number, metric in enumerate(check.metrics):
-            if metric.value is not None and regressions.better(metric.unit, metric.direction):
-                yield (check.id, f"{metric.name} {metric.unit} {number}"), metric
-
-
-def _held(metric: results.Metric, past: Sequence[float]) -> Part | Literal["kept", "noisy", "new"]:
-    """A part if the figure is worse than the node's median by more than its own spread explains."""
-    direction = regressions.better(metric.unit, metric.direction)
-    if direction is None or metric.value is None or len(past) < FEWEST:
-        return "new"
-    middle = statistics.median(past)
-    limit = max(regressions.FLOOR, regressions.BASELINE_FACTOR * regressions.spread(past))
-    if limit >= USELESS or not middle:
-        return "noisy"
-    if regressions.loss(middle, metric.value, direction) <= limit:
-        return "kept"
-    usual = f"the median of {len(past)} gates here is {middle:.4g}"
-    words = f"{metric.name} {metric.value:.4g} {metric.unit}, {usual}"
-    return Part(kind="slower", name=_of_conditions(metric), evidence=f"{words} ({limit:.0%} may be lost)")
-
-
-def _of_conditions(metric: results.Metric) -> str:
-    told = metric.conditions
-    if "from" in told:
-        return f"link {told['from']}-{told['to']}"
-    if "device" in told:
-        return f"GPU {told['device']}"
-    return "all devices together" if told.get("devices", 1) != 1 else "GPU 0"
-
-
 def _fitness(
-    image: str | None, result: RunResult, verdict: Verdict, compared: Compared, seconds: float
+    image: str | None, result: RunResult, verdict: Verdict, compared: NodePast, seconds: float
 ) -> Fitness:
     addresses = _addresses(result)
     parts = [

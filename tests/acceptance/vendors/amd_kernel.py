@@ -226,8 +226,8 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
 def gpudirect(root: Path) -> Mapping[str, bool | None]:
     """Peer memory of AMD's driver, or dma-buf: where RCCL looks for them.
 
-    The folder of a peer's client moved with the module. Kernels of some distributions have the interface built
-    in, and only its symbol shows it.
+    The folder of a peer's client moved with the module. Some kernels have the interface built in, and only
+    its symbol shows it.
     """
     clients = (root / place / "memory_peers/amdkfd" for place in ("sys/kernel/mm", "sys/kernel", "sys"))
     built_in = "ib_register_peer_memory_client" in kernel_files.text(root / "proc/kallsyms")

@@ -33,9 +33,7 @@ PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def facts() -> dict[str, Any]:
-    """`environment`, `files`, `kernel`, `choices` per operation and size, `nvls`, `network`, `warnings`,
-    `library`.
-    """
+    """The settings, the library's choices for each size, what it says of the network, its warnings."""
     text = debug_text()
     named = [os.environ[HIDDEN_BY]] if os.environ.get(HIDDEN_BY) else []
     return {

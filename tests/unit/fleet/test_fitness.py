@@ -13,7 +13,7 @@ import result_files
 from small_checkout import CHECKS
 from stackcheck.cli import gate as verb
 from stackcheck.errors import ConfigurationError, MachineUnfitError
-from stackcheck.fleet import fitness
+from stackcheck.fleet import fitness, own_past
 from stackcheck.history import regressions
 from stackcheck.history.history import History
 from stackcheck.suite import results
@@ -44,8 +44,8 @@ def history(folder: Path, *values: float, status: str = "PASSED", **changes: Any
     return made
 
 
-def compared(folder: Path, value: float, *values: float, **changes: Any) -> fitness.Compared:
-    return fitness.compare(results.parse(body(99, value)), history(folder, *values, **changes))
+def compared(folder: Path, value: float, *values: float, **changes: Any) -> own_past.NodePast:
+    return own_past.compare(results.parse(body(99, value)), history(folder, *values, **changes))
 
 
 def test_the_first_gates_of_a_node_compare_nothing_and_say_so(tmp_path: Path) -> None:
@@ -83,15 +83,15 @@ def test_a_figure_is_refused_exactly_if_it_lost_more_than_the_nodes_spread_expla
     past: list[float], value: float
 ) -> None:
     metric = results.Metric.model_validate(result_files.metric(value=value) | {"repeats": ()})
-    found = fitness._held(metric, past)
+    found = own_past._held(metric, past)
     limit = max(regressions.FLOOR, regressions.BASELINE_FACTOR * regressions.spread(past))
     if limit >= 1:
         assert found == "noisy"
     else:
         lost = regressions.loss(sorted(past)[len(past) // 2], value, "min")
-        assert isinstance(found, fitness.Part) <= (value < max(past))
+        assert isinstance(found, own_past.Part) <= (value < max(past))
         if len(past) % 2:
-            assert isinstance(found, fitness.Part) == (lost > limit)
+            assert isinstance(found, own_past.Part) == (lost > limit)
 
 
 def test_links_and_ports_are_named_with_their_addresses() -> None:
@@ -106,12 +106,12 @@ def test_links_and_ports_are_named_with_their_addresses() -> None:
 
 def test_a_device_that_is_only_in_use_drains_no_node(tmp_path: Path) -> None:
     def of(kind: str) -> fitness.Fitness:
-        part = fitness.Part(kind=kind, name="GPU 0", evidence="words")
+        part = own_past.Part(kind=kind, name="GPU 0", evidence="words")
         return fitness.Fitness(
             state="unfit",
             image=None,
             result=results.parse(body(1, 1.0)),
-            compared=fitness.Compared(0, 0, 0),
+            compared=own_past.NodePast(0, 0, 0),
             parts=(part,),
             reasons=("words",),
             seconds=1.0,
@@ -122,9 +122,9 @@ def test_a_device_that_is_only_in_use_drains_no_node(tmp_path: Path) -> None:
     assert tmp_path
 
 
-def looking(tmp_path: Path, **changes: Any) -> fitness.Gate:
+def looking(tmp_path: Path, **changes: Any) -> fitness.NodeGate:
     given_ = {"vendor": None, "python": "/nowhere/python", "limit_s": 5.0, "report": lambda _line: None}
-    return fitness.Gate(**({"root": tmp_path, "state": tmp_path / "state"} | given_ | changes))
+    return fitness.NodeGate(**({"root": tmp_path, "state": tmp_path / "state"} | given_ | changes))
 
 
 def test_a_node_without_a_gpu_says_so_and_does_not_pass(tmp_path: Path, monkeypatch: Any) -> None:
