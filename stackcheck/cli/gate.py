@@ -50,7 +50,7 @@ State = Annotated[
 ]
 Limit = Annotated[
     float,
-    typer.Option("--limit", metavar="SECONDS", min=1, help="Stop a run without an image after this time."),
+    typer.Option("--within", metavar="SECONDS", min=1, help="Stop a run without an image after this time."),
 ]
 Drain = Annotated[
     Scheduler | None,
@@ -78,7 +78,6 @@ Install = Annotated[
 def is_fit(
     image: Image = None,
     *,
-    vendor: Vendor = None,
     python: Python = sys.executable,
     state: State = None,
     limit: Limit = 120,
@@ -86,6 +85,7 @@ def is_fit(
     form: As = "text",
     install: Install = None,
     folder: Into = None,
+    vendor: Vendor = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,

@@ -136,11 +136,11 @@ class NodeGate:
                 self.report(
                     f"slower than before, measured again: {', '.join(p.name for p in compared.slower)}"
                 )
-                first = {(part.kind, part.name) for part in compared.slower}
+                first = {part.figure for part in compared.slower}
                 body, verdict = self._measured(image, connect)
                 result = results.parse(body)
                 compared = compare(result, history)
-                again = tuple(part for part in compared.slower if (part.kind, part.name) in first)
+                again = tuple(part for part in compared.slower if part.figure in first)
                 compared = compared._replace(slower=again)
             if compared.slower and verdict.status == "PASSED":
                 slower = tuple(f"{part.name}: {part.evidence}" for part in compared.slower)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from stackcheck.history.history import History
     from stackcheck.suite.results import RunResult
 
-LAST, FEWEST = 20, 3  # gates of this node that are compared with, and without which nothing is
+# As many as the nights against which one chip is held: the spread of fewer says little.
+LAST, FEWEST = 20, regressions.FEWEST_NIGHTS
 USELESS = 1.0  # a tolerance that no slow-down can exceed
 
 
@@ -29,6 +30,11 @@ class Part:
     kind: str
     name: str
     evidence: str
+
+    @property
+    def figure(self) -> tuple[str, str]:
+        """Part and metric, without the values."""
+        return self.name, self.evidence.partition(" ")[0]
 
 
 class NodePast(NamedTuple):
@@ -70,6 +76,8 @@ def compare(result: RunResult, history: History) -> NodePast:
             past.setdefault(name, []).append(metric.value or 0.0)
     found = [_held(metric, past.get(name, ())) for name, metric in _figures(result)]
     slower = tuple(one for one in found if isinstance(one, Part))
+    if result.host.vendor == "cpu":  # other work takes its cores at any time, so its speed refuses no node
+        return NodePast(len(like), 0, len(found) - found.count("new"))
     noisy = found.count("noisy")
     return NodePast(len(like), len(slower) + found.count("kept"), noisy, slower)
 

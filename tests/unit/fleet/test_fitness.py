@@ -27,13 +27,23 @@ PASSED = {
 }
 
 
+PAST = (50.0, 50.2, 49.9, 50.0, 50.1, 49.8, 50.0)
+H100S = result_files.host("nvidia", "H100", "H100", driver="580.1")
+
+
 def body(number: int, value: float, **changes: Any) -> bytes:
     """A gate of an idle node, with one figure of device 1."""
     figure = result_files.metric(
         "h2d_device_gb_per_s", value, direction=None, bound=None, conditions={"device": 1}, verdict="recorded"
     )
     made = result_files.check(CHECKS[0], metrics=[figure])
-    told = {"tier": "gate", "image": None, "stack_id": None, "run_id": f"{number:016x}"} | changes
+    told = {
+        "tier": "gate",
+        "image": None,
+        "stack_id": None,
+        "host": H100S,
+        "run_id": f"{number:016x}",
+    } | changes
     return json.dumps(result_files.result(made, **told)).encode()
 
 
@@ -49,15 +59,15 @@ def compared(folder: Path, value: float, *values: float, **changes: Any) -> own_
 
 
 def test_the_first_gates_of_a_node_compare_nothing_and_say_so(tmp_path: Path) -> None:
-    found = compared(tmp_path, 1.0, 50.0, 50.0)
-    assert (found.gates, found.figures, found.slower) == (2, 0, ())
-    assert "2 earlier gates of this node: 3 are needed" in found.words
+    found = compared(tmp_path, 1.0, *(50.0,) * 6)
+    assert (found.gates, found.figures, found.slower) == (6, 0, ())
+    assert "6 earlier gates of this node: 7 are needed" in found.words
 
 
 def test_a_figure_below_the_nodes_own_past_names_the_device(tmp_path: Path) -> None:
-    (part,) = compared(tmp_path, 40.0, 50.0, 50.2, 49.9).slower
+    (part,) = compared(tmp_path, 40.0, *PAST).slower
     assert (part.kind, part.name) == ("slower", "GPU 1")
-    assert "h2d_device_gb_per_s 40 GB/s, the median of 3 gates here is 50" in part.evidence
+    assert "h2d_device_gb_per_s 40 GB/s, the median of 7 gates here is 50" in part.evidence
 
 
 @pytest.mark.parametrize(
@@ -65,18 +75,26 @@ def test_a_figure_below_the_nodes_own_past_names_the_device(tmp_path: Path) -> N
     [
         {"status": "UNFIT"},
         {"tier": "smoke"},
-        {"host": result_files.host(driver="other")},
+        {"host": H100S | {"driver": "other"}},
         {"stack_id": "another"},
-        {"host": {**result_files.host(), "devices": [{**result_files.host()["devices"][0], "id": "d9"}]}},
+        {"host": H100S | {"devices": [{**H100S["devices"][0], "id": "d9"}]}},
     ],
     ids=str,
 )
 def test_only_fit_gates_of_this_node_image_and_driver_count(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert compared(tmp_path, 40.0, 50.0, 50.0, 50.0, **changes).gates == 0
+    assert compared(tmp_path, 40.0, *PAST, **changes).gates == 0
+
+
+def test_the_speed_of_a_processor_refuses_no_node(tmp_path: Path) -> None:
+    """Other work took its cores on a busy machine: a third of the usual rate, twice in a row."""
+    cpu = {"host": result_files.host()}
+    made = history(tmp_path, *PAST, **cpu)
+    found = own_past.compare(results.parse(body(99, 15.0, **cpu)), made)
+    assert (found.gates, found.figures, found.slower) == (7, 0, ())
 
 
 @given(
-    past=st.lists(st.floats(1.0, 1e6), min_size=3, max_size=20),
+    past=st.lists(st.floats(1.0, 1e6), min_size=7, max_size=20),
     value=st.floats(0.0, 2e6),
 )
 def test_a_figure_is_refused_exactly_if_it_lost_more_than_the_nodes_spread_explains(
