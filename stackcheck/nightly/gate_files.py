@@ -227,7 +227,7 @@ def _kubernetes(wanted: GateSettings) -> Made:
 def _suites(vendor: Vendor) -> list[str]:
     return [
         *("python3", "-B", "-m", "pytest", f"{CHECKOUT}/tests", "-p", "no:cacheprovider"),
-        *(f"--gpu-vendor={vendor}", "--tier=gate", "--result-dir=/tmp/gate"),
+        *(f"--gpu-vendor={vendor}", "--tier=gate", "--result-dir=gate"),
     ]
 
 

@@ -463,7 +463,17 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "gate": (
         Case(("--state", "state")),
-        Case(("--install", "npd", "--dry-run", "--python", "python3"), a_site_with_slurm),
+        Case(
+            (
+                "registry.example.org/a@sha256:b",
+                "--gpu-vendor",
+                "amd",
+                "--install",
+                "kubernetes",
+                "--dry-run",
+            ),
+            other_user,
+        ),
         Case(("--state", "state", "--gpu-vendor", "cpu", "--python", "/nowhere/python")),
         Case(("--install", "kubernetes")),
     ),
