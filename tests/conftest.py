@@ -34,8 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--tier",
-        choices=("smoke", "standard", "soak"),
-        help="how much to run; by default what certifies: smoke on processors, standard on GPUs",
+        choices=("gate", "smoke", "standard", "soak"),
+        help="how much to run; by default what certifies: smoke on processors, standard on GPUs; gate: what "
+        "finds broken machines",
     )
     group.addoption(
         "--list-checks",

@@ -52,6 +52,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Operate": {
         "nightly": ("nightly", "Validate the published images again on this host."),
+        "gate": ("gate", "Say in a minute whether this node is fit for an image."),
         "fleet": ("fleet", "Run the suites on many machines, by Slurm or Kubernetes."),
         "history": ("history", "List the runs that were kept, or one metric over them."),
         "report": ("report", "Write the page: what is certified, what failed, how fast it is."),

@@ -12,7 +12,7 @@ from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, Pu
 from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
 from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
-from stackcheck.policy import Tier as TierName
+from stackcheck.policy import Certifying as TierName
 
 if TYPE_CHECKING:
     import datetime as dt

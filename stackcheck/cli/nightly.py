@@ -287,7 +287,7 @@ def install_timer(
         nodes=tuple(node or ()),
     )
     made = install.installation(_kind([name for name, named in chosen.items() if named]), wanted, folder)
-    _write(made, as_json=as_json, dry_run=dry_run)
+    write_installation(made, as_json=as_json, dry_run=dry_run)
 
 
 def _kind(named: list[str]) -> Kind:
@@ -313,7 +313,8 @@ def _passed_on(
     )
 
 
-def _write(made: Installation, *, as_json: bool, dry_run: bool) -> None:
+def write_installation(made: Installation, *, as_json: bool, dry_run: bool) -> None:
+    """Write the files of an installation, or show them, and what to type next."""
     for path, text in made.files.items():
         if not dry_run:
             write_atomically(path, (text.encode(),))

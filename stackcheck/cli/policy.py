@@ -10,7 +10,7 @@ from stackcheck.certificate import cluster_policies, key_sources
 from stackcheck.certificate.cluster_policies import Demand, Form
 from stackcheck.cli.options import PackagedPython, PublicKey, new_app
 from stackcheck.cli.times import duration
-from stackcheck.policy import Tier as TierName
+from stackcheck.policy import Certifying as TierName
 
 app = new_app()
 

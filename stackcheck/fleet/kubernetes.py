@@ -145,41 +145,57 @@ class Kubernetes:
         Raises:
             EngineError: The cluster refused.
         """
-        self._kubectl("annotate", "node", node, "--overwrite", f"{LABEL}/reason={reason}")
-        self._kubectl("cordon", node)
+        cordon(node, reason)
 
     def _pods(self, short: str) -> list[dict[str, Any]]:
         text = self._kubectl("get", "pods", f"--selector={LABEL}={short}", "--output=json")
         return cast("list[dict[str, Any]]", json.loads(text)["items"])
 
     def _kubectl(self, *words: str) -> str:
-        if shutil.which("kubectl") is None:
-            raise EngineError(
-                "kubectl is not on PATH",
-                expected="the client of Kubernetes, with a configuration for the cluster",
-                next_step="install kubectl (Debian: apt-get install kubernetes-client)",
-            )
-        place = ["--namespace", self.namespace] if self.namespace else []
-        command = ["kubectl", *place, *words]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EngineError(
-                "the cluster does not answer",
-                where=" ".join(command),
-                expected=f"an answer within {COMMAND_TIMEOUT_S} s",
-                next_step="kubectl cluster-info",
-            ) from error
-        if done.returncode:
-            raise EngineError(
-                "kubectl failed",
-                where=" ".join(command),
-                got=(done.stderr or done.stdout).strip()[-500:],
-                next_step="kubectl cluster-info",
-            )
-        return done.stdout
+        return kubectl(*words, namespace=self.namespace)
+
+
+def cordon(node: str, reason: str) -> None:
+    """Keep new pods away from a node, and say why in an annotation.
+
+    Raises:
+        EngineError: The cluster refused.
+    """
+    kubectl("annotate", "node", node, "--overwrite", f"{LABEL}/reason={reason}")
+    kubectl("cordon", node)
+
+
+def kubectl(*words: str, namespace: str | None = None) -> str:
+    """What kubectl prints.
+
+    Raises:
+    EngineError: It is missing, failed, or does not answer.
+    """
+    if shutil.which("kubectl") is None:
+        raise EngineError(
+            "kubectl is not on PATH",
+            expected="the client of Kubernetes, with a configuration for the cluster",
+            next_step="install kubectl (Debian: apt-get install kubernetes-client)",
+        )
+    place = ["--namespace", namespace] if namespace else []
+    command = ["kubectl", *place, *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(
+            "the cluster does not answer",
+            where=" ".join(command),
+            expected=f"an answer within {COMMAND_TIMEOUT_S} s",
+            next_step="kubectl cluster-info",
+        ) from error
+    if done.returncode:
+        raise EngineError(
+            "kubectl failed",
+            where=" ".join(command),
+            got=(done.stderr or done.stdout).strip()[-500:],
+            next_step="kubectl cluster-info",
+        )
+    return done.stdout
 
 
 def require_registry(target: str) -> None:

@@ -182,7 +182,16 @@ class Slurm:
         Raises:
             EngineError: Slurm refused: it takes an operator of the cluster.
         """
-        _slurm("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+        drain(node, reason)
+
+
+def drain(node: str, reason: str) -> None:
+    """Keep jobs away from a node.
+
+    Raises:
+        EngineError: Slurm refused: it takes an operator of the cluster.
+    """
+    _slurm("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
 
 
 def parse_job(text: str) -> JobState:

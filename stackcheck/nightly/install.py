@@ -140,10 +140,13 @@ def _label(node: str) -> str:
     return f"{re.sub(r'[^a-z0-9-]', '-', node.lower())[:24].strip('-')}-{short}"
 
 
-def _check(kind: Kind, wanted: TimerSettings) -> None:
-    plain = {"--root": str(wanted.root), "the program": wanted.program, "--user": wanted.user}
-    plain |= {f"option {option}": option for option in (*wanted.options, *wanted.alerts, wanted.image)}
-    for where, text in plain.items():
+def require_plain(texts: Mapping[str, str]) -> None:
+    """Refuse what cannot stand unquoted in a unit file, a shell and YAML; by the name of its option.
+
+    Raises:
+        ConfigurationError: One has another character.
+    """
+    for where, text in texts.items():
         if not _PLAIN.fullmatch(text):
             raise ConfigurationError(
                 "a timer's files cannot hold this text",
@@ -152,6 +155,12 @@ def _check(kind: Kind, wanted: TimerSettings) -> None:
                 expected="letters, digits and _ . / : @ + = -",
                 next_step="move the checkout to a path without blanks",
             )
+
+
+def _check(kind: Kind, wanted: TimerSettings) -> None:
+    plain = {"--root": str(wanted.root), "the program": wanted.program, "--user": wanted.user}
+    plain |= {f"option {option}": option for option in (*wanted.options, *wanted.alerts, wanted.image)}
+    require_plain(plain)
     needed = {"github": ("--label", wanted.labels), "kubernetes": ("--node", wanted.nodes)}
     option, names = needed.get(kind, ("", ("none",)))
     if not names or not all(_LABEL.fullmatch(name) for name in names):

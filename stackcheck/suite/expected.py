@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.policy import TIERS, Tier
+from stackcheck.policy import Tier, is_enough
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.vendors import Vendor
 
+GATE = "gate"  # the list of the checks that `stackcheck gate` runs, of every tier and number of devices
 _LISTING = TypeAdapter(dict[str, dict[str, Tier]])
 
 
@@ -54,9 +55,10 @@ def check_ids(root: Path, *, vendor: Vendor, tier: Tier, count: int) -> tuple[st
             expected=", ".join(name for name in listing if name.isdecimal()),
             next_step="test fewer devices, or add the count in tests/faults/test_expected_checks.py",
         )
-    allowed = TIERS[: TIERS.index(tier) + 1]
     tiers = listing["every"] | listing[key]
-    return tuple(sorted(name for name, first in tiers.items() if first in allowed))
+    if tier == GATE:
+        return tuple(sorted(name for name in tiers if name in listing[GATE]))
+    return tuple(sorted(name for name, first in tiers.items() if is_enough(tier, first)))
 
 
 def digest(ids: tuple[str, ...]) -> str:

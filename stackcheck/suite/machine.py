@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from stackcheck.suite import network
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -65,6 +67,8 @@ def _is_shown(found: MachineFinding, check: CheckResult, rows: Sequence[Mapping[
         "pcie": lambda: _is_narrow(_at(after, "pcie", str(found.device)), row),
         "short memory": lambda: any(_is_short(state.get("memory_bytes"), row) for state in states),
         "driver fault": lambda: _faults_are_the_machines(check, found.device),
+        "nic": lambda: network.nics_are_bad(check.evidence.before.get("nics"), after.get("nics")),
+        "gpudirect": lambda: network.no_gpudirect(after.get("gpudirect")),
         "missing device": lambda: bool(_list(after.get("missing"))),
         "throttled": lambda: _was_throttled(check, found.device) or _grew(states, "throttled"),
         "clocks": lambda: CLOCKS_SET in _list(_at(after, "during").get("throttle")),

@@ -57,6 +57,8 @@ UnfitKind = Literal[
     "driver fault",
     "short memory",
     "missing device",
+    "nic",
+    "gpudirect",
     "no answer",
 ]
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 # Longer than the slowest healthy run of a tier; the suites' own watchdogs fire much earlier.
-TIMEOUT_S: dict[Tier, float] = {"smoke": 30 * 60, "standard": 90 * 60, "soak": 24 * 3600}
+TIMEOUT_S: dict[Tier, float] = {"gate": 5 * 60, "smoke": 30 * 60, "standard": 90 * 60, "soak": 24 * 3600}
 # NCCL, RCCL and DataLoader workers share buffers through /dev/shm; Docker's default of 64 MiB is too small.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 QUOTA_BYTES = 4 << 30  # for run/: a healthy run leaves some megabytes, a hang some traces more

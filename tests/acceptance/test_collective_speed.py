@@ -15,7 +15,9 @@ from vendors import Device, Host
 from workloads import speed_conditions, speed_outliers
 
 CPU_RANKS = 2
-LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NVLS"}
+LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NET,NVLS"}
+GATE_LOG = {**LOG, "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,NVLS"}  # nothing at a call, so it slows none down
+GATE_BYTES = 64 << 20  # the largest size of a gate
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TIMEOUT_S = 300
 # A sum of float32 moves the same bytes over the same links with half of the additions. Both are timed in one
@@ -45,9 +47,12 @@ def links(
     if "links" not in kept:
         assert "no links" not in kept, SHARED_FAILED
         kept["no links"] = True
-        log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
+        subsystems = GATE_LOG if acceptance.is_gate else LOG
+        log = {**subsystems, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
         # Without a GPU there is no log that could slow the calls down, so one launch measures everything.
-        arguments = ("collective_links.py", *OPERATIONS, *(("--timed",) if acceptance.shares_devices else ()))
+        largest = ("--timed", str(GATE_BYTES)) if acceptance.is_gate else ("--timed", str(1 << 30))
+        timed = acceptance.shares_devices or acceptance.is_gate
+        arguments = ("collective_links.py", *OPERATIONS, *(largest if timed else ()))
         kept["links"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
         if kept["links"]["figures"] is not None:
             kept["timed"] = {"figures": kept["links"]["figures"]}
@@ -61,7 +66,9 @@ def keep_host_facts(run: dict[str, Any], check: Check) -> None:
     A configuration file that changes its settings fails the check: it lies in the image, so it would reach
     every user.
     """
-    check.more_evidence["collectives"] = {name: run[name] for name in ("warnings", "files", "kernel")}
+    check.more_evidence["collectives"] = {
+        name: run[name] for name in ("warnings", "files", "kernel", "network")
+    }
     check.hints = causes.of_host(run["warnings"], run["kernel"])
     if set_up := [f"{path} sets {', '.join(lines)}" for path, lines in run["files"].items() if lines]:
         pytest.fail(
@@ -142,18 +149,21 @@ def chosen(choices: dict[str, dict[str, str]], operation: str, size: int) -> str
     return choices.get(operation.replace("_", " ").title().replace(" ", ""), {}).get(str(size))
 
 
+@pytest.mark.gate
 @pytest.mark.tier("standard")
 def test_all_reduce_busbw(curves_of: Callable[[str], None]) -> None:
     """All-reduce reaches this device model's bandwidth at every size. It is never slower at a larger size."""
     curves_of("all_reduce")
 
 
+@pytest.mark.gate
 @pytest.mark.tier("standard")
 def test_all_gather_busbw(curves_of: Callable[[str], None]) -> None:
     """All-gather reaches this device model's bandwidth at every size. It is never slower at a larger size."""
     curves_of("all_gather")
 
 
+@pytest.mark.gate
 @pytest.mark.tier("standard")
 def test_reduce_scatter_busbw(curves_of: Callable[[str], None]) -> None:
     """Reduce-scatter reaches this device model's bandwidth at every size.
@@ -162,6 +172,7 @@ def test_reduce_scatter_busbw(curves_of: Callable[[str], None]) -> None:
     curves_of("reduce_scatter")
 
 
+@pytest.mark.gate
 @pytest.mark.tier("standard")
 def test_all_to_all_busbw(curves_of: Callable[[str], None]) -> None:
     """All-to-all reaches this device model's bandwidth at every size. It is never slower at a larger size."""
@@ -197,6 +208,7 @@ def test_fp32_beside_bf16_speed(
     assert not slow or acceptance.shares_devices, "\n".join(slow)
 
 
+@pytest.mark.gate
 @pytest.mark.tier("standard")
 def test_send_receive_bandwidth(
     links: dict[str, Any],

@@ -25,6 +25,7 @@ from vendors.kernel_files import numbers
 
 TOUCHED_BYTES = 2 << 30  # more than a driver reserves for itself, so another process uses the device
 MEMORY_SHARE = 0.98  # of the nominal size; ECC and the driver reserve the rest
+pytestmark = pytest.mark.gate
 
 
 @pytest.fixture(scope="module")

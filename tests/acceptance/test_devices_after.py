@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 import vendors
-from harness import skips
+from harness import nics, skips
 from harness.check import Check
 from harness.readings import Findings, is_unread, needs_pair, of, only_with
 from harness.session import AcceptanceSession
 from vendors import Device, Host
+
+pytestmark = pytest.mark.gate
 
 
 @pytest.mark.last
@@ -27,6 +29,20 @@ def test_no_link_error_since_the_start(host: Host, whole_run: Host, device_row: 
         counted = findings.knows(before, "link errors") and findings.knows(late.errors, "link errors")
         if counted and int(late.errors) > int(before):
             findings.machine("link", f"{late.a}-{late.b}: link errors grew from {before} to {late.errors}")
+    findings.conclude()
+
+
+@pytest.mark.last
+def test_no_network_error_since_the_start(
+    acceptance: AcceptanceSession, whole_run: Host, check: Check
+) -> None:
+    """The ports for RDMA are still there, and counted no more errors than a healthy link does."""
+    assert whole_run.vendor == acceptance.vendor
+    early, late = acceptance.machine_at_start().nics, nics.read()
+    check.before["nics"], check.more_evidence["nics"] = early, late
+    findings = Findings()
+    for words in nics.growing(dict(early), late):
+        findings.machine("nic", words)
     findings.conclude()
 
 

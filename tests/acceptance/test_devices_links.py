@@ -27,6 +27,7 @@ LEAST_OF_NODE = (
     0.7  # of the median device's host copies: a remote NUMA node costs less than this, half a link costs more
 )
 SYMMETRY = 0.10  # more than devices and switches vary, less than two of eighteen lanes cost
+pytestmark = pytest.mark.gate
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,9 +10,10 @@ from vendors import Absence, Device
 from workloads import margins
 
 SHARE, LEAST_SHARE = 0.95, 0.85  # of the free memory: how much to test, and how much must be tested
-SECONDS = {"standard": 10.0, "soak": 1800.0}  # after which no further pattern begins
+SECONDS = {"smoke": 1.0, "standard": 10.0, "soak": 1800.0}  # after which no further pattern begins
 CPU_SECONDS = 0.5
 MARGIN_S = 120.0
+pytestmark = pytest.mark.gate
 PASSES = {"own address", "own address, complement"}  # they test every bit of every word in both states
 
 

@@ -17,6 +17,7 @@ CPU_RANKS = 2
 TIMEOUT_S = 120
 UNITS = {"gemm_tflops": "TFLOP/s", "copy_gb_per_s": "GB/s"}
 LEAST_OF_MEDIAN = 0.9  # healthy H200s of one node differ by 3 %; chips and cooling can explain 5 %
+pytestmark = pytest.mark.gate
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -26,7 +27,7 @@ import pytest
 
 class Scopes:
     def pytest_collection_finish(self, session):
-        from harness import order
+        from harness import order, records
         from harness.session import session_of
         count = session_of(session.config).device_count
         kinds = {
@@ -35,6 +36,8 @@ class Scopes:
             if order.devices(item)
         }
         print("scopes", json.dumps(sorted(kinds)))
+        marked = [records.check_id(i.nodeid) for i in session.items if i.get_closest_marker(order.GATE)]
+        print("gate", json.dumps(sorted(marked)))
         stages = {(order.scope(item.nodeid, count), order.stage(item, count)) for item in session.items}
         print("stages", json.dumps(sorted(stages)))
 
@@ -70,14 +73,25 @@ def collected() -> dict[str, Tiers]:
 
 
 def listing() -> dict[str, Tiers]:
-    """`every`: checks of any machine. `cpu`, `1`, `2`, …: more of a processor, or of so many GPUs."""
+    """`every`: checks of any machine. `cpu`, `1`, `2`, …: more of a processor, or of so many GPUs.
+    `gate`: those of all machines that a gate runs.
+    """
     of = collected()
     found = {"cpu": of["cpu 1"], **{str(count): of[f"nvidia {count}"] for count in COUNTS}}
     every = set.intersection(*(set(tiers) for tiers in found.values()))
     common = {name: found["cpu"][name] for name in sorted(every)}
-    return {"every": common} | {
+    return {"every": common, "gate": gate(found.values())} | {
         key: {name: tier for name, tier in tiers.items() if name not in every} for key, tiers in found.items()
     }
+
+
+def gate(found: Iterable[Tiers]) -> Tiers:
+    """The checks that a gate runs, of every machine."""
+    marked = {
+        name for line in re.findall(r"^gate (.*)$", listed(), re.MULTILINE) for name in json.loads(line)
+    }
+    tiers = {name: tier for each in found for name, tier in each.items()}
+    return {name: tiers[name] for name in sorted(marked)}
 
 
 def test_the_committed_list_is_what_the_suites_collect() -> None:

@@ -44,6 +44,7 @@ class Check:
     model: str
     devices: tuple[str, ...] = ()
     count: int = 1
+    bounds_needed: bool = True  # the gate compares with the node's own past where a model has no bound
     metrics: list[Metric] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)  # the violations that are figures below their bounds
@@ -94,6 +95,7 @@ class Check:
         """
         given = {"devices": self.count, **(conditions or {})}
         entry = self._threshold(name, unit, given)
+        gate = gate and (entry is not None or self.bounds_needed)
         verdict, problem = self._verdict(name, value, unit, given, entry, gate=gate)
         source = self._source(entry, gate=gate)
         if verdict == "no_threshold" and not bound_needed:

@@ -18,6 +18,7 @@ import pytest
 from harness.leases import Use, Wish
 
 TIERS = ("smoke", "standard", "soak")
+GATE = "gate"  # runs the checks with that mark, of any tier, as briefly as they can
 # If no check ends for this long beyond any announced time, a worker is gone or hangs behind its own watchdog.
 STALL_S = 900.0
 # Checks of these files share no launch, so they may run in any worker.
@@ -70,6 +71,13 @@ def tier(item: pytest.Item) -> int:
     if name not in TIERS:
         raise pytest.UsageError(f"{item.nodeid}: unknown tier {name!r}, expected one of {', '.join(TIERS)}")
     return TIERS.index(name)
+
+
+def is_in(item: pytest.Item, chosen: str) -> bool:
+    """Whether a check belongs to a run of `chosen`: a tier, or the gate."""
+    if chosen == GATE:
+        return item.get_closest_marker(GATE) is not None
+    return tier(item) <= TIERS.index(chosen)
 
 
 def is_last(item: pytest.Item) -> bool:

@@ -13,13 +13,14 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vendors
-from harness import asked, launch, leases, models, order, page, processes, records, resultfile, skips
+from harness import asked, launch, leases, models, nics, order, page, processes, records, resultfile, skips
 from harness.check import Check
 from harness.evidence import evidence, link_states
 from harness.listener import Listener
@@ -49,7 +50,9 @@ class AcceptanceSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.vendor: VendorName = config.getoption("gpu_vendor")
-        self.tier: str = config.getoption("tier") or CERTIFYING_TIER[self.vendor]
+        self.chosen: str = config.getoption("tier") or CERTIFYING_TIER[self.vendor]
+        self.is_gate = self.chosen == order.GATE
+        self.tier = order.TIERS[0] if self.is_gate else self.chosen  # how much each check does
         self.run_file = resultfile.read_run_file(config.getoption("run_file"))
         shared: str | None = getattr(config, "workerinput", {}).get("stackcheck")
         self.is_worker = shared is not None
@@ -147,7 +150,7 @@ class AcceptanceSession:
         Path(folder).mkdir(parents=True, exist_ok=True)
         monitor = Monitor(self.vendor)
         try:
-            host, absence = monitor.read(), None
+            host, absence = replace(monitor.read(), nics=nics.read()), None
             if not host.devices:
                 raise VendorAbsentError("the library lists no device")
         except (VendorAbsentError, MonitorError) as error:
@@ -163,7 +166,7 @@ class AcceptanceSession:
         self.config.option.xmlpath = self.config.option.xmlpath or str(self.result_dir / "junit.xml")
         head = resultfile.head(
             vendor=self.vendor,
-            tier=self.tier,
+            tier=self.chosen,
             run_id=self.run_id,
             run_file=self.run_file,
             host=self.host,
@@ -176,7 +179,7 @@ class AcceptanceSession:
     def pytest_report_header(self) -> list[str]:
         known = self.vendor == "cpu" or all(map(models.is_known_arch, self.devices))
         return [
-            f"stackcheck: {len(self.devices)} x {self.model}, tier {self.tier}, results in {self.result_dir}",
+            f"stackcheck: {len(self.devices)} x {self.model}, {self.chosen}, results in {self.result_dir}",
             *([] if known else [f"stackcheck: {models.uncertifiable(self.vendor, self.devices[0])}"]),
         ]
 
@@ -194,7 +197,7 @@ class AcceptanceSession:
             config.hook.pytest_deselected(items=late)
 
     def _is_late(self, item: pytest.Item) -> bool:
-        return order.tier(item) > order.TIERS.index(self.tier)
+        return not order.is_in(item, self.chosen)
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         late = sum(self._is_late(item) for item in items)
@@ -221,7 +224,7 @@ class AcceptanceSession:
         if self.absence is None or item.get_closest_marker("static"):
             if not self.shares_devices and "launch" in getattr(item, "fixturenames", ()):
                 self.rank_server.prepare()  # it loads torch while the check waits for its devices
-            item.stash[CHECK] = Check(vendor=self.vendor, model=self.model)
+            item.stash[CHECK] = Check(vendor=self.vendor, model=self.model, bounds_needed=not self.is_gate)
             return None
         return records.fail_at_once(item, self.absence)
 

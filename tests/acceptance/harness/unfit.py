@@ -27,6 +27,8 @@ Kind = Literal[
     "driver fault",  # reported by the driver, of the hardware: an Xid, a reset
     "short memory",
     "missing device",  # on the bus, and in no list
+    "nic",  # a port for RDMA is down, slower than its mates, or counts errors
+    "gpudirect",  # network cards cannot reach the memory of GPUs
     "no answer",  # the device did not answer its driver
 ]
 

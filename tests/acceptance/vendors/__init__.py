@@ -8,7 +8,8 @@ A value that cannot be read is an `Absence`, never a zero.
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, TypeGuard, Union, cast, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard, Union, cast, runtime_checkable
 
 from vendors.drivers import Support
 
@@ -199,6 +200,7 @@ class Host:
     links: tuple[Link, ...] = ()
     # PCI addresses of devices that we were given and the library does not list: lost, or without a driver
     unlisted: tuple[str, ...] = ()
+    nics: Mapping[str, Any] = field(default_factory=dict)  # ports for RDMA, as harness.nics reads them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +288,13 @@ class Vendor(Protocol):
     @staticmethod
     def torch_uuid(printed: str) -> str:
         """The library's id of a device, from the UUID that torch prints for it."""
+
+    @staticmethod
+    def gpudirect(root: Path) -> Mapping[str, bool | None]:
+        """Each way in which a network card can reach the memory of GPUs, and whether the host has it.
+
+        None: the files below `root` do not say it, as in a container.
+        """
 
     @staticmethod
     def driver_support(host: Host, runtime_version: str) -> Support:

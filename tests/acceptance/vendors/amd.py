@@ -37,6 +37,7 @@ from vendors.container import device_node, locked_memory, shared_memory
 from vendors.drivers import Support
 
 NAME: VendorName = "amd"
+gpudirect = amd_kernel.gpudirect
 VISIBILITY = "ROCR_VISIBLE_DEVICES"  # applies before HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES
 PEER_LINK = "xgmi"
 FOREIGN_RUNTIMES = ("libcuda", "libcudart", "libnvrtc", "libnccl")

@@ -221,3 +221,19 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
         name, _, value = line.partition(" ")
         if value.strip().isdigit():
             yield name, int(value)
+
+
+def gpudirect(root: Path) -> Mapping[str, bool | None]:
+    """Peer memory of AMD's driver, or dma-buf: where RCCL looks for them.
+
+    The folder of a peer's client moved with the module. Some kernels have the interface built in, and only
+    its symbol shows it.
+    """
+    clients = (root / place / "memory_peers/amdkfd" for place in ("sys/kernel/mm", "sys/kernel", "sys"))
+    built_in = "ib_register_peer_memory_client" in kernel_files.text(root / "proc/kallsyms")
+    is_new = kernel_files.release(root) >= kernel_files.DMA_BUF_SINCE
+    options = kernel_files.has_options(root, "CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
+    return {
+        "amdkfd peer memory": built_in or any(client.exists() for client in clients),
+        "dma-buf": options and is_new,
+    }

@@ -18,6 +18,7 @@ from vendors import (
     VendorName,
     drivers,
     is_known,
+    kernel_files,
     nvidia_bus,
     nvidia_device,
     nvidia_events,
@@ -75,6 +76,19 @@ def listen() -> Iterator[Event | None] | Absence:
     """Xids and uncorrectable memory errors of the visible devices, from an event set of NVML."""
     nvml = open_library()
     return nvidia_events.listen(nvml, {device.index for device in read_devices().devices})
+
+
+def gpudirect(root: Path) -> Mapping[str, bool | None]:
+    """The module nvidia-peermem, or dma-buf, which NVIDIA's open kernel modules alone export.
+
+    https://docs.nvidia.com/cuda/gpudirect-rdma/
+    """
+    driver = kernel_files.text(root / "proc/driver/nvidia/version")
+    is_new = kernel_files.release(root) >= kernel_files.DMA_BUF_SINCE
+    return {
+        "nvidia-peermem": (root / "sys/module/nvidia_peermem").exists(),
+        "dma-buf": is_new and "Open Kernel Module" in driver if driver else None,
+    }
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:

@@ -2,9 +2,10 @@
 a JSON line.
 
 The line is `{"pairs": [{"from", "to", "seconds": [], "failures": []}], "bytes", "environment", "files",
-"choices", "nvls", "warnings", "library"}`, with --timed also the figures of `collective_bandwidth.py`. On a
-GPU those are timed in another launch, because here the library writes its choices to a log at every call,
-which costs as much as a small collective.
+"choices", "nvls", "warnings", "library"}`, with --timed BYTES also the figures of
+`collective_bandwidth.py` up to that size. On a GPU the suites time them in another launch, because here the
+library writes its choices to a log at every call, which costs as much as a small collective; a gate, which
+wants one launch, asks for no such lines.
 """
 
 import argparse
@@ -32,7 +33,7 @@ REPEATS, ITERATIONS = 3, 10
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("operations", nargs="+", choices=sorted(bandwidth.CHECKED))
-    parser.add_argument("--timed", action="store_true")
+    parser.add_argument("--timed", type=int, default=0, metavar="BYTES", help="the largest size")
     options = parser.parse_args()
     with joined() as ranks:
         dist.all_reduce(
@@ -41,9 +42,9 @@ def main() -> None:
         barrier = HostBarrier(ranks)
         pairs = itertools.permutations(range(ranks.size), 2)
         mine = [figure for sender, receiver in pairs for figure in _pair(ranks, barrier, sender, receiver)]
-        if ranks.device.type == "cuda":
+        if ranks.device.type == "cuda" and not options.timed:
             _every_choice(ranks, options.operations)
-        figures = bandwidth.every_figure(ranks, options.operations, 1 << 30) if options.timed else None
+        figures = bandwidth.every_figure(ranks, options.operations, options.timed) if options.timed else None
         everyone = ranks.collect(mine)
         if everyone is not None:
             found = {"pairs": [one for pairs in everyone for one in pairs], "bytes": _bytes(ranks)}

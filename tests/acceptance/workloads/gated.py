@@ -23,7 +23,7 @@ HOST_LINK, PEER_LINK = ("h2d_gb_per_s", "d2h_gb_per_s"), "p2p_gb_per_s"
 
 def figures(row: Mapping[str, Any], count: int, tier: str = "standard") -> list[Figure]:
     """The figures that `count` devices of a model are judged by, each with what selects its bound."""
-    if row["vendor"] == "cpu" or tier == "smoke":
+    if row["vendor"] == "cpu" or tier in {"gate", "smoke"}:
         return []
     measured = (
         (metric, conditions)

@@ -21,6 +21,11 @@ HIDDEN_BY = "NCCL_CONF_FILE"  # this variable names one more file
 BALANCING, COMMAND_LINE = Path("/proc/sys/kernel/numa_balancing"), Path("/proc/cmdline")
 # "AllReduce: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..15}"; older releases print numbers.
 CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+)")
+# Lines such as `NET/IB : Using [0]mlx5_0:1/IB`, `Using network IB`, `NCCL_IB_HCA set by environment to mlx5`.
+NETWORK = re.compile(
+    r"Using network \S+|NET/\w+ ?: (?:Using|Loaded|No device).*|.*GPU Direct RDMA.*"
+    r"|NCCL_(?:IB|NET)\w* set .*"
+)
 # Variables that the checks set to see the choices; they change no result.
 OURS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 WORDS = {"algo": ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")}
@@ -28,7 +33,7 @@ PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def facts() -> dict[str, Any]:
-    """`environment`, `files`, `kernel`, `choices` per operation and size, `nvls`, `warnings`, `library`."""
+    """The settings, the library's choices for each size, what it says of the network, its warnings."""
     text = debug_text()
     named = [os.environ[HIDDEN_BY]] if os.environ.get(HIDDEN_BY) else []
     return {
@@ -41,6 +46,7 @@ def facts() -> dict[str, Any]:
         "kernel": kernel(),
         "choices": choices(text),
         "nvls": nvls(text),
+        "network": network(text),
         "warnings": sorted(
             {line.split("WARN", 1)[1].strip() for line in text.splitlines() if " WARN " in line}
         ),
@@ -78,6 +84,12 @@ def debug_text() -> str:
     if not pattern:
         return ""
     return "".join(p.read_text(errors="replace") for p in Path(pattern).parent.glob(Path(pattern).name))
+
+
+def network(text: str) -> list[str]:
+    """What the library's log says of the network: the plug-in, the devices, GPUDirect, and NCCL_IB_*."""
+    bodies = (line.split("INFO", 1)[-1].strip() for line in text.splitlines() if " INFO " in line)
+    return sorted({found[0] for body in bodies if (found := NETWORK.search(body))})
 
 
 def choices(text: str) -> dict[str, dict[str, str]]:

@@ -461,6 +461,22 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("import", RESULT), lambda world: (world.root / RESULT).write_text("{")),
         Case((), file_in_place_of("build/history")),
     ),
+    "gate": (
+        Case(("--state", "state")),
+        Case(
+            (
+                "registry.example.org/a@sha256:b",
+                "--gpu-vendor",
+                "amd",
+                "--install",
+                "kubernetes",
+                "--dry-run",
+            ),
+            other_user,
+        ),
+        Case(("--state", "state", "--gpu-vendor", "cpu", "--python", "/nowhere/python")),
+        Case(("--install", "kubernetes")),
+    ),
     "fleet": (
         Case(("run", "--help")),
         Case(("run", CPU_STACK, "--nodes", "3"), (lambda world: (built(world), nodes_leave(world, "")))),

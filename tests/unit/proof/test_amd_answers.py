@@ -66,6 +66,7 @@ SOURCES = {
         "devices_after",
         "devices_links",
         "devices_memory",
+        "fabric",
     ): "the host's own files, and its other devices",
     ("image",): "the declaration of the image",
     ("static",): "Triton's code for the architecture (`test_triton_releases.py`)",

@@ -77,7 +77,9 @@ def write_checks(root: Path) -> None:
     real = json.loads((ROOT / "tests" / "acceptance" / "checks.json").read_text(encoding="utf-8"))
     waived = dict.fromkeys((name for names in real.values() for name in names), "soak")
     tiers = waived | dict.fromkeys(CHECKS, "smoke")
-    listing = {"every": tiers} | {key: {} for key in ("cpu", *map(str, range(1, 9)))}
+    listing = {"every": tiers, "gate": dict.fromkeys(CHECKS, "smoke")} | {
+        key: {} for key in ("cpu", *map(str, range(1, 9)))
+    }
     (root / "tests" / "acceptance" / "checks.json").write_text(json.dumps(listing))
     shutil.copy(ROOT / "tests" / "acceptance" / "devices.json", root / "tests" / "acceptance")
 

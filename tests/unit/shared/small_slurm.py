@@ -48,7 +48,7 @@ StateSaveLocation={folder}/state
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,nohold_on_prolog_fail
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
@@ -62,6 +62,7 @@ TreeWidth=65533
 UnkillableStepTimeout=120
 TopologyPlugin=topology/tree
 {nodes}
+{more}
 PartitionName=small Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 TOPOLOGY = """\
@@ -74,8 +75,8 @@ SwitchName=spine Switches=rack[1-2]
 class Cluster:
     """A cluster of four nodes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, more: str = "") -> None:
+        self.folder, self.more = folder, more
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -85,7 +86,7 @@ class Cluster:
             f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=1000"
             for name, port in zip(NODES, ports, strict=True)
         ]
-        text = CONF.format(folder=self.folder, control=control, nodes="\n".join(lines))
+        text = CONF.format(folder=self.folder, control=control, nodes="\n".join(lines), more=self.more)
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "topology.conf").write_text(TOPOLOGY)
         (self.folder / "state").mkdir()
@@ -197,11 +198,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Cluster]:
-    """A started cluster; a path for a socket has to be short, so it is in /tmp."""
+def running(more: str = "") -> Iterator[Cluster]:
+    """A started cluster, with `more` lines of slurm.conf; in /tmp, as a socket's path has to be short."""
     folder = Path(tempfile.mkdtemp(prefix="stackcheck-slurm-", dir="/tmp"))
     folder.chmod(0o755)
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, more)
     try:
         cluster.configure()
         cluster.start()

@@ -1,0 +1,322 @@
+"""Is this node fit for this image, now? In: this node, an image or none, its own last gates. Out: `Fitness`.
+
+The checks are those of the suites that find broken machines (tier `gate`); `suite.judged` runs and judges
+them, and pytest alone where there is no image. Then each figure is held to what this node measured before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import fcntl
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stackcheck import vendors
+from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
+from stackcheck.files.atomic import file_error
+from stackcheck.fleet.job import subject_of
+from stackcheck.fleet.node import load_image
+from stackcheck.fleet.own_past import NodePast, Part, compare
+from stackcheck.history.history import History
+from stackcheck.oci.tags import label
+from stackcheck.suite import judged as suites
+from stackcheck.suite import results, run
+from stackcheck.suite.judgement import judge_file
+from stackcheck.vendors import seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from stackcheck.engine.client import Engine
+    from stackcheck.suite.results import RunResult
+    from stackcheck.suite.verdict import Verdict
+    from stackcheck.vendors import Vendor
+
+State = Literal["fit", "unfit", "failed"]
+EXIT_CODES: Mapping[State, int] = {
+    "fit": 0,
+    "unfit": MachineUnfitError.exit_code,
+    "failed": ChecksFailedError.exit_code,
+}
+STOP_S = 15.0
+PASSING = frozenset({"shared"})  # what ends by itself: another job is on the device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitness:
+    """The answer: `fit`, `unfit` (a part of this node), or `failed` (a check, and nothing shows the node).
+
+    Attributes:
+        state: The answer.
+        image: The image; None: the node alone.
+        result: What the suites measured.
+        compared: The comparison with the node's own last gates.
+        parts: What refuses the node, with its evidence.
+        reasons: Why it is not fit.
+        seconds: How long all of it took.
+    """
+
+    state: State
+    image: str | None
+    result: RunResult
+    compared: NodePast
+    parts: tuple[Part, ...]
+    reasons: tuple[str, ...]
+    seconds: float
+
+    @property
+    def drains(self) -> bool:
+        """Whether a part of the node is broken, and not only in use."""
+        return self.state != "fit" and any(part.kind not in PASSING for part in self.parts)
+
+    @property
+    def words(self) -> str:
+        """The answer in one line, the most important first."""
+        if self.state == "fit":
+            return f"fit, {self.seconds:.0f} s: {self.compared.words}"
+        first = f"{self.parts[0].name}: {self.parts[0].evidence}" if self.parts else self.reasons[0]
+        return f"{self.state}: {' '.join(first.split())}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer for machines."""
+        return {
+            "state": self.state,
+            "exit_code": EXIT_CODES[self.state],
+            "image": self.image,
+            "vendor": self.result.host.vendor,
+            "devices": [device.model for device in self.result.host.devices],
+            "seconds": round(self.seconds, 1),
+            "history": {**self.compared._asdict(), "says": self.compared.words}
+            | {"slower": [part.name for part in self.compared.slower]},
+            "parts": [dataclasses.asdict(part) for part in self.parts],
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeGate:
+    """How to look at this node.
+
+    Attributes:
+        root: The checkout with the suites and bounds.
+        state: A folder of this node that keeps its last gates.
+        vendor: The vendor whose checks run; None: that of the image, or of this node's GPUs.
+        python: Without an image, the Python with torch that runs the suites.
+        limit_s: When a run without an image is stopped.
+        report: Gets each line of progress.
+    """
+
+    root: Path
+    state: Path
+    vendor: Vendor | None
+    python: str
+    limit_s: float
+    report: Callable[[str], None]
+
+    def look(self, image: str | None, connect: Callable[[], Engine]) -> Fitness:
+        """The node's fitness. A figure that is slower than before is measured a second time before it counts.
+
+        Raises:
+            MachineUnfitError: The node has no GPU of the vendor.
+            ConfigurationError: The checkout does not know the image, or the Python has no torch.
+        """
+        began = time.monotonic()
+        with self._alone():
+            history = History(str(self.state / "records"), f"sqlite:///{self.state / 'index.sqlite'}")
+            body, verdict = self._measured(image, connect)
+            result = results.parse(body)
+            compared = compare(result, history)
+            if compared.slower and verdict.status == "PASSED":
+                self.report(
+                    f"slower than before, measured again: {', '.join(p.name for p in compared.slower)}"
+                )
+                first = {part.figure for part in compared.slower}
+                body, verdict = self._measured(image, connect)
+                result = results.parse(body)
+                compared = compare(result, history)
+                again = tuple(part for part in compared.slower if part.figure in first)
+                compared = compared._replace(slower=again)
+            if compared.slower and verdict.status == "PASSED":
+                slower = tuple(f"{part.name}: {part.evidence}" for part in compared.slower)
+                verdict = dataclasses.replace(verdict, status="UNFIT", reasons=slower)
+            history.append(body, verdict.as_json(), None, source="gate", judged=dt.datetime.now(dt.UTC))
+        return _fitness(image, result, verdict, compared, time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One gate at a time on a node: two would slow each other down."""
+        try:
+            self.state.mkdir(parents=True, exist_ok=True)
+            with (self.state / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except PermissionError as error:
+            raise file_error(error, self.state) from error
+
+    def _measured(self, image: str | None, connect: Callable[[], Engine]) -> tuple[bytes, Verdict]:
+        if image is None:
+            return self._bare()
+        subject = subject_of(image, self.root, self.vendor)
+        require_devices(subject.vendor)
+        engine = connect()
+        load_image(subject.image, engine, self.report)
+        out = self.state / "runs" / label(image)
+        out.mkdir(parents=True, exist_ok=True)
+        judged = suites.run_and_judge(
+            *(subject, engine),
+            tier="gate",
+            root=self.root,
+            out=out,
+            report=self.report,
+            reuse=lambda _: False,
+        )
+        return results.read_result_file(out / "run" / "result.json"), judged.verdict
+
+    def _bare(self) -> tuple[bytes, Verdict]:
+        """By pytest alone, as a node without any container has it."""
+        vendor = self.vendor or vendors.detect()
+        if self.vendor is None and vendor == "cpu":
+            raise _no_gpu("of any vendor", "--gpu-vendor cpu, to look at a node that shall have none")
+        require_devices(vendor)
+        _require_torch(self.python)
+        out = self.state / "runs" / "bare"
+        path = out / "result.json"
+        path.unlink(missing_ok=True)
+        code = self._pytest(vendor, out)
+        if not path.is_file():
+            raise ChecksFailedError(
+                "the suites ended without a result",
+                where=str(out),
+                got=f"exit code {code}",
+                next_step=f"{self.python} -m pytest {self.root / 'tests'} --gpu-vendor {vendor} --tier gate",
+            )
+        verdict = judge_file(path, self.root, None).verdict
+        if gone := seen.look(vendors.host(vendor)).gone:
+            verdict = dataclasses.replace(verdict, status="UNFIT", reasons=(*gone, *verdict.reasons))
+        return results.read_result_file(path), verdict
+
+    def _pytest(self, vendor: Vendor, out: Path) -> int:
+        command = (
+            *(self.python, "-B", "-m", "pytest", str(self.root / "tests"), "-p", "no:cacheprovider"),
+            *(f"--gpu-vendor={vendor}", "--tier=gate", f"--result-dir={out}"),
+        )
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / "log").open("w+", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                command, cwd=out, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                process.wait(self.limit_s)
+            except subprocess.TimeoutExpired:
+                self.report(f"not ended within {self.limit_s:g} s: stopped")
+            finally:
+                _stop(process)
+            log.seek(0)
+            for line in log:
+                if run.PROGRESS.search(line.rstrip()):
+                    self.report(line.rstrip())
+        return process.returncode
+
+
+def require_devices(vendor: Vendor) -> None:
+    """Refuse a node without a GPU of this vendor.
+
+    Raises:
+        MachineUnfitError: It has none.
+    """
+    if vendor != "cpu" and not vendors.host(vendor).devices:
+        raise _no_gpu(f"of {vendor}", f"stackcheck doctor; lspci | grep -i {vendor}")
+
+
+def _no_gpu(which: str, step: str) -> MachineUnfitError:
+    return MachineUnfitError(
+        f"this node has no GPU {which} that its driver lists",
+        got="no device",
+        expected="the GPUs that the image is for",
+        next_step=step,
+    )
+
+
+def _require_torch(python: str) -> None:
+    asked = "import importlib.util as u, sys; sys.exit(not all(u.find_spec(n) for n in ('torch', 'pytest')))"
+    try:
+        code = subprocess.run([python, "-c", asked], check=False, timeout=60).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        code = str(error)  # type: ignore[assignment]
+    if code:
+        raise ConfigurationError(
+            "without an image, a Python with torch and pytest runs the suites",
+            where=python,
+            got="it lacks one of them, or does not start",
+            expected="--python PATH",
+            next_step="stackcheck gate --python /opt/venv/bin/python, or name an image",
+        )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _fitness(
+    image: str | None, result: RunResult, verdict: Verdict, compared: NodePast, seconds: float
+) -> Fitness:
+    addresses = _addresses(result)
+    parts = [
+        _part(found.kind, found.words, found.device, addresses)
+        for check in result.checks
+        if check.outcome == "invalid"
+        for found in check.machine
+    ]
+    parts += [dataclasses.replace(part, name=_at(part.name, addresses)) for part in compared.slower]
+    states: dict[str, State] = {"PASSED": "fit", "UNFIT": "unfit", "FAILED": "failed"}
+    return Fitness(
+        state=states[verdict.status],
+        image=image,
+        result=result,
+        compared=compared,
+        parts=tuple(dict.fromkeys(parts)),
+        reasons=verdict.reasons,
+        seconds=seconds,
+    )
+
+
+def _addresses(result: RunResult) -> list[str]:
+    """The PCI address of each device of the run, "" where nothing tells it."""
+    known = vendors.module(result.host.vendor).addresses()
+    return [known.get(device.id, "") for device in result.host.devices]
+
+
+def _part(kind: str, words: str, device: int | None, addresses: Sequence[str]) -> Part:
+    if device is not None:
+        return Part(kind=kind, name=_at(f"GPU {device}", addresses), evidence=words)
+    head, _, rest = words.partition(": ")
+    pair = re.search(r"\d+-\d+$", head)
+    name = _at(f"link {pair[0]}", addresses) if kind == "link" and pair else head if rest else "the node"
+    return Part(kind=kind, name=name, evidence=rest or words)
+
+
+def _at(name: str, addresses: Sequence[str]) -> str:
+    """The name with the PCI address of each GPU in it."""
+    numbers = [int(number) for number in re.findall(r"\d+", name)]
+    found = [addresses[number] for number in numbers if number < len(addresses) and addresses[number]]
+    return f"{name} at {' and '.join(found)}" if found and " at " not in name else name
+
+
+def default_state() -> Path:
+    """Where a node keeps its gates: never below a checkout that many nodes share."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/stackcheck/gate")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "stackcheck/gate"

@@ -1,0 +1,113 @@
+"""`stackcheck gate` as the prolog of a real Slurm: a job lands on the fit node, the other one is drained.
+
+The suites are a prepared answer for each node; tests/faults plants the faults in the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import result_files
+import scripted
+import small_slurm
+from small_checkout import CHECKS
+from stackcheck import vendors
+from stackcheck.nightly import gate_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from small_slurm import Cluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+# As the Python with torch: it writes the answer that is prepared for its node.
+PYTHON = """#!{python}
+import datetime, json, os, pathlib, sys, uuid
+folder = next((a.partition("=")[2] for a in sys.argv if a.startswith("--result-dir=")), None)
+if folder:
+    prepared = pathlib.Path({answers!r})
+    own = prepared / (os.environ.get("SLURMD_NODENAME", "") + ".json")
+    answer = json.loads((own if own.exists() else prepared / "fit.json").read_text())
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+    answer |= {{"run_id": uuid.uuid4().hex, "started": now, "finished": now}}
+    (pathlib.Path(folder) / "result.json").write_text(json.dumps(answer))
+"""
+PORT = {"kind": "0x15b3:0x1021:InfiniBand:1", "state": "ACTIVE", "errors": {}, "pcie": {}}
+WORDS = "mlx5_3/1 at 0000:43:00.0: state DOWN, physical Polling"
+
+
+def answer(*, broken: bool) -> str:
+    ports = {"mlx5_2/1": PORT, "mlx5_3/1": PORT | {"state": "DOWN" if broken else "ACTIVE"}}
+    checks = [result_files.check(name, devices=[]) for name in CHECKS]
+    if broken:
+        found = [{"kind": "nic", "words": WORDS, "device": None}]
+        evidence = {"before": {}, "after": {"nics": ports}}
+        checks[0] |= {"outcome": "invalid", "reason": WORDS, "machine": found, "evidence": evidence}
+    told = vendors.host("cpu")
+    host = result_files.host() | {"devices": told.as_json()["devices"]}
+    return json.dumps(result_files.result(*checks, tier="gate", image=None, stack_id=None, host=host))
+
+
+@pytest.fixture(scope="module")
+def prolog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gate")
+    root = scripted.make_checkout(folder / "checkout")
+    program, python = folder / "stackcheck", folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={scripted.ROOT} exec {sys.executable} -m stackcheck "$@"\n')
+    python.write_text(PYTHON.format(python=sys.executable, answers=str(folder)))
+    (folder / "fit.json").write_text(answer(broken=False))
+    (folder / "node1.json").write_text(answer(broken=True))
+    wanted = gate_files.GateSettings(
+        root=root,
+        vendor="cpu",
+        python=str(python),
+        state=folder / "state",
+        drain="slurm",
+        program=str(program),
+        log=str(folder / "gate.log"),
+    )
+    made = gate_files.installation("slurm", wanted, folder)
+    (path,) = made.files
+    path.write_text(made.files[path])
+    for script in (path, program, python):
+        script.chmod(0o755)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_programs: None, prolog: Path) -> Iterator[Cluster]:  # noqa: ARG001  # they have to be there
+    with small_slurm.running(f"Prolog={prolog}\nPrologFlags=Alloc") as found:
+        prolog.write_text(
+            prolog.read_text().replace("PATH=", f"export SLURM_CONF={found.env['SLURM_CONF']}\nPATH=", 1)
+        )
+        yield found
+
+
+def test_a_job_lands_on_the_fit_node_and_the_other_is_drained(cluster: Cluster, prolog: Path) -> None:
+    where = prolog.parent / "where"
+    options = ("--exclude=node3,node4", "--requeue", f"--output={where}", "--parsable", "--chdir=/tmp")
+    number = cluster.client("sbatch", *options, "--wrap=echo $SLURMD_NODENAME").strip()
+    log = prolog.parent / "gate.log"
+    small_slurm.wait(lambda: where.exists() and where.read_text().strip(), "the job's end", cluster)
+    assert where.read_text().split()[-1] == "node2", log.read_text()
+    reason = cluster.client("sinfo", "-R", "--noheader", "--format=%N %E")
+    assert reason.startswith("node1 stackcheck gate: unfit: mlx5_3/1 at 0000:43:00.0: state DOWN"), reason
+    assert cluster.states()["node1"] == "drained"
+    assert cluster.states()["node2"] in {"idle", "completing", "allocated"}
+    said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"node"')]
+    assert {one["node"]: one["state"] for one in said} == {"node1": "unfit", "node2": "fit"}
+    (part,) = next(one for one in said if one["node"] == "node1")["parts"]
+    assert (part["kind"], part["name"]) == ("nic", "mlx5_3/1 at 0000:43:00.0")
+    assert number
+
+
+def test_without_drain_the_prolog_refuses_nobody(prolog: Path) -> None:
+    wanted = gate_files.GateSettings(root=prolog.parent, vendor="cpu")
+    (text,) = gate_files.installation("slurm", wanted).files.values()
+    assert "exit 1" not in text
+    assert "--drain" not in text.partition("PATH=")[2]
