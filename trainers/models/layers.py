@@ -7,6 +7,7 @@ In: activations [batch, sequence, width]. Out: the same shape, or a scalar loss 
 
 from __future__ import annotations
 
+import inspect
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,10 +25,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before torch 2.10
+    varlen_attn = None
 
 _PRODUCTS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype_out") and not torch.version.hip
 # scaled_dot_product_attention has `enable_gqa` from torch 2.5 on (https://github.com/pytorch/pytorch/pull/132689).
 _HAS_GROUPS = "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or "")
+# torch 2.10 says causal by a flag of its own, later ones by the window (pytorch/pytorch#172245).
+_CAUSAL: dict[str, Any] = (
+    {"is_causal": True}
+    if varlen_attn is not None and "is_causal" in inspect.signature(varlen_attn).parameters
+    else {"window_size": (-1, 0)}
+)
 WHOLE, BY_ROWS = 1, 0  # numbers of chunks of the loss with a meaning of their own
 ROWS = 8192  # of logits at a time: 2 GB of bfloat16 at Llama 3's vocabulary
 
@@ -131,13 +142,46 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Ten
     )
 
 
-def document_mask(documents: Tensor) -> Tensor:
+def document_mask(x: Tensor, bounds: Tensor) -> Tensor:
     """True where a query may look, [batch, 1, sequence, sequence]: earlier tokens of its own document.
 
-    `documents` [batch, sequence] holds the number of each token's document.
+    `bounds`: as data.bounds, of documents in x [batch, sequence, …].
     """
+    place = torch.arange(x.shape[0] * x.shape[1], device=x.device, dtype=bounds.dtype)
+    documents = torch.searchsorted(bounds, place, right=True).view(x.shape[:2])
     same = documents[:, None, :, None] == documents[:, None, None, :]
-    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=x.device).tril()
+
+
+def document_context(x: Tensor, bounds: Tensor) -> Tensor:
+    """What attention inside documents needs: the bounds, or the whole mask where no kernel takes them."""
+    varied = varlen_attn is not None and x.dtype in flash4.HALVES and not torch.version.hip
+    whole = x.is_cuda and not (varied and torch.backends.cuda.flash_sdp_enabled())
+    return document_mask(x, bounds) if whole else bounds
+
+
+def document_attention(q: Tensor, k: Tensor, v: Tensor, context: Tensor | None) -> Tensor:
+    """Causal attention inside documents; `context` as document_context makes it, or a bias, or nothing.
+
+    With bounds alone, memory grows with the sequence and work with the squares of the documents: by torch's
+    FlashAttention for sequences of any lengths, on a processor document by document.
+    """
+    if context is None or context.ndim > 1:
+        return attention(q, k, v, bias=context)
+    if torch.compiler.is_compiling() and not q.is_cuda:
+        return attention(q, k, v, bias=document_mask(q.transpose(1, 2), context))
+    batch, heads, length, _ = q.shape
+    if q.is_cuda:
+        assert varlen_attn is not None, "document_context asked for it"
+        if q.shape[1] != k.shape[1]:
+            k, v = (each.repeat_interleave(heads // k.shape[1], 1) for each in (k, v))
+        rows = [each.transpose(1, 2).flatten(0, 1) for each in (q, k, v)]
+        out = varlen_attn(*rows, context, context, length, length, **_CAUSAL)
+        return out.unflatten(0, (batch, length)).transpose(1, 2)
+    sizes = context.diff().tolist()
+    parts = zip(*(each.transpose(0, 1).flatten(1, 2).split(sizes, 1) for each in (q, k, v)), strict=True)
+    found = torch.cat([attention(*(each[None] for each in part))[0] for part in parts], 1)
+    return found.unflatten(1, (batch, length)).transpose(0, 1)
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
