@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -208,6 +209,34 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return out.unflatten(0, (batch, blocks)).transpose(1, 2).reshape(batch, heads, -1, dim)[:, :, :length]
 
 
+class Part(NamedTuple):
+    """This rank's part of the vocabulary: words from `begin` on. `group`: the ranks that have the others."""
+
+    group: dist.ProcessGroup
+    begin: int
+
+    def cross_entropy_(self, logits: Tensor, labels: Tensor, scale: float) -> Tensor:
+        """As ops.cross_entropy_, of this part's logits.
+
+        Two small reductions: the maximum, then the sum beside the label's own. The sum keeps a NaN that a
+        maximum may drop.
+        """
+        exact = logits.float()
+        top = exact.amax(-1)
+        dist.all_reduce(top, dist.ReduceOp.MAX, self.group)
+        exact = exact - top[:, None]
+        place = labels - self.begin
+        mine = (place >= 0) & (place < exact.shape[1])
+        place = place.where(mine, 0)[:, None]
+        wanted = exact.gather(1, place)[:, 0].where(mine, 0.0)
+        sums = torch.stack((exact.exp_().sum(-1), wanted))
+        dist.all_reduce(sums, group=self.group)
+        counts = labels != ops.IGNORED
+        exact = (exact / sums[0, :, None]).scatter_add_(1, place, -mine.float()[:, None])
+        logits.copy_(exact * (scale * counts)[:, None])
+        return (sums[0].log() - sums[1]).where(counts, 0.0)
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Cross entropy of x·weightᵀ; the gradient is made in forward, chunk by chunk, while logits exist.
 
@@ -216,18 +245,22 @@ class _ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, how: tuple[int, Part | None]) -> Tensor:
+        chunks, part = how
         losses, dx = [], torch.empty_like(x)
         # One chunk is one product, which sums in float32 itself; more are summed in float32.
         kind = weight.dtype if chunks == 1 else torch.float32
         dweight = torch.empty_like(weight, dtype=kind)
-        cross_entropy, fresh = ops.pick("cross_entropy_", x.device), True
+        cross_entropy = part.cross_entropy_ if part else ops.pick("cross_entropy_", x.device)
+        fresh = True
         for rows, target, out in zip(x.chunk(chunks), labels.chunk(chunks), dx.chunk(chunks), strict=True):
             logits = rows @ weight.t()
             losses.append(cross_entropy(logits, target, 1 / x.shape[0]))
             torch.mm(logits, weight, out=out)
             _add_product(dweight, logits.t(), rows, fresh=fresh)
             fresh = False
+        if part:
+            dist.all_reduce(dx, group=part.group)
         ctx.save_for_backward(dx, dweight.to(weight.dtype))
         return torch.cat(losses).mean()
 
@@ -247,18 +280,16 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
 
 
 @torch.compiler.disable
-def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor, chunks: int, part: Part | None = None) -> Tensor:
     """Mean cross entropy of x·weightᵀ. Not compiled: torch 2.11's compiler loses gradients made in place.
 
     Without gradients none is made.
     """
     if not torch.is_grad_enabled():
-        run, parts = (
-            ops.pick("cross_entropy_", x.device),
-            zip(x.chunk(chunks), labels.chunk(chunks), strict=True),
-        )
+        run = part.cross_entropy_ if part else ops.pick("cross_entropy_", x.device)
+        parts = zip(x.chunk(chunks), labels.chunk(chunks), strict=True)
         return torch.cat([run(rows @ weight.t(), target, 0.0) for rows, target in parts]).mean()
-    loss: Tensor = _ChunkedLoss.apply(x, weight, labels, chunks)
+    loss: Tensor = _ChunkedLoss.apply(x, weight, labels, (chunks, part))
     return loss
 
 
@@ -269,7 +300,11 @@ class LossHead(nn.Module):
 
     `chunks` splits the rows before the projection: 8192 x 128256 logits are 4.2 GB in float32, thrice
     (pytorch/torchtitan#996). WHOLE is plain autograd. BY_ROWS makes chunks of about ROWS rows.
+
+    `part`: set where tensor ranks share the vocabulary; `out.weight` is then a DTensor.
     """
+
+    part: Part | None = None
 
     def __init__(self, norm: nn.Module, out: nn.Module, chunks: int) -> None:
         super().__init__()
@@ -282,6 +317,9 @@ class LossHead(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """Sum of the cross entropies over the number of positions, float32."""
         rows, labels = self.norm(x).flatten(0, 1), labels.flatten()
+        if self.part:
+            weight, chunks = self.out.weight.to_local(), self.chunks or -(-rows.shape[0] // ROWS)
+            return chunked_loss(rows, weight, labels, chunks, self.part)
         if self.chunks == WHOLE:
             logits = self.out(rows).float()
             return F.cross_entropy(logits, labels, reduction="sum", ignore_index=ops.IGNORED) / labels.numel()
