@@ -119,6 +119,24 @@ def test_a_document_in_a_packed_sample_has_the_logits_that_it_has_alone(family: 
     assert torch.isfinite(loss)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlashAttention by bounds is of GPUs")
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["as many", "shared"])
+@pytest.mark.parametrize("case", NUMBERS)
+def test_the_kernel_of_a_gpu_has_the_values_and_gradients_too(case: str, heads: tuple[int, int]) -> None:
+    numbers = torch.tensor(NUMBERS[case])
+    bounds, random_ = data.bounds(numbers).cuda(), torch.Generator().manual_seed(1)
+    shapes = [(len(numbers), count, SEQ, 64) for count in (heads[0], heads[1], heads[1])]
+    halves = [torch.randn(shape, generator=random_).bfloat16() for shape in shapes]
+    mask = dense(numbers)
+    want = differentiated(lambda q, k, v: layers.attention(q, k, v, bias=mask), *(x.double() for x in halves))
+    assert layers.document_context(halves[0].cuda().transpose(1, 2), bounds) is bounds
+    got = differentiated(
+        lambda q, k, v: layers.document_attention(q.cuda(), k.cuda(), v.cuda(), bounds).cpu(), *halves
+    )
+    # The weights of the sum are rounded, then probabilities, their gradients and each result.
+    same_sums(got, want, dtype=torch.bfloat16, terms=8)
+
+
 PEAK = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
