@@ -40,7 +40,7 @@ KERNELS = (
 OPERATORS = (
     ("fa4", r"trainers::fa4"),
     ("cudnn", r"_scaled_dot_product_cudnn_attention"),
-    ("flash", r"_scaled_dot_product_flash_attention"),
+    ("flash", r"_scaled_dot_product_flash_attention|_varlen_attn"),
     ("efficient", r"_scaled_dot_product_efficient_attention"),
     ("math", r"_scaled_dot_product_attention_math"),
 )

@@ -98,7 +98,7 @@ def open_source(options: Options, *, vocab: int, seq_len: int) -> Source:
 def batch(source: Source, numbers: range, device: torch.device) -> dict[str, Tensor]:
     """`tokens` and `labels` [samples, sequence] of these samples: labels are the next tokens.
 
-    `documents`, where the source knows them: the number of each token's document in its sample.
+    `documents`, where the source knows them: the place where each one begins (`bounds`).
     """
     return on_device(stacked(source, numbers, pin=device.type == "cuda"), device)
 
@@ -111,13 +111,26 @@ def stacked(source: Source, numbers: range, *, pin: bool) -> Tensor:
 
 def on_device(rows: Tensor, device: torch.device) -> dict[str, Tensor]:
     """The inputs of a model from stacked samples."""
+    begins = bounds(rows[:, 1, :-1]) if rows.ndim == 3 and rows.shape[1] == 2 else None
     rows = rows.to(device, non_blocking=True)
     if rows.ndim == 2:
         return {"tokens": rows[:, :-1], "labels": rows[:, 1:]}
-    tokens, documents = rows[:, 0], rows[:, 1]
-    if rows.shape[1] == 3:
+    tokens = rows[:, 0]
+    if begins is None:
         return {"tokens": tokens[:, :-1], "labels": rows[:, 2, 1:]}
-    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "documents": documents[:, :-1]}
+    documents = begins.to(device, non_blocking=True)
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "documents": documents}
+
+
+def bounds(documents: Tensor) -> Tensor:
+    """Where each document begins in the samples side by side, and their end; int32, on the host.
+
+    `documents` [samples, sequence]: the number of each token's document. None goes on in the next sample.
+    """
+    new = torch.ones_like(documents, dtype=torch.bool)
+    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    found = torch.cat((new.flatten().nonzero()[:, 0], torch.tensor([documents.numel()]))).int()
+    return found.pin_memory() if documents.is_pinned() else found
 
 
 class Feed:

@@ -80,7 +80,10 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
     """The least bytes that each of `ranks` ranks needs."""
     parameters, outside, largest, matrix = _sizes(options.model, preset.config)
     tokens = micro_batch * _tokens(options, preset)
-    own = ((parameters - outside) / options.tp + outside) / options.pp
+    config = preset.config
+    head = config.vocab * config.width if prepare.splits_head(options, config) else 0
+    shared = parameters - outside + head
+    own = (shared / options.tp + parameters - shared) / options.pp
     state, gradients = _state(options, own, ranks)
     adds_up = _adds_up_whole(options, ranks, micro_batch)
     if adds_up:
@@ -91,7 +94,7 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
         gradients_stay=adds_up or (options.parallel == "zero1" and options.flat_gradients),
         gathered=_gathered(options, parameters, largest),
         activations=_activations(options, preset.config, tokens),
-        logits=_logits(options, preset.config, tokens),
+        logits=_logits(options, preset.config, tokens) / (options.tp if head else 1),
         making=DRAWN * matrix if options.parallel == "zero1" else 0.0,
         whole=0.0 if options.parallel in {"fsdp2", "zero1"} else 4.0 * parameters,
         between=own * (2 if options.below_fp32 else 4) if adds_up else 0.0,

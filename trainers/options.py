@@ -95,6 +95,8 @@ class Options:
     config: Path | None
     record: Path | None
     progress: Path | None
+    tensorboard: Path | None
+    wandb: str | None
     log_every: int
     profile: bool
     backend_check: bool
@@ -240,11 +242,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
 
 def _data(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--weights",
-        type=Path,
-        help="start from a model that transformers saved, or a full checkpoint",
-    )
+    add("--weights", type=Path, help="start from a model that transformers saved, or a full checkpoint")
     add(
         "--data",
         default="synthetic",
@@ -382,6 +380,8 @@ def _files(group: argparse._ArgumentGroup) -> None:
     add("--config", type=Path, help="TOML of options, as beside each checkpoint; the command line wins")
     add("--record", type=Path, help="write the JSON record here too")
     add("--progress", type=Path, help="append each line of progress here as JSON")
+    add("--tensorboard", type=Path, help="folder in which TensorBoard finds the lines of progress")
+    add("--wandb", help="project of Weights & Biases that gets them; WANDB_MODE=offline keeps them here")
     add("--log-every", type=int, default=10, help="steps between lines of progress; 0: none")
     add("--profile", action=toggle, default=False, help="add the kernel times of one step (GPU)")
     add(

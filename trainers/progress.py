@@ -1,7 +1,8 @@
 """Lines of progress while a job runs, and the watch for a loss or gradient norm that is not finite.
 
-In: the loss and the norm of each step, on the device. Out: every N steps a line on rank 0's stdout, and one
-of JSON in a file. The host never waits: figures are copied behind the step, and are said when they are there.
+In: the loss and the norm of each step, on the device. Out: every N steps a line on rank 0's stdout, one of
+JSON in a file, and its numbers in what trackers.py knows. The host never waits: figures are copied behind the
+step, and are said when they are there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+import trackers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,10 +44,18 @@ class Progress:
         self.sent: deque[_Sent] = deque()
         self.bad: int | None = None
         self.said = (0, time.perf_counter())  # steps done, and when, at the last line
+        trackers.require(options)
+        self.trackers = trackers.Trackers(options, 0)
 
     def begin(self, first_step: int) -> None:
         """The clock of the first line starts."""
         self.said = (first_step, time.perf_counter())
+        self.trackers = trackers.Trackers(self.options, first_step)
+
+    def end(self) -> None:
+        """Say what was sent, and close what keeps the lines."""
+        self.look(wait=True)
+        self.trackers.close()
 
     def step(self, done: int, loss: Tensor, norm: Tensor, lr: float) -> None:
         """A step was started on the device; `done` of the job's steps are then done. A collective call."""
@@ -119,3 +130,4 @@ class Progress:
         if self.options.progress is not None:
             with self.options.progress.open("a") as file:
                 file.write(json.dumps(facts) + "\n")
+        self.trackers.write(facts)

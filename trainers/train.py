@@ -248,7 +248,7 @@ def train(run: Run) -> None:
         if between_steps(run, step + 1):
             break
     gc.enable()
-    run.progress.look(wait=True)
+    run.progress.end()
     run.world.synchronize()
     run.joules = energy.used(run.joules, energy.joules(run.world))
 

@@ -41,7 +41,7 @@ from tools import launch
 
 NO_MACHINE = Machine(model="no machine", count=1, memory_bytes=0.0, fp8=True)  # --show runs nothing
 SHORT = 3  # lines of a reason that a table shows whole
-HEAD = ("row", "published on", "published", "ours", "ratio", "unit", "how")
+HEAD = ("row", "published on", "published", "ours", "ratio", "unit", "not the same work", "how")
 
 
 def main(arguments: list[str]) -> int:
@@ -196,8 +196,21 @@ def cells(row: rows.Row, result: dict[str, Any]) -> list[str]:
         _number(ours),
         "-" if ratio is None else f"{ratio:.2f}",
         row.unit if row.convention == "none" else f"{row.unit} {row.convention}",
+        "-" if ratio is None else other_work(row, result),
         result.get("how") or f"not run: {_in_a_cell(result['reason'])}",
     ]
+
+
+def other_work(row: rows.Row, result: dict[str, Any]) -> str:
+    """What the two sides of a ratio do not share, beside the device."""
+    differ = []
+    if row.count and row.count != result["ranks"]:
+        differ.append(f"{result['ranks']} GPU{'s' * (result['ranks'] > 1)} for {row.count}")
+    if result.get("proxy"):
+        differ.append("a proxy")
+    if "16-bit sums" in result["how"]:
+        differ.append("16-bit sums and moments")
+    return ", ".join(differ) or "the device alone"
 
 
 def _in_a_cell(text: str) -> str:

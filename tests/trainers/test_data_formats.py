@@ -170,9 +170,11 @@ def test_packed_samples_say_which_document_each_token_is_of(tmp_path: Path) -> N
         tokens, documents = source.sample(number)
         assert torch.equal(documents, torch.unique_consecutive(tokens, return_inverse=True)[1])
     batch = data.batch(source, range(2), CPU)
-    assert {name: tuple(value.shape) for name, value in batch.items()} == dict.fromkeys(
-        ("tokens", "labels", "documents"), (2, SEQ)
-    )
+    assert [tuple(batch[name].shape) for name in ("tokens", "labels")] == [(2, SEQ)] * 2
+    begins = batch["documents"].tolist()
+    tokens = batch["tokens"].flatten().tolist()
+    new = [at for at in range(2 * SEQ) if at in {0, SEQ} or tokens[at] != tokens[at - 1]]
+    assert begins == [*new, 2 * SEQ], "documents end with their sample"
     plain = opened(folder, pack="concat", vocab=6)
     assert torch.equal(plain.sample(3), source.sample(3)[0])
     assert set(data.batch(plain, range(2), CPU)) == {"tokens", "labels"}

@@ -116,6 +116,7 @@ def test_every_row_is_in_the_table_and_one_that_did_not_run_has_its_reason(
     shown = lines("amd-container", capsys, monkeypatch, "--out", str(out))
     assert set(shown) >= {row.id for row in rows.document("amd-container").rows}
     assert shown["mi300x-llama-8b-bf16-8192"][2:5] == ["542.9", "500", "0.92"]
+    assert shown["mi300x-llama-8b-bf16-8192"][6] == "2 GPUs for 8"
     assert shown["mi300x-flux-dev-bf16"][5] == "images/s/GPU"
     assert len(out.read_text().splitlines()) == 15
     again = lines("amd-container", capsys, monkeypatch, "--out", str(out))

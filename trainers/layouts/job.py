@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import presets
 from errors import RefusedError
+from layouts import prepare
 from models.layers import BY_ROWS, WHOLE
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Job(Protocol):
 
 def create(options: Options, preset: Preset, plan: Plan, world: World) -> Job:
     """The job of this layout. Only the module of the layout that runs is imported."""
-    from layouts import fsdp2, prepare
+    from layouts import fsdp2
 
     family = presets.MODELS[options.model]
     chunks = options.loss_chunks or (BY_ROWS if world.gpu else WHOLE)
@@ -126,7 +127,9 @@ def kept_as(options: Options, preset: Preset) -> str | None:
     copies = ", with copies of the tied embedding" if tied and options.pp > 1 else ""
     if options.parallel != "zero1":
         return f"{options.parallel} with --pp{copies}" if copies else None
+    # Before 2026-11-26 each tensor rank had the whole head.
     apart = ", blocks apart" if tied and options.pp == 1 else ""
+    apart += ", head split" if prepare.splits_head(options, preset.config) else ""
     return f"zero1 --tp {options.tp} --pp {options.pp}, in rows{apart}{copies}"
 
 

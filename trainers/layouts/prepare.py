@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 import initial
 from layouts import fp8_weights
+from layouts.sharding import Replicate
+from models.layers import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +75,8 @@ def prepare(
             if tp is not None and tp.size() > 1:
                 split_block(unit, tp)
             finish_block(model, unit, options, again=unit in again, compiled=compiled)
+        elif name == "head" and tp is not None and splits_head(options, model.config):
+            split_head(model, tp)
         ready(name, unit)
     give_weights(model, model, "", options, world.device)
     if compiled and options.compile_scope == "model":
@@ -162,10 +166,32 @@ def use_fp8_linears(model: nn.Module, options: Options) -> None:
     )
 
 
-def split_blocks(model: BlockModel, tp: DeviceMesh) -> None:
-    """Tensor parallel: split the products of every block over `tp`. The rest of the model stays whole."""
+def split_products(model: BlockModel, options: Options, tp: DeviceMesh) -> None:
+    """Tensor parallel: split the products of every block and of the head over `tp`; the rest stays whole."""
     for block in model.blocks.values():
         split_block(block, tp)
+    if model.head is not None and splits_head(options, model.config):
+        split_head(model, tp)
+
+
+def splits_head(options: Options, config: Any) -> bool:
+    """Whether tensor ranks share the head's vocabulary: not a tied embedding's, which is looked up whole.
+
+    In flat buffers the shards of all ranks are equal, elsewhere none may be empty.
+    """
+    if options.tp == 1 or config.tied:
+        return False
+    vocab, ranks = int(config.vocab), options.tp
+    last = vocab - (ranks - 1) * -(-vocab // ranks)
+    return vocab % ranks == 0 if options.parallel == "zero1" else last > 0
+
+
+def split_head(model: BlockModel, tp: DeviceMesh) -> None:
+    """Tensor parallel of the head and its loss: no rank has the logits of all words."""
+    head: Any = model.head
+    begin = tp.get_local_rank() * -(-head.out.out_features // tp.size())
+    parallelize_module(head, tp, {"out": ColwiseParallel(output_layouts=Replicate())})
+    head.part = Part(tp.get_group(), begin)
 
 
 def split_block(block: nn.Module, tp: DeviceMesh) -> None:

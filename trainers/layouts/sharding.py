@@ -9,8 +9,8 @@ try:
 except ImportError:  # before torch 2.6
     from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
 try:
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 except ImportError:  # before torch 2.5
-    from torch.distributed._tensor import DTensor, Shard
+    from torch.distributed._tensor import DTensor, Replicate, Shard
 
-__all__ = ["DTensor", "MixedPrecisionPolicy", "Shard", "fully_shard"]
+__all__ = ["DTensor", "MixedPrecisionPolicy", "Replicate", "Shard", "fully_shard"]

@@ -57,7 +57,7 @@ class Zero1:
             self.data = self.kept = self.mesh["shard"]
         if options.tp > 1:
             self.tp, self.kept = self.mesh["tp"], self.mesh["shard", "tp"]
-            prepare.split_blocks(model, self.tp)
+            prepare.split_products(model, options, self.tp)
         self.data_rank, self.data_size = self.data.get_local_rank(), self.data.size()
         self.units = self.counted = flat_units(model, options, world, self.data)
         self.steps, self.fresh = 0, True

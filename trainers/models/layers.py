@@ -7,11 +7,13 @@ In: activations [batch, sequence, width]. Out: the same shape, or a scalar loss 
 
 from __future__ import annotations
 
+import inspect
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -24,10 +26,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before torch 2.10
+    varlen_attn = None
 
 _PRODUCTS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype_out") and not torch.version.hip
 # scaled_dot_product_attention has `enable_gqa` from torch 2.5 on (https://github.com/pytorch/pytorch/pull/132689).
 _HAS_GROUPS = "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or "")
+# torch 2.10 says causal by a flag of its own, later ones by the window (pytorch/pytorch#172245).
+_CAUSAL: dict[str, Any] = (
+    {"is_causal": True}
+    if varlen_attn is not None and "is_causal" in inspect.signature(varlen_attn).parameters
+    else {"window_size": (-1, 0)}
+)
 WHOLE, BY_ROWS = 1, 0  # numbers of chunks of the loss with a meaning of their own
 ROWS = 8192  # of logits at a time: 2 GB of bfloat16 at Llama 3's vocabulary
 
@@ -131,13 +143,46 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, bias: Ten
     )
 
 
-def document_mask(documents: Tensor) -> Tensor:
+def document_mask(x: Tensor, bounds: Tensor) -> Tensor:
     """True where a query may look, [batch, 1, sequence, sequence]: earlier tokens of its own document.
 
-    `documents` [batch, sequence] holds the number of each token's document.
+    `bounds`: as data.bounds, of documents in x [batch, sequence, …].
     """
+    place = torch.arange(x.shape[0] * x.shape[1], device=x.device, dtype=bounds.dtype)
+    documents = torch.searchsorted(bounds, place, right=True).view(x.shape[:2])
     same = documents[:, None, :, None] == documents[:, None, None, :]
-    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=x.device).tril()
+
+
+def document_context(x: Tensor, bounds: Tensor) -> Tensor:
+    """What attention inside documents needs: the bounds, or the whole mask where no kernel takes them."""
+    varied = varlen_attn is not None and x.dtype in flash4.HALVES and not torch.version.hip
+    whole = x.is_cuda and not (varied and torch.backends.cuda.flash_sdp_enabled())
+    return document_mask(x, bounds) if whole else bounds
+
+
+def document_attention(q: Tensor, k: Tensor, v: Tensor, context: Tensor | None) -> Tensor:
+    """Causal attention inside documents; `context` as document_context makes it, or a bias, or nothing.
+
+    With bounds alone, memory grows with the sequence and work with the squares of the documents: by torch's
+    FlashAttention for sequences of any lengths, on a processor document by document.
+    """
+    if context is None or context.ndim > 1:
+        return attention(q, k, v, bias=context)
+    if torch.compiler.is_compiling() and not q.is_cuda:
+        return attention(q, k, v, bias=document_mask(q.transpose(1, 2), context))
+    batch, heads, length, _ = q.shape
+    if q.is_cuda:
+        assert varlen_attn is not None, "document_context asked for it"
+        if q.shape[1] != k.shape[1]:
+            k, v = (each.repeat_interleave(heads // k.shape[1], 1) for each in (k, v))
+        rows = [each.transpose(1, 2).flatten(0, 1) for each in (q, k, v)]
+        out = varlen_attn(*rows, context, context, length, length, **_CAUSAL)
+        return out.unflatten(0, (batch, length)).transpose(1, 2)
+    sizes = context.diff().tolist()
+    parts = zip(*(each.transpose(0, 1).flatten(1, 2).split(sizes, 1) for each in (q, k, v)), strict=True)
+    found = torch.cat([attention(*(each[None] for each in part))[0] for part in parts], 1)
+    return found.unflatten(1, (batch, length)).transpose(0, 1)
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
@@ -164,6 +209,34 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return out.unflatten(0, (batch, blocks)).transpose(1, 2).reshape(batch, heads, -1, dim)[:, :, :length]
 
 
+class Part(NamedTuple):
+    """This rank's part of the vocabulary: words from `begin` on. `group`: the ranks that have the others."""
+
+    group: dist.ProcessGroup
+    begin: int
+
+    def cross_entropy_(self, logits: Tensor, labels: Tensor, scale: float) -> Tensor:
+        """As ops.cross_entropy_, of this part's logits.
+
+        Two small reductions: the maximum, then the sum beside the label's own. The sum keeps a NaN that a
+        maximum may drop.
+        """
+        exact = logits.float()
+        top = exact.amax(-1)
+        dist.all_reduce(top, dist.ReduceOp.MAX, self.group)
+        exact = exact - top[:, None]
+        place = labels - self.begin
+        mine = (place >= 0) & (place < exact.shape[1])
+        place = place.where(mine, 0)[:, None]
+        wanted = exact.gather(1, place)[:, 0].where(mine, 0.0)
+        sums = torch.stack((exact.exp_().sum(-1), wanted))
+        dist.all_reduce(sums, group=self.group)
+        counts = labels != ops.IGNORED
+        exact = (exact / sums[0, :, None]).scatter_add_(1, place, -mine.float()[:, None])
+        logits.copy_(exact * (scale * counts)[:, None])
+        return (sums[0].log() - sums[1]).where(counts, 0.0)
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Cross entropy of x·weightᵀ; the gradient is made in forward, chunk by chunk, while logits exist.
 
@@ -172,18 +245,22 @@ class _ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, how: tuple[int, Part | None]) -> Tensor:
+        chunks, part = how
         losses, dx = [], torch.empty_like(x)
         # One chunk is one product, which sums in float32 itself; more are summed in float32.
         kind = weight.dtype if chunks == 1 else torch.float32
         dweight = torch.empty_like(weight, dtype=kind)
-        cross_entropy, fresh = ops.pick("cross_entropy_", x.device), True
+        cross_entropy = part.cross_entropy_ if part else ops.pick("cross_entropy_", x.device)
+        fresh = True
         for rows, target, out in zip(x.chunk(chunks), labels.chunk(chunks), dx.chunk(chunks), strict=True):
             logits = rows @ weight.t()
             losses.append(cross_entropy(logits, target, 1 / x.shape[0]))
             torch.mm(logits, weight, out=out)
             _add_product(dweight, logits.t(), rows, fresh=fresh)
             fresh = False
+        if part:
+            dist.all_reduce(dx, group=part.group)
         ctx.save_for_backward(dx, dweight.to(weight.dtype))
         return torch.cat(losses).mean()
 
@@ -203,18 +280,16 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
 
 
 @torch.compiler.disable
-def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor, chunks: int, part: Part | None = None) -> Tensor:
     """Mean cross entropy of x·weightᵀ. Not compiled: torch 2.11's compiler loses gradients made in place.
 
     Without gradients none is made.
     """
     if not torch.is_grad_enabled():
-        run, parts = (
-            ops.pick("cross_entropy_", x.device),
-            zip(x.chunk(chunks), labels.chunk(chunks), strict=True),
-        )
+        run = part.cross_entropy_ if part else ops.pick("cross_entropy_", x.device)
+        parts = zip(x.chunk(chunks), labels.chunk(chunks), strict=True)
         return torch.cat([run(rows @ weight.t(), target, 0.0) for rows, target in parts]).mean()
-    loss: Tensor = _ChunkedLoss.apply(x, weight, labels, chunks)
+    loss: Tensor = _ChunkedLoss.apply(x, weight, labels, (chunks, part))
     return loss
 
 
@@ -225,7 +300,11 @@ class LossHead(nn.Module):
 
     `chunks` splits the rows before the projection: 8192 x 128256 logits are 4.2 GB in float32, thrice
     (pytorch/torchtitan#996). WHOLE is plain autograd. BY_ROWS makes chunks of about ROWS rows.
+
+    `part`: set where tensor ranks share the vocabulary; `out.weight` is then a DTensor.
     """
+
+    part: Part | None = None
 
     def __init__(self, norm: nn.Module, out: nn.Module, chunks: int) -> None:
         super().__init__()
@@ -238,6 +317,9 @@ class LossHead(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """Sum of the cross entropies over the number of positions, float32."""
         rows, labels = self.norm(x).flatten(0, 1), labels.flatten()
+        if self.part:
+            weight, chunks = self.out.weight.to_local(), self.chunks or -(-rows.shape[0] // ROWS)
+            return chunked_loss(rows, weight, labels, chunks, self.part)
         if self.chunks == WHOLE:
             logits = self.out(rows).float()
             return F.cross_entropy(logits, labels, reduction="sum", ignore_index=ops.IGNORED) / labels.numel()

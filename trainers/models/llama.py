@@ -16,8 +16,8 @@ from models.layers import (
     LossHead,
     Rotary,
     Scaling,
-    attention,
-    document_mask,
+    document_attention,
+    document_context,
     run_blocks,
     window_attention,
 )
@@ -65,13 +65,13 @@ class Attention(nn.Module):
         self.o = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None = None) -> Tensor:
-        """Run the layer; shapes as in the module docstring. `mask` as layers.document_mask makes it."""
+        """Run the layer; shapes as in the module docstring. `mask` as layers.document_context makes it."""
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q, self.k, self.v)
         )
         q, k = rotary.turn(q), rotary.turn(k)
-        out = window_attention(q, k, v, self.window) if self.window else attention(q, k, v, bias=mask)
+        out = window_attention(q, k, v, self.window) if self.window else document_attention(q, k, v, mask)
         return self.o(out.transpose(1, 2).flatten(2))
 
 
@@ -129,11 +129,14 @@ class Model(BlockModel):
         return LossHead(nn.RMSNorm(self.config.width, eps=self.config.eps), out, chunks)
 
     def hidden(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Tokens, or the previous stage's activations, to this stage's last activations."""
+        """Tokens, or the previous stage's activations, to this stage's last activations.
+
+        `documents`: as data.bounds; attention then stays inside each.
+        """
         if self.embedding is not None:
             x = self.embedding(x)
         rotary = rotary_of(self.config, x.shape[1], x.device)
-        mask = () if documents is None else (document_mask(documents),)
+        mask = () if documents is None else (document_context(x, documents),)
         return run_blocks(self.blocks, x, rotary, *mask)
 
     def logits(self, tokens: Tensor) -> Tensor:

@@ -14,7 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import BlockModel, LossHead, alibi_slopes, attention, document_mask, run_blocks
+from models.layers import (
+    BlockModel,
+    LossHead,
+    alibi_slopes,
+    document_attention,
+    document_context,
+    document_mask,
+    run_blocks,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,9 +64,9 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=config.bias) for _ in range(4))
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Attention of x to itself, plus a bias [heads, sequence, sequence]."""
+        """Attention of x to itself, with what `_bias` makes."""
         q, k, v = (f(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        return self.o(attention(q, k, v, bias=bias).transpose(1, 2).flatten(2))
+        return self.o(document_attention(q, k, v, bias).transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -119,10 +127,13 @@ class Model(BlockModel):
         return run_blocks(self.blocks, x, self._bias(x, documents))
 
     def _bias(self, x: Tensor, documents: Tensor | None) -> Tensor | None:
-        """ALiBi and the masks in one bias [(batch,) heads, S, S]: memory grows with sequence²."""
-        mask = None if documents is None else document_mask(documents)
+        """ALiBi and the masks in one bias [(batch,) heads, S, S], whose memory grows with sequence².
+
+        Without ALiBi: as document_context.
+        """
         if not self.config.alibi:
-            return mask
+            return None if documents is None else document_context(x, documents)
+        mask = None if documents is None else document_mask(x, documents)
         place = torch.arange(x.shape[1], device=x.device)
         distance = (place[None] - place[:, None]).float()
         bias = alibi_slopes(self.config.heads).to(x.device)[:, None, None] * distance
