@@ -17,7 +17,7 @@ OLD = {
 }
 NAMES = {
     "torch.distributed.fsdp": ("MixedPrecisionPolicy", "fully_shard"),
-    "torch.distributed.tensor": ("DTensor", "Shard"),
+    "torch.distributed.tensor": ("DTensor", "Replicate", "Shard"),
 }
 
 
