@@ -73,6 +73,7 @@ FAULTS = (
 def test_empty_file_is_evidence_and_no_obstacle(plant) -> None:
     check = "test_collective_speed.py::test_send_receive_bandwidth"
     facts = {"files": {"~/.nccl.conf": []}, "warnings": ["one of four"], "kernel": {"numa_balancing": "1"}}
+    facts |= {"network": ["Using network IB"]}
     (found,) = plant(planting.Fault("nothing", check, "passed", patches=said(**facts)))["checks"]
     assert found["evidence"]["after"]["collectives"] == facts
     assert found["reason"] is None
@@ -249,7 +250,7 @@ def beside(name: str, outcome: str = "failed", *, says: str = "", share: float =
         for op in ("all_reduce", "reduce_scatter")
         for mode, seconds in (("torch", 2e-4), ("fp32", 2e-4 / share))
     ]
-    facts = {"files": {}, "warnings": [], "kernel": {"numa_balancing": "0"}, "nvls": "off"}
+    facts = {"files": {}, "warnings": [], "kernel": {"numa_balancing": "0"}, "network": [], "nvls": "off"}
     told = json.dumps({**facts, "pairs": [], "figures": sums})
     return planting.Fault(
         name,
@@ -273,3 +274,21 @@ def beside(name: str, outcome: str = "failed", *, says: str = "", share: float =
 )
 def test_slow_sum_of_float32_is_found(fault: planting.Fault, plant) -> None:
     plant(fault)
+
+
+@pytest.mark.healthy
+def test_what_the_library_says_of_the_network_is_read_from_its_log() -> None:
+    """Lines as NCCL 2.2x writes them (src/transport/net_ib.cc, src/net.cc, src/misc/param.cc)."""
+    log = """\
+n1:71:90 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5
+n1:71:90 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>
+n1:71:90 [0] NCCL INFO Using network IB
+n1:71:90 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'
+n1:71:90 [0] NCCL INFO Channel 00/24 : 0 1 2 3
+"""
+    found = nccl_log.network(log)
+    assert found[-1] == "Using network IB"
+    assert len(found) == 4
+    assert any("mlx5_1:1/IB" in line for line in found)
+    assert any(line.startswith("NCCL_IB_HCA") for line in found)
+    assert nccl_log.network("") == []
