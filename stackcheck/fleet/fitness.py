@@ -88,6 +88,7 @@ class Fitness:
         return {
             "state": self.state,
             "exit_code": EXIT_CODES[self.state],
+            "drains": self.drains,
             "image": self.image,
             "vendor": self.result.host.vendor,
             "devices": [device.model for device in self.result.host.devices],

@@ -37,8 +37,9 @@ PROLOG = """\
 #!/bin/sh
 # Slurm's {use}. {says}
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
-{line} >>{log} 2>&1
+said=$({line} 2>>{log})
 code=$?
+echo "$said" >>{log}
 {end}
 """
 PLUGIN = """\
@@ -123,13 +124,18 @@ Made = tuple[dict[str, str], tuple[str, ...]]
 
 
 def _slurm(wanted: GateSettings) -> Made:
-    refuses = f"[ $code -eq {UNFIT} ] || [ $code -eq {FAILED} ]"
     if wanted.drain:
-        says = "A node that is not fit is drained with the reason, and the job goes to another one."
-        end = f"if {refuses}; then exit 1; fi\nexit 0 # what else went wrong says nothing of the node"
+        says = "A node with a broken part is drained with the reason, and the job goes to another one."
+        end = (
+            "case $said in *'\"drains\": true'*) exit 1 ;; esac\n"
+            "exit 0 # neither a check of a faulty image nor a GPU in use by another job drains a node"
+        )
     else:
         says = "It only writes the log: Slurm drains a node whose prolog fails (--drain slurm)."
-        end = f'if {refuses}; then logger -t stackcheck-gate "not fit: code $code" || :; fi\nexit 0'
+        end = (
+            f"if [ $code -eq {UNFIT} ] || [ $code -eq {FAILED} ]; then\n"
+            '  logger -t stackcheck-gate "not fit: code $code" || :\nfi\nexit 0'
+        )
     text = PROLOG.format(
         use="Prolog", says=says, line=" ".join((*wanted.words, "--json")), end=end, log=wanted.log
     )

@@ -68,3 +68,28 @@ def test_node_problem_detector_gets_a_monitor_of_its_custom_kind(tmp_path: Path)
     assert set(condition) == {"type", "reason", "message"}
     assert (rule["type"], rule["condition"]) == ("permanent", condition["type"])
     assert rule["reason"] != condition["reason"]
+
+
+@pytest.mark.parametrize("drain", [None, "slurm"])
+@pytest.mark.parametrize(
+    ("said", "code", "broken"),
+    [
+        ('{"state": "fit", "exit_code": 0, "drains": false}', 0, False),
+        ('{"state": "unfit", "exit_code": 9, "drains": true}', 9, True),
+        ('{"state": "unfit", "exit_code": 9, "drains": false}', 9, False),  # in use by another job
+        ('{"state": "failed", "exit_code": 6, "drains": false}', 6, False),  # of the image
+        ("", 1, False),
+        ("Traceback: drains", 137, False),
+    ],
+)
+def test_the_prolog_fails_only_where_a_part_of_the_node_is_broken_and_it_may_drain(
+    said: str, code: int, *, broken: bool, drain: str | None, tmp_path: Path
+) -> None:
+    """Slurm drains a node whose prolog fails: an image's fault would drain one node after another."""
+    program, log = tmp_path / "stackcheck", tmp_path / "log"
+    program.write_text(f"#!/bin/sh\necho '{said}'\necho progress >&2\nexit {code}\n")
+    program.chmod(0o755)
+    wanted = gate_files.GateSettings(root=ROOT, program=str(program), drain=drain, log=str(log))
+    (text,) = gate_files.installation("slurm", wanted).files.values()
+    assert subprocess.run(["sh", "-c", text], check=False).returncode == int(broken and drain == "slurm")
+    assert sorted(log.read_text().split("\n")) == sorted([*said.split("\n"), "progress", ""])
