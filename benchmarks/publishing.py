@@ -34,7 +34,7 @@ from fire.tampering import fuzz, tampering  # noqa: E402  # needs the path above
 
 from referrers_proxy import referrers_proxy  # noqa: E402  # needs the path above
 
-PARTS = ("undisturbed", "boundary", "instant", "fault", "command", "race", "tampering", "fuzz")
+PARTS = ("undisturbed", "boundary", "instant", "fault", "command", "disk", "race", "tampering", "fuzz")
 UNDISTURBED = 20
 FUZZ_SLICE_S = 20.0
 
@@ -48,8 +48,9 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=200, help="kill at so many random instants")
     parser.add_argument("--schedules", type=int, default=1000, help="schedules of faults")
     parser.add_argument(
-        "--commands", type=int, default=400, help="schedules of revoke, promote, renew and gc"
+        "--commands", type=int, default=400, help="schedules of revoke, promote and renew on a registry"
     )
+    parser.add_argument("--disks", type=int, default=600, help="of these, publish and gc on a failing disk")
     parser.add_argument("--races", type=int, default=20)
     parser.add_argument("--fuzz-s", type=float, default=600.0, help="processor seconds of fuzz")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts; default: all")
@@ -102,6 +103,7 @@ def schedules_of(told: argparse.Namespace, calls: int) -> list[Schedule]:
         "instant": range(told.kills),
         "fault": range(told.schedules),
         "command": range(told.commands),
+        "disk": range(told.disks),
         "race": range(told.races),
         "tampering": range(1),
         "fuzz": range(math.ceil(told.fuzz_s / FUZZ_SLICE_S)),

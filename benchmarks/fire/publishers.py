@@ -254,11 +254,11 @@ class Counting:
         if name.startswith("_") or not callable(found):
             return found
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             self.count += 1
             if self.count == self.dies_at and self.count % 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            answer = found(*arguments)
+            answer = found(*arguments, **options)
             if self.count == self.dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 FACTS_LIMIT_BYTES = 1 << 20
 CLOCKS = dt.timedelta(minutes=5)  # how far the clocks of nodes may be apart
+NO_WALL = "a pod has no program outside the image, so this run certifies nothing"
 _HOST = TypeAdapter(Host)
-
 
 MetricKey = tuple[str, str, str, str, Literal["min", "max"] | None]
 Keep = Callable[["NodeOutcome", bytes, "Verdict", Host], None]
@@ -52,7 +52,7 @@ class NodeOutcome:
     Attributes:
         rank: From 0.
         facts: What the engine knows of the node.
-        status: The verdict; MEASURED: a selection of the checks ran, and none of them failed.
+        status: The verdict; MEASURED: nothing failed in a selection of the checks, or in a pod.
         reasons: Why it is not PASSED.
         seconds: How long the suites ran.
         models: Its devices; None if there is no result that counts.
@@ -122,7 +122,8 @@ class Judge:
         required = self._requirements(host)
         found = judge(result, required, self.root, ask=_asked_once)
         outcome = self._outcome(rank, facts, result, host, found)
-        self.keep(outcome, body, found, host)
+        if seen:  # the history holds later runs to its figures, so it takes no image's own word
+            self.keep(outcome, body, found, host)
         return outcome
 
     def _outcome(
@@ -136,6 +137,8 @@ class Judge:
             reasons = tuple(f"{check.id} {check.outcome}: {check.reason}" for check in bad) or (
                 () if status == "MEASURED" else ("no check ran to its end",)
             )
+        elif status == "PASSED" and self.job.engine == "kubernetes":
+            status, reasons = "MEASURED", (NO_WALL,)
         few = self._too_few_devices(host)
         seconds = ((result.finished or result.started) - result.started).total_seconds()
         return NodeOutcome(

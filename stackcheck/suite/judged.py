@@ -105,7 +105,7 @@ def run_and_judge(
         if kept is None:
             needed.require(packages, subject, engine)
     result = kept or measure(plan, engine, out=out, report=report)
-    found = judge(result, dataclasses.replace(required, seen=seen.look(plan.host)), root)
+    found = judge(result, dataclasses.replace(required, seen=seen.look(plan.host, run.busy_s(out))), root)
     _write(found, out)
     _announce(plan, result, found, report)
     return JudgedRun(plan=plan, result=result, verdict=found, folder=out, reused=kept is not None)

@@ -36,6 +36,7 @@ from stackcheck.suite import (
     results,
     steering,
 )
+from stackcheck.vendors import busy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,6 +51,7 @@ TIMEOUT_S: dict[Tier, float] = {"gate": 5 * 60, "smoke": 30 * 60, "standard": 90
 # NCCL, RCCL and DataLoader workers share buffers through /dev/shm; Docker's default of 64 MiB is too small.
 SHM_SIZE_BYTES = {"cpu": 1 << 30, "amd": 16 << 30, "nvidia": 16 << 30}
 QUOTA_BYTES = 4 << 30  # for run/: a healthy run leaves some megabytes, a hang some traces more
+BUSY = "busy.json"  # how long each device worked during the run, by its driver
 RUNNER = "/stackcheck/runner"  # as tests/conftest.py spells it
 ISOLATED = controller.ISOLATED
 LAST_LINES = 15  # of the log, shown when a run ends without a result
@@ -139,13 +141,24 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     before = dt.datetime.now(dt.UTC)
     with (out / "container.log").open("w", encoding="utf-8") as log:
         judge.report_to(_tee(log.write, tail, report))
-        engine.run(dataclasses.replace(spec, beside=judge, on_line=_tee(log.write, tail, _ignore)))
+        with busy.watched(plan.host) as worked_s:
+            engine.run(dataclasses.replace(spec, beside=judge, on_line=_tee(log.write, tail, _ignore)))
+    write_atomically(out / BUSY, (json.dumps(worked_s).encode(),))
     after = dt.datetime.now(dt.UTC)
     result, digest = _read(plan, found, out=out, code=judge.require_end(tail), run_id=run_id, tail=tail)
     consistency.require_times_within(result, before, after, out / "run" / "result.json")
     key = json.dumps(plan.key() | {"result": digest}, indent=2).encode()
     write_atomically(out / "key.json", (key,))
     return result
+
+
+def busy_s(out: Path) -> dict[str, float | None]:
+    """How long each device worked during the run in `out`, by its driver; empty if nobody looked."""
+    try:
+        found: dict[str, float | None] = json.loads((out / BUSY).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def _make_folder(out: Path, user: int) -> None:

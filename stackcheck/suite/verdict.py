@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
 from stackcheck.policy import Tier, is_advisory, is_enough
-from stackcheck.suite import certifiable, expected, machine, skips
+from stackcheck.suite import certifiable, clock, expected, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Verdict:
         checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
+        clock: What this host's clock and the devices' own counters say about the speed; empty for a CPU.
         known_issues: The reported faults of the versions in the image.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
         baselines: The stack's best certified figures, which held this run beside the bounds.
@@ -77,6 +78,7 @@ class Verdict:
     checks_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
     driver: Mapping[str, str] = field(default_factory=dict)
+    clock: str = ""
     baselines: tuple[Mapping[str, Any], ...] = ()
 
     def words(self, checks: int) -> str:
@@ -112,6 +114,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *_about_the_set(result, required),
         *_about_checks(result, required, warned),
         *_about_bounds(result, required, bounds, warned),
+        *clock.problems(result, required.seen),
         *_about_the_driver(result, bounds),
         *_about_known_issues(required),
     )
@@ -140,6 +143,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         unbounded=unbounded,
         bounds=bounds.classes(),
         driver=bounds.driver.model_dump() if bounds.driver else {},
+        clock=clock.words(result, required.seen),
         checks_digest=expected.digest(tuple(sorted(required.checks))),
         known_issues=required.known_issues,
         lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),

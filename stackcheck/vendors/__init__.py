@@ -148,6 +148,9 @@ class VendorModule(Protocol):
     def addresses(self) -> Mapping[str, str]:
         """Device id -> PCI address ("0000:1b:00.0") of every visible device."""
 
+    def busy(self) -> Mapping[str, float | None]:
+        """Device id -> the share of the last moment that it worked, by its driver; None: unknown."""
+
     def partition(self) -> str | None:
         """The partition mode (SPX/NPS1, MIG off), or None where there is no such thing."""
 

@@ -58,6 +58,12 @@ def addresses() -> Mapping[str, str]:
     return {_id(node): _card(node).resolve().name for node in _gpus()}
 
 
+def busy() -> Mapping[str, float | None]:
+    """By the kernel's `gpu_busy_percent`, which all partitions of a GPU share."""
+    shares = {_id(node): _text(_card(node) / "gpu_busy_percent") for node in _gpus()}
+    return {name: int(share) / 100 if share and share.isdigit() else None for name, share in shares.items()}
+
+
 def partition() -> str | None:
     """Compute and memory partition of the first device (SPX/NPS1 is the reference for training)."""
     for card in sorted((SYS / "class/drm").glob("renderD*/device")):

@@ -44,6 +44,11 @@ def addresses() -> Mapping[str, str]:
     return {}
 
 
+def busy() -> Mapping[str, float | None]:
+    """Nobody claims a processor's speed."""
+    return {}
+
+
 def partition() -> str | None:
     """There is nothing to partition."""
     return None

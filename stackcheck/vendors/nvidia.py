@@ -76,6 +76,12 @@ def addresses() -> Mapping[str, str]:
         return {_id(handle): _bus_id(handle)[-len("0000:1b:00.0") :].lower() for handle in _handles()}
 
 
+def busy() -> Mapping[str, float | None]:
+    """By NVML's utilisation."""
+    with _nvml() as up:
+        return {_id(handle): _busy(handle) for handle in _handles()} if up else {}
+
+
 def partition() -> str | None:
     """Whether MIG is on; training is certified with MIG off."""
     with _nvml() as up:
@@ -161,6 +167,13 @@ def _handles() -> list[Any]:
 
 def _id(handle: Any) -> str:
     return anonymous_id(str(pynvml.nvmlDeviceGetUUID(handle)))
+
+
+def _busy(handle: Any) -> float | None:
+    try:
+        return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except pynvml.NVMLError:
+        return None
 
 
 def _bus_id(handle: Any) -> str:

@@ -7,14 +7,14 @@ an idle link may run at a lower speed, but keeps its width.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck import vendors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stackcheck.vendors import Host
 
@@ -43,16 +43,18 @@ class Seen:
         memory_bytes: Of each device.
         unlisted: PCI addresses of GPUs on the bus that the driver does not list.
         gone: Ids of devices that were there when the run began.
+        busy_s: Device id -> the seconds that it worked during the run, by its driver; None: not read.
     """
 
     links: tuple[HostLink | None, ...] = ()
     memory_bytes: tuple[int, ...] = ()
     unlisted: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    busy_s: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def look(host: Host) -> Seen:
-    """What this host sees now of the devices that it had when a run began."""
+def look(host: Host, busy_s: Mapping[str, float | None] | None = None) -> Seen:
+    """What this host sees now of the devices that it had when a run began, and what it saw meanwhile."""
     if not host.devices:
         return Seen()
     backend = vendors.module(host.vendor)
@@ -63,6 +65,7 @@ def look(host: Host) -> Seen:
         memory_bytes=tuple(device.memory_bytes for device in host.devices),
         unlisted=tuple(address for address in _gpus(host.vendor) if address not in addresses.values()),
         gone=tuple(device.id for device in host.devices if device.id not in now),
+        busy_s=busy_s or {},
     )
 
 

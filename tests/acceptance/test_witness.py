@@ -10,8 +10,8 @@ import secrets
 
 import pytest
 
+from harness import clock, witness
 from harness import launch as launcher
-from harness import witness
 from harness.calls import Launch, OnDevice, RecordMetric
 from harness.leases import Lease
 from harness.processes import WorkloadError
@@ -62,6 +62,19 @@ def test_witness_of_collectives(
     asked = witness.draw_collectives(source, ranks)
     answer = launch("witness_ranks.py", json.dumps(asked), nproc=ranks, timeout_s=TIMEOUT_S)
     require(witness.worst(witness.collectives(**asked), answer), record_metric)
+
+
+@pytest.mark.gpus(1, perf=True)
+def test_witness_of_speed(
+    source: random.Random, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+) -> None:
+    """A chain of products has the values that the controller computes, and took the time by its own clock."""
+    size = clock.CPU if acceptance.vendor == "cpu" else clock.GPU
+    found = clock.clocked(source, on_device, size)
+    record_metric("witness_tflops", found.tflops, unit="TFLOP/s")
+    record_metric("witness_seconds", found.seconds, unit="s")
+    record_metric("witness_said_seconds", found.said_s, unit="s")
+    assert not found.problem, found.problem
 
 
 @pytest.mark.gpus(1)

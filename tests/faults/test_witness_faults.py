@@ -62,9 +62,48 @@ ROWS = {
         "lambda *a, **k: {'product': [], 'a': [], 'b': []}",
     ),
 }
+SPEED = "test_witness.py::test_witness_of_speed"
+CHAIN = "workloads.chain:run"
+# What a child does to seem fast -> what is replaced, by what, and the reason that the run gives.
+CLOCKS = {
+    "a child that says a third of its time": (
+        CHAIN,
+        "lambda **k: {**(said := original(**k)), 'seconds': said['seconds'] / 3}",
+        "by the controller's clock",
+    ),
+    "a clock of the image that runs slowly": (
+        "workloads.chain:time.perf_counter",
+        "lambda: original() / 10",
+        "by the controller's clock",
+    ),
+    "a child that says more than it took": (
+        CHAIN,
+        "lambda **k: {**(said := original(**k)), 'seconds': said['seconds'] * 3}",
+        "by the controller's clock",
+    ),
+    "a child that leaves steps out": (
+        CHAIN,
+        "lambda steps, **k: original(steps=steps - 1, **k)",
+        "the controller computed",
+    ),
+    "a child that computes an eighth of the rows": (
+        CHAIN,
+        "lambda **k: {**(said := original(**k)), 'sums': said['sums'][:64] + [0] * 448}",
+        "the controller computed",
+    ),
+    "a child that computed everything before it was asked": (
+        CHAIN,
+        "lambda salt, **k: original(salt='', **k)",
+        "the controller computed",
+    ),
+    "a child that answers with another form": (CHAIN, "lambda **k: {'seconds': 'x'}", "for each row"),
+}
 FAULTS = [
     Fault(name, f"test_witness.py::{check}", patches={place: source}, says=SAYS)
     for name, (check, place, source) in ROWS.items()
+] + [
+    Fault(name, SPEED, patches={place: source}, says=says, tier="smoke")
+    for name, (place, source, says) in CLOCKS.items()
 ]
 
 
@@ -82,3 +121,7 @@ def test_a_fault_changes_the_answer_of_every_question_that_can_be_drawn(key: str
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_is_caught(fault: Fault, plant) -> None:
     plant(fault)
+
+
+def test_an_honest_child_passes(plant) -> None:
+    plant(Fault("nothing", SPEED, outcome="passed", tier="smoke"))

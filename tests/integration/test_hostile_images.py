@@ -42,7 +42,7 @@ pytestmark = pytest.mark.integration
 
 EVIL_MODULE = EVIL.encode()
 SCRIPT = b"#!/usr/bin/sh\nexec /usr/bin/python3 -c 'import evil' \"$@\"\n"
-WITNESSES = 10  # the checks of test_witness.py on a CPU
+WITNESSES = 11  # the checks of test_witness.py on a CPU
 SHADOW = f"exec(open('{LIBRARY}/pathlib.py').read())\n".encode()
 HARNESS = "/stackcheck/tests/acceptance/harness"
 

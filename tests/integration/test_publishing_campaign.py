@@ -57,7 +57,9 @@ def test_a_short_campaign_finds_nothing_wrong_and_goes_on_from_its_record(
         "--schedules",
         "6",
         "--commands",
-        "8",
+        "9",
+        "--disks",
+        "30",
         "--races",
         "2",
         "--fuzz-s",
@@ -67,7 +69,8 @@ def test_a_short_campaign_finds_nothing_wrong_and_goes_on_from_its_record(
     found = campaign("--seed", "2", *count, "--record", str(record))
     assert found["boundary"]["schedules"] == 4
     assert found["instant"]["schedules"] == 2
-    assert found["command"]["schedules"] == 8
+    assert found["command"]["schedules"] == 9
+    assert found["disk"]["planted"] == {"SIGKILL": 10, "ENOSPC": 10, "EIO": 10}
     assert found["race"]["schedules"] == 2
     assert sum(found["fault"]["planted"].values()) > 0
     assert found["fuzz"]["count"] > 10

@@ -58,6 +58,7 @@ SPEED = frozenset(
         "test_peer_bandwidth",
         "test_throughput_8b",
         "test_throughput_fsdp2",
+        "test_witness_of_speed",
     }
 )
 LASTS = "lasts-"  # prefix of the mark of a check that announced how long it takes

@@ -1,0 +1,132 @@
+"""How fast a device multiplies, by the clock of this process, which runs no code of the image.
+
+In: a source of random numbers, and how a child is asked. Out: TFLOP/s, or what the answer contradicts. A
+question is a chain of products X <- sign(X A). X and A follow from a seed; a salt that is drawn when the
+clock starts changes X, so nothing can be computed before. No step can be left out, because sign is not
+linear. No row can be left out: the child gives a sum of each row, and afterwards some rows are drawn and
+computed here. So an answer that is right and early was computed, and one that is right and late was slow,
+whatever the child says about its time.
+"""
+
+import hashlib
+import random
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Ask = Callable[..., Any]
+LEAST_S = 0.25  # of a question, so that a pipe and a scheduler are no part of it
+TRIES = 3  # an honest child needs one that nothing disturbed
+SLACK = 2.0  # what a child's own seconds may be short of, for launches and a busy host
+FEWEST_STEPS, MOST_STEPS = 20, 5000
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows and width of X, and how many rows are computed here."""
+
+    rows: int
+    width: int
+    checked: int
+
+
+GPU = Size(rows=32768, width=4096, checked=2)
+CPU = Size(rows=512, width=512, checked=4)
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """One question: its work, the seconds by this clock, those that the child says, and what is wrong."""
+
+    flop: float
+    seconds: float
+    said_s: float
+    problem: str = ""
+
+    @property
+    def tflops(self) -> float:
+        """By this clock."""
+        return self.flop / self.seconds / 1e12
+
+
+def clocked(source: random.Random, ask: Ask, size: Size) -> Clocked:
+    """The first question whose answer nothing contradicts, or whose values are wrong; else the best."""
+    seed = source.randbytes(16).hex()
+    ask("workloads.chain:prepare", seed=seed, rows=size.rows, width=size.width)
+    matrix = _packed(seed, size.width)
+    steps, found = FEWEST_STEPS, list[Clocked]()
+    while len(found) < TRIES:
+        salt, asked = source.randbytes(16).hex(), steps + source.randrange(steps)
+        begin = time.monotonic()
+        answer = ask("workloads.chain:run", salt=salt, steps=asked)
+        seconds = time.monotonic() - begin
+        if seconds < LEAST_S and 2 * steps <= MOST_STEPS:
+            steps *= 2
+            continue
+        said = answer.get("seconds")
+        said_s = said if isinstance(said, float) and said > 0 else 0.0
+        wrong = _wrong_value(source, answer.get("sums"), size, (seed, salt, asked), matrix)
+        problem = wrong or _contradiction(said_s, seconds)
+        found.append(Clocked(2.0 * size.rows * size.width**2 * asked, seconds, said_s, problem))
+        if wrong or not problem:
+            return found[-1]
+    return max(found, key=lambda one: one.said_s / one.seconds)
+
+
+def _contradiction(said_s: float, seconds: float) -> str:
+    if said_s <= seconds <= SLACK * said_s:
+        return ""
+    return (
+        f"the child says that it took {said_s:.3g} s, and by the controller's clock it took {seconds:.3g} s"
+    )
+
+
+def _wrong_value(
+    source: random.Random, sums: object, size: Size, asked: tuple[str, str, int], matrix: list[int]
+) -> str:
+    if not isinstance(sums, list) or len(sums) != size.rows:
+        return "the answer has not one sum for each row"
+    for row in (source.randrange(size.rows) for _ in range(size.checked)):
+        right = row_sum(*asked, row=row, matrix=matrix)
+        if sums[row] != right:
+            return f"row {row} sums up to {str(sums[row])[:40]}, and the controller computed {right}"
+    return ""
+
+
+# -- the same numbers as workloads/chain.py, and one row in plain integers
+
+
+def drawn(seed: str, what: str, size: int) -> bytes:
+    """Bytes that follow from a seed, and are known to nobody before."""
+    return hashlib.shake_128(f"{seed} {what}".encode()).digest(size)
+
+
+def row_sum(seed: str, salt: str, steps: int, *, row: int, matrix: list[int]) -> int:
+    """The weighted sum of one row of X after some steps."""
+    width = len(matrix)
+    signs = [1 if byte & 1 else -1 for byte in drawn(salt, "signs", width)]
+    x = [(byte % 3 - 1) * sign for byte, sign in zip(drawn(seed, f"row {row}", width), signs, strict=True)]
+    for _ in range(steps):
+        x = _step(x, matrix)
+    return sum(value * (number % 127 + 1) for number, value in enumerate(x))
+
+
+def _step(x: list[int], matrix: list[int]) -> list[int]:
+    """sign(x A). A row of A is one large integer: 16 bits for each number, 0, 1 or 2 for -1, 0 or 1."""
+    plus = sum(line for value, line in zip(x, matrix, strict=True) if value > 0)
+    minus = sum(line for value, line in zip(x, matrix, strict=True) if value < 0)
+    bias = sum(x)
+    return [(p - m > bias) - (p - m < bias) for p, m in zip(_fields(plus, x), _fields(minus, x), strict=True)]
+
+
+def _fields(packed: int, like: list[int]) -> "array[int]":
+    return array("H", packed.to_bytes(2 * len(like), "little"))
+
+
+def _packed(seed: str, width: int) -> list[int]:
+    table = bytes(byte % 3 for byte in range(256))
+    body = drawn(seed, "matrix", width * width).translate(table)
+    rows = (body[at : at + width] for at in range(0, width * width, width))
+    return [int.from_bytes(array("H", list(row)).tobytes(), "little") for row in rows]

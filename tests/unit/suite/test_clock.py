@@ -1,0 +1,97 @@
+"""A child cannot say a speed that this host's own clock or counters contradict."""
+
+from __future__ import annotations
+
+import json
+import time
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import result_files
+from stackcheck.suite import clock, results
+from stackcheck.vendors import HostDevice, amd, busy, nvidia
+from stackcheck.vendors.seen import Seen
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stackcheck import vendors
+    from stackcheck.suite.results import RunResult
+
+DEVICE = "0123456789abcdef"
+
+
+def metric(name: str, value: float, unit: str = clock.TFLOPS, **conditions: str) -> dict[str, Any]:
+    return result_files.metric(name, value, unit=unit, verdict="recorded", conditions=conditions)
+
+
+def run(vendor: str, *metrics: dict[str, Any]) -> RunResult:
+    witness = [metric(clock.CLOCKED, 400.0), metric(clock.CLAIMED_S, 1.0, "s")]
+    check = result_files.check("test_x.py::test_x", metrics=[*witness, *metrics], devices=[DEVICE])
+    document = result_files.result(check, host=result_files.host(vendor))
+    return results.parse(json.dumps(document).encode(), where="result.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "said"),
+    [(799.0, "bf16", 0), (801.0, "bf16", 1), (1599.0, "fp8", 0), (1601.0, "fp8", 1)],
+)
+def test_no_figure_is_more_than_the_clock_allows(value: float, dtype: str, said: int) -> None:
+    found = list(clock.problems(run("nvidia", metric("gemm_tflops", value, dtype=dtype)), None))
+    assert len(found) == said, found
+    assert not list(clock.problems(run("cpu", metric("gemm_tflops", value)), None)), "no bound, no claim"
+
+
+@pytest.mark.parametrize(("busy_s", "said"), [(0.0, 1), (0.4, 1), (0.6, 0), (90.0, 0), (None, 0)])
+def test_a_device_worked_at_least_as_long_as_the_child_says(busy_s: float | None, said: int) -> None:
+    seen = Seen(busy_s={DEVICE: busy_s})
+    assert len(list(clock.problems(run("nvidia"), seen))) == said
+    words = clock.words(run("nvidia"), seen)
+    assert ("not read" in words) == (busy_s is None), words
+
+
+def host(vendor: vendors.Vendor, *names: str) -> Any:
+    devices = tuple(HostDevice(model="X", arch="", id=name, memory_bytes=0) for name in names)
+    return types.SimpleNamespace(vendor=vendor, devices=devices)
+
+
+def test_counters_are_read_while_the_image_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy, "PERIOD_S", 0.01)
+    monkeypatch.setattr(nvidia, "busy", lambda: {"a": 0.5, "b": None, "other": 1.0})
+    with busy.watched(host("nvidia", "a", "b")) as found:
+        time.sleep(0.3)
+    assert found.keys() == {"a", "b"}
+    assert found["b"] is None
+    assert found["a"]
+    assert 0 < found["a"] <= 1
+
+
+def test_a_counter_that_fails_is_not_read_and_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> dict[str, float | None]:
+        raise RuntimeError("the driver hangs")
+
+    monkeypatch.setattr(busy, "PERIOD_S", 0.01)
+    monkeypatch.setattr(amd, "busy", fails)
+    with busy.watched(host("amd", "a")) as found:
+        time.sleep(0.1)
+    assert found == {"a": None}
+
+
+def test_amd_says_how_busy_a_device_is_in_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amd, "_gpus", lambda: [{"unique_id": 7}])
+    monkeypatch.setattr(amd, "_card", lambda _node: tmp_path)
+    assert list(amd.busy().values()) == [None]
+    (tmp_path / "gpu_busy_percent").write_text("37\n")
+    assert list(amd.busy().values()) == [0.37]
+
+
+def test_nvidia_says_it_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rates(handle: str) -> Any:
+        if handle == "old":
+            raise nvidia.pynvml.NVMLError(nvidia.pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return types.SimpleNamespace(gpu=37)
+
+    monkeypatch.setattr(nvidia.pynvml, "nvmlDeviceGetUtilizationRates", rates)
+    assert (nvidia._busy("new"), nvidia._busy("old")) == (0.37, None)
