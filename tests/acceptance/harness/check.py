@@ -129,8 +129,10 @@ class Check:
         if self.doubts and self.violations and self.violations == self.slow:
             invalid(self.doubts, "\n".join(self.slow))
         if self.violations:
-            slow = "bound" if self.violations == self.slow else None
-            self.cause = "no_threshold" if self.lacks_only_bounds() else slow
+            if self.lacks_only_bounds():
+                self.cause = "no_threshold"
+            elif self.violations == self.slow:
+                self.cause = "bound"
             pytest.fail("\n".join(self.violations), pytrace=False)
 
     def require_even(self, uneven: Sequence[str]) -> None:
