@@ -97,8 +97,9 @@ def _counts(found: Judgement) -> dict[str, int]:
     verdict = found.verdict
     return {
         "passed": len(verdict.passed),
-        "failed": len(verdict.failed) - len(verdict.unbounded),
+        "failed": len(verdict.failed) - len(verdict.unbounded) - len(verdict.guessed),
         "no bound": len(verdict.unbounded),
+        "under a guessed bound": len(verdict.guessed),
         "skipped": len(verdict.skipped),
         "invalid": len(verdict.invalid),
         "waived": len(verdict.warned),
@@ -108,7 +109,7 @@ def _counts(found: Judgement) -> dict[str, int]:
 def _next(path: Path, found: Judgement) -> str:
     """The command that follows from a verdict."""
     verdict, result = found.verdict, found.result
-    if verdict.lacks_only_bounds:
+    if verdict.lacks_only_bounds or (verdict.status == "UNFIT" and verdict.guessed and not verdict.invalid):
         return f"stackcheck baseline {path} and the results of two more healthy runs"
     if verdict.status == "UNFIT":
         return "run the suites again on a fit machine that the stack names"

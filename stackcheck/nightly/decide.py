@@ -136,8 +136,10 @@ def outcome(verdict: Verdict, result: RunResult) -> RunOutcome:
         name for name in verdict.skipped if any(line.startswith(f"{name} ") for line in verdict.reasons)
     }
     failed = tuple(name for name in (*verdict.failed, *sorted(refused)) if name not in verdict.warned)
+    # A night asks whether an image became worse, and a certified one has met its derived bounds before.
+    only_low = verdict.status == "UNFIT" and len(verdict.guessed) == len(verdict.reasons)
     return RunOutcome(
-        status=verdict.status,
+        status="FAILED" if only_low else verdict.status,
         failed=failed,
         reasons=verdict.reasons,
         lacks_only_bounds=verdict.lacks_only_bounds,

@@ -53,12 +53,15 @@ def require_comparable(runs: Sequence[RunResult], fewest: int = FEWEST_RUNS) -> 
                 )
 
 
-def require_healthy(run: RunResult, figures: Collection[str] | None = None) -> None:
+def require_healthy(
+    run: RunResult, figures: Collection[str] | None = None, guessed: Collection[str] = ()
+) -> None:
     """Refuse a run that does not show what a healthy machine reaches.
 
     Args:
         run: The run.
         figures: Names of metrics. If given, a failed check matters only if it measured one of them.
+        guessed: Ids of the checks that failed by derived bounds alone.
 
     Raises:
         ChecksFailedError: It is made up, did not finish, or a check failed for more than a missing bound.
@@ -89,7 +92,8 @@ def require_healthy(run: RunResult, figures: Collection[str] | None = None) -> N
                 expected="no check with the outcome invalid",
                 next_step=f"wait until the machine is idle and healthy, then {RUN_AGAIN}",
             )
-        matters = figures is None or any(metric.name in figures for metric in check.metrics)
+        measured = figures is None or any(metric.name in figures for metric in check.metrics)
+        matters = measured and check.id not in guessed
         if check.outcome in ("failed", "error") and matters and not _lacks_only_bounds(run, check):
             raise ChecksFailedError(
                 "a run with a failed check cannot be a baseline: a failed check may also have been slow",

@@ -39,7 +39,7 @@ NonNegative = Annotated[NonNegativeFloat, Field(strict=True, allow_inf_nan=False
 Name = Annotated[str, Field(min_length=1)]
 
 CheckOutcome = Literal["passed", "failed", "skipped", "error", "invalid"]
-FailureCause = Literal["no_threshold", "exception"]
+FailureCause = Literal["no_threshold", "bound", "exception"]
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 # What can make a machine unfit; suite/machine.py says which readings show it.
 UnfitKind = Literal[
@@ -174,8 +174,9 @@ class CheckResult(_Part):
     """One test item: how it ended and what it measured.
 
     `seconds` does not count `waited_s`, the time for which it waited for devices or for other checks.
-    `cause` is `no_threshold` if missing thresholds are all that failed, `exception` if the suites raised one
-    and judged nothing, else None. Results of older suites lack the field.
+    `cause` is `no_threshold` if missing thresholds are all that failed, `bound` if violated ones are,
+    `exception` if the suites raised one and judged nothing, else None. Results of older suites
+    lack the field.
     """
 
     id: Name

@@ -8,7 +8,8 @@ a check that really failed says something about the image, and UNFIT would hide 
 because the machine was throttled has to report `invalid` itself, and its telemetry has to show the state of
 the machine that it names: `invalid` without such evidence is FAILED. Only what this host itself sees comes
 before FAILED: where it has lost a device during the run, nothing that failed says anything. A machine that
-cannot certify the stack is unfit too (`certifiable`): what passed on 4 devices says nothing about 8.
+cannot certify the stack is unfit too (`certifiable`): what passed on 4 devices says nothing about 8. So is
+one whose figure is under a bound that is only derived: the guess may be wrong, and the image good.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stackcheck.suite import certifiable, clock, expected, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.matrix.known_issues import KnownIssue
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 
 Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed
+GUESSED = "guessed bound:"  # begins the reason of a check whose figures are under derived bounds alone
 UNBOUNDED = "no bound:"  # begins the reason of a check whose figures have no bound
 SHOWN_REASONS = 8  # of a verdict, in an error message
 SHOWN_LINES = 4  # of a reason there; a workload that died tells of each rank
 MADE_UP = "the result is made up by a test: no device ran its checks"
+MEASURE = "it may be wrong, so this says nothing sure about the image; next: stackcheck baseline"
 NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
@@ -54,6 +57,7 @@ class Verdict:
         required: The ids of the checks that had to pass.
         waivers: The waivers that applied.
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
+        guessed: Ids of those `failed` checks whose only fault is a figure under a bound that is derived.
         checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
@@ -73,6 +77,7 @@ class Verdict:
     required: tuple[str, ...]
     waivers: tuple[Waiver, ...] = ()
     unbounded: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
     known_issues: tuple[KnownIssue, ...] = ()
     checks_digest: str = ""
@@ -109,10 +114,13 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         for check in result.checks
         if _waived(check, required.waivers) and _needs_waiver(check, required.facts)
     )
+    accepted = {*warned, *(check.id for check in result.checks if is_advisory(check.id, required.advisory))}
+    low = {check.id: found for check in result.checks if (found := below_a_guess(check, bounds))}
+    guessed = {name: found for name, found in low.items() if name not in accepted}
     failures = (
         *_about_the_run(result, required),
         *_about_the_set(result, required),
-        *_about_checks(result, required, warned),
+        *_about_checks(result, required, accepted | low.keys()),
         *_about_bounds(result, required, bounds, warned),
         *clock.problems(result, required.seen),
         *_about_the_driver(result, bounds),
@@ -126,6 +134,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
             missing=bounds.missing,
         ),
         *(_line(check) for check in result.checks if _is_unfit(check, required)),
+        *(f"{GUESSED} {name}: {'; '.join(found)}; {MEASURE}" for name, found in guessed.items()),
     )
     unbounded = tuple(check.id for check in result.checks if lacks_bound(check))
     gone = required.seen.gone if required.seen else ()
@@ -141,6 +150,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         required=tuple(name for name in required.checks if not is_advisory(name, required.advisory)),
         waivers=required.waivers,
         unbounded=unbounded,
+        guessed=tuple(guessed),
         bounds=bounds.classes(),
         driver=bounds.driver.model_dump() if bounds.driver else {},
         clock=clock.words(result, required.seen),
@@ -254,9 +264,9 @@ def _about_the_set(result: RunResult, required: Requirements) -> Iterator[str]:
         yield "no check passed"
 
 
-def _about_checks(result: RunResult, required: Requirements, warned: Sequence[str]) -> Iterator[str]:
+def _about_checks(result: RunResult, required: Requirements, apart: Collection[str]) -> Iterator[str]:
     for check in result.checks:
-        if check.id not in warned and not is_advisory(check.id, required.advisory):
+        if check.id not in apart:
             yield from _about_check(check, required)
 
 
@@ -347,6 +357,28 @@ def lacks_bound(check: CheckResult) -> bool:
     verdicts = {metric.verdict for metric in check.metrics}
     unbounded = check.cause == "no_threshold" and "no_threshold" in verdicts
     return check.outcome == "failed" and unbounded and not any(map(_violated, check.metrics))
+
+
+def below_a_guess(check: CheckResult, bounds: Bounds) -> tuple[str, ...]:
+    """What failed a check, if it is only figures beyond bounds that are derived.
+
+    The image wrote the cause. So each figure that violates a bound must have a number, and violate the
+    derived bound that this host looks up, which is the one that the image reports.
+    """
+    if check.outcome != "failed" or check.cause != "bound":
+        return ()
+    low = []
+    for index, metric in enumerate(check.metrics):
+        if not _violated(metric):
+            continue
+        found = bounds.of.get((check.id, index))
+        if found is None or found.kind != "derived" or metric.value is None or found.accepts(metric.value):
+            return ()
+        if (metric.bound, metric.direction) != (found.bound, found.direction):
+            return ()
+        sign = "<" if found.direction == "min" else ">"
+        low.append(f"{metric.name} {metric.value:.4g} {metric.unit} {sign} {found.bound:g}, a derived bound")
+    return tuple(low)
 
 
 def _line(check: CheckResult) -> str:

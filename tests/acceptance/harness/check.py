@@ -57,8 +57,9 @@ class Check:
     more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
     skip: dict[str, Any] | None = None  # kind and facts, if the check was skipped
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
-    # Why it failed, if missing bounds alone did it, or an exception of the suites' own, which judges nothing.
-    cause: Literal["no_threshold", "exception"] | None = None
+    # Why it failed, if missing or violated bounds alone did it, or an exception of the suites' own, which
+    # judges nothing.
+    cause: Literal["no_threshold", "bound", "exception"] | None = None
     started: str = field(default_factory=resultfile.now)
     waited_s: float = 0.0  # for devices, or for other checks to end
 
@@ -130,7 +131,10 @@ class Check:
         if self.doubts and self.violations and self.violations == self.slow:
             invalid(self.doubts, "\n".join(self.slow))
         if self.violations:
-            self.cause = "no_threshold" if self.lacks_only_bounds() else None
+            if self.lacks_only_bounds():
+                self.cause = "no_threshold"
+            elif self.violations == self.slow:
+                self.cause = "bound"
             pytest.fail("\n".join(self.violations), pytrace=False)
 
     def require_even(self, uneven: Sequence[str]) -> None:

@@ -24,12 +24,15 @@ def keep(found: Mapping[str, Any], record_metric: RecordMetric) -> None:
 
 
 def require_usual(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSession, check: Check) -> None:
-    """Fail if a product, copy or collective is so slow that the job's figures mean nothing."""
+    """Fail if a product, copy or collective is so slow that the job's figures mean nothing.
+
+    A derived bound says too little for that; the check of the figure itself is judged by it.
+    """
     problems = list(found["problems"])
     entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
     for name, value, unit, conditions in ceilings(found):
         entry = thresholds.find(entries, name, {"devices": ranks, **conditions})
-        if entry is not None and not value >= SLOW_SHARE * entry.bound:
+        if entry is not None and entry.kind != "derived" and not value >= SLOW_SHARE * entry.bound:
             problems.append(f"{name} {value:.4g} {unit} is under 90 % of {entry.bound:g} ({entry.source})")
     require(problems, acceptance, check)
 

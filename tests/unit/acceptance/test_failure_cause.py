@@ -69,6 +69,13 @@ def test_violated_bound_beside_a_missing_one_has_no_such_cause(
     assert (found.outcome, found.cause, found.says_cause) == ("failed", None, True)
 
 
+@pytest.mark.parametrize(("value", "cause"), [(400.0, "bound"), (float("nan"), None)])
+def test_violated_bounds_alone_are_the_cause_and_no_number_is_not(
+    harness: Any, value: float, cause: str | None
+) -> None:
+    assert ended(harness, [(value, GEMM)]).cause == cause
+
+
 def test_failed_teardown_after_a_missing_bound_has_no_such_cause(harness: Any) -> None:
     found = ended(harness, [(800.0, NO_BOUND)], teardown="failed")
     assert (found.outcome, found.cause) == ("error", None)

@@ -1,0 +1,106 @@
+"""Each claim of the two AMD pages names what holds it: a test that exists, a page, or a public source.
+
+A claim is a paragraph, an item of a list or a row of a table. A table or list may be held by the paragraph
+right before it. "What never ran" is exempt: an absence has neither.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = (ROOT / "docs/reference/amd.md", ROOT / "docs/guides/first-amd-host.md")
+TESTS = {path.name: path for path in (ROOT / "tests").rglob("*.py")}
+EXEMPT = "What never ran"
+
+_TEST = re.compile(r"((?:test_|arch_gates)\w*\.py)(?:::(\w+))?")
+# A link, an issue, a file of data whose rows have sources, AMD's data sheets, a source of the kernel.
+_SOURCE = re.compile(
+    r"\]\([^)]+\)|\b[\w-]+/[\w.-]+#\d+|https://|`(?:devices|drivers|known-issues)\.\w+`|[Dd]ata sheets?"
+    r"|\b(?:amdgpu|mce|amd)_\w+\.[ch]\b"
+)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_ITEM = re.compile(r"\||- |\d+\. ")
+
+
+def claims(text: str) -> Iterator[tuple[str, str]]:
+    """Each claim, and the paragraph that introduces it; code and the heads of tables are none."""
+    for section in re.split(r"^(?=#+ )", _COMMENT.sub("", text), flags=re.MULTILINE):
+        heading, _, body = section.partition("\n")
+        if heading.strip("# ") == EXEMPT:
+            continue
+        lead = ""
+        for block in re.split(r"\n\s*\n", body):
+            if block.startswith("    ") or not block.strip():
+                continue
+            lines = block.strip("\n").splitlines()
+            parts = [line for line in lines if _ITEM.match(line)]
+            if not parts:
+                lead = block
+            before = "\n".join(lines[: lines.index(parts[0])]) if parts else ""
+            lead = before or lead
+            yield from ((part, lead) for part in _parts(lines))
+
+
+def _parts(lines: list[str]) -> Iterator[str]:
+    part: list[str] = []
+    for number, line in enumerate(lines):
+        if _ITEM.match(line) and part:
+            yield "\n".join(part)
+            part = []
+        head = any(set(near) <= set("|- ") for near in (line, *lines[number + 1 : number + 2]))
+        if not (line.startswith("|") and head):
+            part.append(line)
+    if part:
+        yield "\n".join(part)
+
+
+def is_held(text: str) -> bool:
+    """Whether a text names a test that exists, or a source."""
+    return bool(_SOURCE.search(text)) or any(
+        (path := TESTS.get(file)) and (not name or f"def {name}(" in path.read_text(encoding="utf-8"))
+        for file, name in _TEST.findall(text)
+    )
+
+
+def unheld(text: str) -> list[str]:
+    """The claims without a test or a source."""
+    return [claim for claim, lead in claims(text) if not is_held(claim) and not is_held(lead)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_claim_has_a_test_or_a_source(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(list(claims(text))) > 20
+    assert unheld(text) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = _TEST.findall(page.read_text(encoding="utf-8"))
+    gone = [(file, name) for file, name in named if not is_held(f"{file}::{name}" if name else file)]
+    assert gone == []
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "It works.",
+        "- It works (`test_no_such_file.py`).",
+        "| a | works |",
+        "`test_sizes.py::test_gone`",
+    ],
+)
+def test_a_claim_without_either_is_found(claim: str) -> None:
+    assert unheld(f"# Page\n\nHeld by `test_sizes.py`.\n\n## Part\n{claim}\n") == [claim]
+
+
+def test_a_table_is_held_by_the_paragraph_before_it() -> None:
+    assert unheld("# Page\n`test_sizes.py` reads:\n\n| a | b |\n|---|---|\n| c | d |\n") == []

@@ -1,0 +1,162 @@
+"""A figure beyond a derived bound blames no image and certifies none; beyond any other it is FAILED."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import models, preflight, thresholds
+from harness.check import Check
+from result_files import CONFIG_DIGEST, check, host, metric, result
+from small_verdicts import HEALTHY, judged
+from stackcheck.errors import ChecksFailedError
+from stackcheck.nightly.decide import outcome
+from stackcheck.proof.baseline import propose
+from stackcheck.suite import bounds, results
+from stackcheck.suite.bounds import Bound, Bounds
+from stackcheck.suite.requirements import Requirements
+from stackcheck.suite.verdict import GUESSED, judge
+from workloads import gated
+
+ROOT = Path(__file__).resolve().parents[3]
+MACHINES = [
+    (row["model"], row["vendor"], count)
+    for row in models.table()
+    for count in row.get("counts") or (1, 8)
+    if row["vendor"] != "cpu" and thresholds.path_of(row["vendor"], row["model"]).exists()
+]
+SPEED = "test_b.py::test_speed"
+DERIVED = Bound(bound=5.0, direction="min", unit="GB/s", kind="derived")
+LOW = metric(value=4.0, verdict="fail")
+
+
+def missed(model: str, vendor: Any, count: int) -> list[dict[str, Any]]:
+    """A failed check for each figure of a machine, a tenth beyond its bound, as the suites themselves end."""
+    found = []
+    entries = thresholds.load(thresholds.path_of(vendor, model))
+    for number, (name, asked) in enumerate(gated.figures(models.row(model), count, "standard")):
+        if (entry := thresholds.find(entries, name, {"devices": count, "nvls": "off", **asked})) is None:
+            continue
+        one = Check(vendor=vendor, model=model, count=count)
+        value = entry.bound / 1.1 if entry.direction == "min" else entry.bound * 1.1
+        one.record(name, value, unit=entry.unit, conditions={"nvls": "off", **asked}, gate=True)
+        with pytest.raises(pytest.fail.Exception):
+            one.conclude()
+        figures = [json.loads(json.dumps(vars(figure))) for figure in one.metrics]
+        found.append(check(f"test_{number}.py::test_x", "failed", cause=one.cause, metrics=figures))
+    return found
+
+
+@pytest.mark.parametrize(("model", "vendor", "count"), MACHINES)
+def test_of_every_machine_the_class_of_the_bound_decides(model: str, vendor: str, count: int) -> None:
+    checks = missed(model, vendor, count)
+    document = result(*HEALTHY, *checks, host=host(vendor, *[model] * count), tier="standard")
+    parsed = results.parse(json.dumps(document).encode())
+    found = bounds.look_up(parsed, ROOT)
+    required = Requirements(checks=tuple(one.id for one in parsed.checks), image_config_digest=CONFIG_DIGEST)
+    verdict = judge(parsed, required, found)
+    kinds = {one["id"]: found.of[one["id"], 0] for one in checks}
+    derived = {name for name, bound in kinds.items() if bound and bound.kind == "derived"}
+    assert set(verdict.guessed) == derived
+    assert verdict.status == ("UNFIT" if derived == kinds.keys() and not _others(verdict) else "FAILED")
+    for name in kinds:
+        (reason,) = [line for line in verdict.reasons if f"{name} " in line or f"{name}:" in line]
+        assert reason.startswith(GUESSED) == (name in derived)
+
+
+def _others(verdict: Any) -> list[str]:
+    """Failures that are not of the figures: NVLS of this host, for example."""
+    return [line for line in verdict.reasons if line.startswith("no check measured")]
+
+
+def low(**changes: Any) -> dict[str, Any]:
+    claimed: dict[str, Any] = check(SPEED, "failed", **{"cause": "bound", "metrics": [LOW], **changes})
+    return claimed
+
+
+def test_a_derived_bound_is_unfit_and_says_what_to_do() -> None:
+    verdict = judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): DERIVED}))
+    assert (verdict.status, verdict.guessed) == ("UNFIT", (SPEED,))
+    assert verdict.reasons[0].startswith(f"{GUESSED} {SPEED}: busbw 4 GB/s < 5, a derived bound; ")
+    assert verdict.reasons[0].endswith("next: stackcheck baseline")
+
+
+@pytest.mark.parametrize("kind", ["measured", "published"])
+def test_what_somebody_measured_is_no_guess(kind: Any) -> None:
+    known = DERIVED.model_copy(update={"kind": kind})
+    assert judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): known})).status == "FAILED"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"cause": None},  # an assertion of the check failed, or older suites wrote it
+        {"cause": "no_threshold"},
+        {"cause": "exception"},
+        {"metrics": []},
+        {"metrics": [metric()]},  # nothing violates a bound
+        {"metrics": [LOW | {"value": None}]},
+        {"metrics": [LOW | {"bound": 9.0}]},  # not the bound of this host
+        {"metrics": [LOW | {"value": 6.0}]},  # this host's bound accepts it
+        {"metrics": [LOW, LOW]},  # the second has no bound here
+    ],
+    ids=str,
+)
+def test_a_check_that_only_claims_it_is_failed(claim: dict[str, Any]) -> None:
+    verdict = judged(*HEALTHY, low(**claim), bounds=Bounds({(SPEED, 0): DERIVED}))
+    assert (verdict.status, verdict.guessed) == ("FAILED", ())
+
+
+def test_a_wrong_value_beside_it_is_failed() -> None:
+    wrong = check("test_c.py::test_values", "failed")
+    assert judged(*HEALTHY, low(), wrong, bounds=Bounds({(SPEED, 0): DERIVED})).status == "FAILED"
+
+
+def test_a_night_still_asks_whether_the_image_became_slower() -> None:
+    verdict = judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): DERIVED}))
+    parsed = results.parse(json.dumps(result(*HEALTHY, low())).encode())
+    assert (outcome(verdict, parsed).status, outcome(verdict, parsed).failed) == ("FAILED", (SPEED,))
+
+
+def test_such_runs_may_become_the_measured_bounds_and_other_failures_may_not() -> None:
+    slow = next(one for one in missed("MI300X", "amd", 8) if one["metrics"][0]["name"] == "gemm_tflops"
+                and bounds_kind(one) == "derived")  # fmt: skip
+    machine = host("amd", *["MI300X"] * 8)
+    runs = [result(*HEALTHY, slow, host=machine, run_id=f"{n:032x}", tier="standard") for n in range(3)]
+    parsed = [results.parse(json.dumps(run).encode()) for run in runs]
+    (proposal,) = propose(parsed, root=ROOT).proposals
+    assert proposal.entry.metric == "gemm_tflops"
+    for run in runs:
+        run["checks"][-1] = slow | {"cause": None}
+    with pytest.raises(ChecksFailedError, match="cannot be a baseline"):
+        propose([results.parse(json.dumps(run).encode()) for run in runs], root=ROOT)
+
+
+def bounds_kind(one: dict[str, Any]) -> str:
+    figure = one["metrics"][0]
+    entries = thresholds.load(thresholds.path_of("amd", "MI300X"))
+    found = thresholds.find(entries, figure["name"], figure["conditions"])
+    assert found
+    return found.kind
+
+
+@pytest.mark.parametrize(("vendor", "model", "fails"), [("nvidia", "H200", True), ("amd", "MI325X", False)])
+def test_a_job_is_not_refused_beforehand_for_a_guess(
+    vendor: Any, model: str, *, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "doubts", lambda *_: [])
+    session: Any = SimpleNamespace(vendor=vendor, model=model, machine_at_start=lambda: None, devices=[])
+    entries = thresholds.load(thresholds.path_of(vendor, model))
+    copy = next(one for one in entries if one.metric == "copy_gb_per_s")
+    assert (copy.kind == "measured") is fails
+    moved = {"bytes": copy.conditions.get("bytes", 4 << 30), "gb_per_s": copy.bound / 2}
+    found = {"problems": [], "gemm": [], "copy": moved, "collectives": []}
+    if not fails:
+        return preflight.require_usual(found, 1, session, Check(vendor=vendor, model=model))
+    with pytest.raises(pytest.fail.Exception, match="copy_gb_per_s"):
+        preflight.require_usual(found, 1, session, Check(vendor=vendor, model=model))
+    return None
