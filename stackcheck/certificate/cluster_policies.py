@@ -60,7 +60,7 @@ def demanded_levels(
         raise ConfigurationError(
             "a policy cannot ask for a number of devices alone",
             got=f"--devices {devices}",
-            expected="--gpu MODEL with it",
+            expected="--device-model MODEL with it",
         )
     names = [gpu and (f"{gpu}_X{devices}" if devices else gpu), tier and f"TIER_{tier}"]
     names += [PACKAGED_PYTHON] if packaged_python else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from stackcheck import __version__
-from stackcheck.cli import usage
+from stackcheck.cli import output, usage
 from stackcheck.cli.output import Printable, print_error, print_json_error
 from stackcheck.errors import StackcheckError
 from stackcheck.files.atomic import UNUSABLE, file_error
@@ -137,11 +138,21 @@ def _version(asked: bool) -> None:  # Typer's signature
 @app.callback()
 def stackcheck(
     *,
-    version: Annotated[  # its callback answers
+    version: Annotated[  # noqa: ARG001  # its callback answers
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Write results and errors only; before the command.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show requests and where an error arose; before the command."),
     ] = False,
 ) -> None:
     """Decide whether a GPU training stack can be trusted: build, test, certify, publish, verify, run."""
+    output.volume.update(quiet=quiet, verbose=verbose)
+    if verbose:
+        logging.basicConfig(level=logging.DEBUG, format="[%(name)s] %(message)s", stream=sys.stderr)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

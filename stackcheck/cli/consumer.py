@@ -9,7 +9,7 @@ import typer
 
 from stackcheck.certificate import key_sources, keyring
 from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app, taking
-from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_table
+from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_styled, print_table
 from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Certifying as TierName
@@ -125,10 +125,10 @@ def verify_image(
     verified = verified_for(reference, conditions)
     facts = _facts(verified, conditions.public_key, conditions.max_age)
     if as_json:
-        print_json(facts | {"certificate": verified.facts})
+        print_json(facts | {"notes": _notes(verified), "certificate": verified.facts})
         return
-    print(f"VERIFIED  {verified.reference}")
-    print_facts({name: str(value) for name, value in facts.items() if value is not None})
+    print_styled("VERIFIED", "good", f"  {verified.reference}")
+    print_facts({name: _words(name, value) for name, value in facts.items() if value not in (None, {}, [])})
     for note in _notes(verified):
         print_note(note)
 
@@ -223,27 +223,24 @@ def _facts(verified: Verified, pinned: Pinned, max_age: dt.timedelta) -> dict[st
         "driver": verified.driver,
         "verified_at": verified.verified_at.isoformat(),
         "valid_until": (verified.verified_at + max_age).isoformat(),
-        "signed_by": " or ".join(keyring.hints(pinned)),
+        "signed_by": list(keyring.hints(pinned)),
         "tier": verified.facts["run"]["tier"],
         "devices": len(verified.facts["host"]["devices"]),
-        "checks": f"{len(verified.facts['passed'])} passed, {len(verified.facts['warned'])} waived",
-        "bounds": _bounds(verified),
-        "static_only": ", ".join(verified.facts.get("archs", {}).get("staticOnly", [])) or None,
-        "against": _against(verified),
+        "checks": {"passed": len(verified.facts["passed"]), "waived": len(verified.facts["warned"])},
+        "bounds": verified.facts.get("bounds", {}),
+        "static_only": verified.facts.get("archs", {}).get("staticOnly", []),
+        "against": verified.facts.get("against"),
         "next": f"stackcheck run {verified.reference} -- python3",
     }
 
 
-def _bounds(verified: Verified) -> str | None:
-    """How many figures a bound judged, by the class of the bounds; None for a certificate that has none."""
-    classes = verified.facts.get("bounds", {})
-    return ", ".join(f"{count} {name}" for name, count in classes.items()) or None
-
-
-def _against(verified: Verified) -> str | None:
-    """What the pair with a certified image found; None if there was no pair."""
-    found = verified.facts.get("against")
-    return against_words(found) if found else None
+def _words(name: str, value: Any) -> str:
+    """A fact for a person; `--json` has its parts."""
+    if name == "against":
+        return against_words(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {what}" for what, count in value.items())
+    return (" or " if name == "signed_by" else ", ").join(value) if isinstance(value, list) else str(value)
 
 
 def against_words(found: Mapping[str, Any]) -> str:

@@ -32,9 +32,6 @@ def find_images(
         ),
     ] = None,
     *,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="MODEL", help="Device model.", show_default="this host's")
-    ] = None,
     torch: Annotated[
         str | None,
         typer.Option("--torch", metavar="VERSION", help="torch: 2.13 or '>=2.12'.", show_default="any"),
@@ -44,13 +41,19 @@ def find_images(
     every: Annotated[bool, typer.Option("--all", help="Also list the others, and say why not.")] = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--device-model", "--gpu", metavar="MODEL", help="Device model.", show_default="this host's"
+        ),
+    ] = None,
     driver: Annotated[
         str | None,
         typer.Option(
             "--driver",
             metavar="PATTERN",
             help="Driver version, or a pattern of versions.",
-            show_default="this host's, or any with --gpu",
+            show_default="this host's, or any with --device-model",
         ),
     ] = None,
     key: PublicKey = None,

@@ -48,7 +48,8 @@ Stack = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", metavar="PATTERN", help="Device model.", show_default=ANY)
+    str | None,
+    typer.Option("--device-model", "--device", metavar="PATTERN", help="Device model.", show_default=ANY),
 ]
 Driver = Annotated[
     str | None,
@@ -110,7 +111,7 @@ def _query(
     )
 
 
-filtered = taking("query", _query, late="driver")
+filtered = taking("query", _query, late=("device_model", "driver"))
 
 
 @group.callback(invoke_without_command=True)

@@ -77,7 +77,7 @@ def _bases(root: Path, on: Machine) -> list[doctor.HostFinding]:
     """Where this host gets each base that it would bootstrap; empty outside a checkout."""
     if not (root / "matrix.yaml").exists():
         return []
-    stacks = [stack for stack in resolve.load_stacks(root) if stack.vendor == on.vendor]
+    stacks = [stack for stack in resolve.usable(root) if stack.vendor == on.vendor]
     suites = {stack.os: stack.base.suite for stack in stacks if stack.base.kind == "bootstrap"}
     mirrors = sites.load()
     return [_base(system, suite or "", mirrors.apt.get(system, ())) for system, suite in suites.items()]
@@ -97,7 +97,7 @@ def _stacks(root: Path, on: Machine) -> list[doctor.HostFinding]:
     """Whether each stack for the vendor of a machine can be certified there; empty outside a checkout."""
     if not (root / "matrix.yaml").exists():
         return []
-    stacks = [stack for stack in resolve.load_stacks(root) if stack.vendor == on.vendor]
+    stacks = [stack for stack in resolve.usable(root) if stack.vendor == on.vendor]
     return [
         doctor.HostFinding(
             name=f"certify {one.stack_id}",

@@ -10,7 +10,7 @@ import typer
 
 from stackcheck.cli import outlooks
 from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, Wheelhouse, new_app
-from stackcheck.cli.output import Progress, counted, print_json, print_table
+from stackcheck.cli.output import Progress, counted, print_json, print_note, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
 
@@ -41,7 +41,7 @@ def list_stacks(
     root: Root = HERE,
 ) -> None:
     """List the stacks of the matrix, their state, and whether each can be certified here."""
-    stacks = resolve.load_stacks(root, selectors or ())
+    stacks = resolve.load_stacks(root, selectors or (), refused=print_note)
     if markdown:
         from stackcheck.recipe import stack_table
 

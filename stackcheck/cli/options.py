@@ -35,14 +35,14 @@ def new_app() -> typer.Typer:
 
 
 def taking(
-    name: str, make: Callable[..., Any], *, late: str | None = None
+    name: str, make: Callable[..., Any], *, late: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator for a verb that takes an object: the verb gets the options of the function that makes it.
 
     Args:
         name: The verb's parameter; the options stand in its place.
         make: Makes the object of its options.
-        late: An option that stands behind the verb's own, as in other verbs that have it.
+        late: Options that stand behind the verb's own, as in other verbs that have them.
     """
     asked = inspect.signature(make, eval_str=True).parameters
 
@@ -53,9 +53,9 @@ def taking(
 
         found: list[inspect.Parameter] = []
         for own in inspect.signature(verb, eval_str=True).parameters.values():
-            if own.name in LAST and late and asked[late] not in found:
-                found.append(asked[late])
-            found += [each for each in asked.values() if each.name != late] if own.name == name else [own]
+            if own.name in LAST:
+                found += [asked[name] for name in late if asked[name] not in found]
+            found += [each for each in asked.values() if each.name not in late] if own.name == name else [own]
         run.__doc__, run.__name__ = verb.__doc__, verb.__name__
         run.__annotations__ = {each.name: each.annotation for each in found}
         run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # what Typer reads

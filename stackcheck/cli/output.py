@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import StackcheckError
@@ -13,6 +16,14 @@ from stackcheck.errors import StackcheckError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TextIO
+
+
+STYLES = {"bad": "1;31", "good": "1;32", "remark": "33", "head": "1"}
+GOOD, BAD = (
+    frozenset({"PASSED", "VERIFIED", "passed", "ok"}),
+    frozenset({"FAILED", "REVOKED", "failed", "missing"}),
+)
+volume = {"quiet": False, "verbose": False}  # what -q and -v before the verb asked for
 
 
 def shown(text: str, *, lines: bool = False) -> str:
@@ -54,6 +65,11 @@ class Printable(io.TextIOBase):
         self.written = True
         return len(text)
 
+    def write_styled(self, text: str) -> None:
+        """Write a coloured text, whose foreign parts went through `shown` before."""
+        self._stream.write(text)
+        self.written = True
+
     def flush(self) -> None:
         """Flush the stream itself."""
         self._stream.flush()
@@ -71,6 +87,21 @@ def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+def _has_colour(stream: object) -> bool:
+    """Only a terminal gets colour, and none with NO_COLOR (no-color.org)."""
+    told = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return isinstance(stream, Printable) and stream.isatty() and not told
+
+
+def print_styled(word: str, style: str, rest: str = "", *, file: TextIO | Printable | None = None) -> None:
+    """Write a line that begins with a word in colour."""
+    stream = file or sys.stdout
+    if isinstance(stream, Printable) and _has_colour(stream):
+        stream.write_styled(f"\x1b[{STYLES[style]}m{shown(word)}\x1b[0m{shown(rest, lines=True)}\n")
+    else:
+        stream.write(f"{word}{rest}\n")
+
+
 def counted(number: int, noun: str) -> str:
     """`1 image`, `2 images`: a number with its noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -78,9 +109,11 @@ def counted(number: int, noun: str) -> str:
 
 def print_error(error: Exception) -> None:
     """Write an error to stderr, with the lines of its details."""
-    print(f"error: {shown(str(error), lines=True)}", file=sys.stderr)
+    print_styled("error:", "bad", f" {shown(str(error), lines=True)}", file=sys.stderr)
     if isinstance(error, StackcheckError) and not error.next_step:
         print(f"  next: {error.usual_step}", file=sys.stderr)
+    if volume["verbose"]:
+        print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
 
 
 def print_json_error(error: StackcheckError) -> None:
@@ -92,7 +125,8 @@ def print_json_error(error: StackcheckError) -> None:
 
 def print_note(text: str) -> None:
     """Write what the user should know, although the command succeeded, to stderr."""
-    print(f"note: {shown(text)}", file=sys.stderr)
+    if not volume["quiet"]:
+        print_styled("note:", "remark", f" {shown(text)}", file=sys.stderr)
 
 
 def print_json(value: object) -> None:
@@ -102,11 +136,39 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write a plain aligned table to stdout; it looks the same in a terminal, a log and a README."""
+    """Write an aligned table to stdout: plain in a log and a README, as wide as a terminal in one."""
     rows = [tuple(map(shown, row)) for row in rows]
+    if isinstance(sys.stdout, Printable) and sys.stdout.isatty():
+        sys.stdout.write_styled(_fitted(columns, rows, colour=_has_colour(sys.stdout)))
+        return
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     for row in (columns, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool) -> str:
+    """The table for a terminal: what is too wide for it goes on in the next line of its column."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(columns):
+        table.add_column(Text(name), overflow="fold", no_wrap=index == 0)  # the first one is copied
+    for row in rows:
+        style = {cell: "green" for cell in row if cell in GOOD} | {cell: "red" for cell in row if cell in BAD}
+        table.add_row(*(Text(cell, style=style.get(cell, "")) for cell in row))
+    width = shutil.get_terminal_size().columns
+    into = io.StringIO()
+    console = Console(
+        file=into,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+    )
+    console.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
@@ -125,5 +187,5 @@ class Progress:
 
     def __call__(self, message: str) -> None:
         """Report one step."""
-        if not self._quiet:
+        if not (self._quiet or volume["quiet"]):
             print(f"[{time.monotonic() - self._start:6.1f} s] {shown(message)}", file=sys.stderr, flush=True)

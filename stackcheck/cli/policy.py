@@ -28,16 +28,12 @@ def print_policy(
             show_default="none",
         ),
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="MODEL", help="Device model of the nodes.", show_default="any"),
-    ] = None,
     devices: Annotated[
         int | None,
         typer.Option(
             "--devices",
             min=1,
-            help="With --gpu: the number of devices that were tested together.",
+            help="With --device-model: the number of devices that were tested together.",
             show_default="any number",
         ),
     ] = None,
@@ -62,6 +58,12 @@ def print_policy(
             metavar="DURATION",
             help="Largest age of each certificate: 30d, 12h or 45m (Kyverno only).",
             show_default="any age",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--device-model", "--gpu", metavar="MODEL", help="Device model of the nodes.", show_default="any"
         ),
     ] = None,
     key: PublicKey = None,

@@ -99,7 +99,7 @@ def _cpu_image(root: Path) -> str:
     """Where `stackcheck images` publishes the stack that needs no GPU."""
     from stackcheck.matrix import resolve
 
-    for stack in resolve.load_stacks(root):
+    for stack in resolve.usable(root):
         if stack.vendor == "cpu":
             return f"oci:{root / 'dist'}:{stack.id}"
     raise NothingSelectedError("the matrix has no cpu stack to run the faults in", next_step="use --here")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from stackcheck.cli.consumer import Conditions, conditional, verified_for
 from stackcheck.cli.options import DryRun, Ref, new_app
 from stackcheck.cli.output import Progress
 from stackcheck.engine.container import Mount
-from stackcheck.engine.launch_lines import Form, LaunchedJob, render
+from stackcheck.engine.launch_lines import NAME, Form, LaunchedJob, render
 from stackcheck.errors import ConfigurationError, FileError
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ Printed = Annotated[
         show_default="run the command here",
     ),
 ]
+JobName = Annotated[str, typer.Option("--name", metavar="NAME", help="With --print: the job's name.")]
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="With --print: nodes of the job.")]
 Command = Annotated[
     list[str], typer.Argument(metavar="COMMAND", help="What to run in the image; write -- before it.")
@@ -108,6 +110,7 @@ def run_image(
     stop_timeout: StopTimeout = STOP_TIMEOUT_S,
     form: Printed = None,
     nodes: Nodes = 1,
+    name: JobName = NAME,
     conditions: Conditions,
     dry_run: DryRun = False,
 ) -> None:
@@ -126,7 +129,10 @@ def run_image(
         stop_timeout_s=stop_timeout,
     )
     if form:
-        print(render(form, _job(verified, command, conditions.devices, nodes)), end="")
+        print(
+            render(form, replace(_job(verified, command, conditions.devices, nodes), name=_label(name))),
+            end="",
+        )
     elif dry_run:
         words, folder = " ".join(command), Path.cwd()
         vendor = _vendor(verified)
@@ -214,6 +220,18 @@ def _bytes(text: str) -> int:
     if not found or not int(found[1]):
         raise ConfigurationError("this is no size", where="--shm-size", got=text, expected="512m or 16g")
     return int(found[1]) * UNITS[found[2]]
+
+
+def _label(text: str) -> str:
+    """A name that Kubernetes allows for a Job and its Service."""
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?", text):
+        raise ConfigurationError(
+            "this cannot name a job",
+            where="--name",
+            got=text,
+            expected="a-z, 0-9 and -, at most 53 characters",
+        )
+    return text
 
 
 def _user(text: str | None) -> str | None:

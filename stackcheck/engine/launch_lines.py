@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 
     from stackcheck.vendors import LaunchWords
 
-Form = Literal["docker", "podman", "apptainer", "slurm", "kubernetes"]
+Form = Literal["docker", "podman", "apptainer", "slurm", "pyxis", "kubernetes"]
 FORMS: tuple[Form, ...] = get_args(Form)
 WORKSPACE = "/workspace"
 SHM_GIB = 16
 PORT = 29500  # torchrun's own default
 NAME = "stackcheck-job"
+# What the Pod Security level `restricted` asks of a pod; it allows no network of the host and no IPC_LOCK.
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "runAsGroup": 1000,
+    "fsGroup": 1000,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+REQUESTED_CPUS, REQUESTED_GIB = 4, 16  # for each device, to begin with
 RDMA_RESOURCE = "rdma/hca"
 INFINIBAND = "/dev/infiniband"
 INDEX = "batch.kubernetes.io/job-completion-index"  # the annotation with the rank of a pod
@@ -45,6 +54,7 @@ class LaunchedJob:
         devices: GPUs of each node.
         nodes: How many nodes work together.
         certified_for: The machine that the certificate names, for a remark.
+        name: Of the job in Slurm and Kubernetes.
         in_registry: Whether `image` is in a registry; else only the engine of this host has it.
     """
 
@@ -55,6 +65,7 @@ class LaunchedJob:
     nodes: int = 1
     certified_for: str = ""
     in_registry: bool = True
+    name: str = NAME
 
 
 def render(form: Form, job: LaunchedJob) -> str:
@@ -63,8 +74,8 @@ def render(form: Form, job: LaunchedJob) -> str:
     Raises:
         ConfigurationError: The form fetches the image from a registry, and it is in none.
     """
-    if form == "slurm":
-        return slurm_script(job)
+    if form == "slurm" or form == "pyxis":  # noqa: PLR1714  # so that the types are narrowed
+        return slurm_script(job, pyxis=form == "pyxis")
     if form == "kubernetes":
         return kubernetes_manifest(job)
     return _remarks(job, form) + container_line(form, job) + "\n"
@@ -95,14 +106,19 @@ def rendezvous(job: LaunchedJob) -> dict[str, str]:
     }
 
 
-def slurm_script(job: LaunchedJob) -> str:
-    """A batch script: one task for each node, which runs the image with Apptainer.
+def slurm_script(job: LaunchedJob, *, pyxis: bool = False) -> str:
+    """A batch script: one task for each node, which runs the image with Apptainer, or with pyxis and enroot.
 
     Raises:
         ConfigurationError: The image is in no registry.
     """
-    _require_registry(job, "slurm")
-    head: dict[str, object] = {"job-name": NAME, "nodes": job.nodes, "ntasks-per-node": 1, "exclusive": True}
+    _require_registry(job, "pyxis" if pyxis else "slurm")
+    head: dict[str, object] = {
+        "job-name": job.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "exclusive": True,
+    }
     if job.words.resource:
         head["gpus-per-node"] = job.devices
     lines = ["#!/bin/sh", *sbatch_lines(head)]
@@ -111,9 +127,12 @@ def slurm_script(job: LaunchedJob) -> str:
         first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
         lines += ["# MASTER_ADDR must be the node's name on the network that the ranks use"]
         lines += [f"MASTER_ADDR={first}", "export MASTER_ADDR", "ulimit -l unlimited"]
+    head_line = "srun --kill-on-bad-exit=1"
+    if pyxis:
+        return "\n".join([*lines, f"{head_line} {_pyxis(job)}", ""])
     # Each task is a shell of its node: it sets its own rank.
     task = ("NODE_RANK=$SLURM_NODEID\n" if job.nodes > 1 else "") + container_line("apptainer", job)
-    return "\n".join([*lines, f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(task)}", ""])
+    return "\n".join([*lines, f"{head_line} sh -c {shlex.quote(task)}", ""])
 
 
 def kubernetes_manifest(job: LaunchedJob) -> str:
@@ -123,13 +142,15 @@ def kubernetes_manifest(job: LaunchedJob) -> str:
         ConfigurationError: The image is in no registry.
     """
     _require_registry(job, "kubernetes")
-    metadata = {"name": NAME}
+    metadata = {"name": job.name}
     many = {"completions": job.nodes, "parallelism": job.nodes, "completionMode": "Indexed"}
     own = {**(many if job.nodes > 1 else {}), "backoffLimit": 0, "template": {"spec": _pod(job)}}
-    documents = [service(metadata, {"job-name": NAME})] if job.nodes > 1 else []
+    documents = [service(metadata, {"job-name": job.name})] if job.nodes > 1 else []
     documents += [{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": own}]
     remarks = ["# /workspace is the PersistentVolumeClaim `workspace`: make it, or name your own"]
+    remarks += ["# runAsUser must own it; cpu and memory are a beginning: change them to what the job needs"]
     if job.nodes > 1:
+        remarks += ["# no Pod Security level but the most open one allows the network of the host"]
         remarks += [f"# {RDMA_RESOURCE} is InfiniBand, under the name that your RDMA device plugin gives it"]
     text = yaml.safe_dump_all(documents, sort_keys=False, width=110)
     return _remarks(job, "kubernetes") + "\n".join(remarks) + "\n" + text
@@ -182,6 +203,22 @@ def _apptainer(job: LaunchedJob) -> list[str]:
         *(f'--bind="$PWD:{WORKSPACE}"', f"--pwd={WORKSPACE}"),
         *(f"--env={name}={value}" for name, value in (variables | rendezvous(job)).items()),
     ]
+
+
+def _pyxis(job: LaunchedJob) -> str:
+    """The options of srun and the command; enroot wants HOST#REPO, and shares the network of the host."""
+    host, _, path = job.image.partition("/")
+    given = {name: shlex.quote(value) for name, value in USER_ENV.items()} | rendezvous(job)
+    given |= {"PET_NODE_RANK": "$SLURM_NODEID"} if job.nodes > 1 else {}
+    setting = " ".join(f"{name}={value}" for name, value in given.items())
+    task = f"export {setting}; exec {shlex.join(job.command)}"
+    infiniband = f",{INFINIBAND}" if job.nodes > 1 else ""
+    options = [
+        f"--container-image={shlex.quote(f'docker://{host}#{path}')}",
+        f'--container-mounts="$PWD:{WORKSPACE}{infiniband}"',
+        *(f"--container-workdir={WORKSPACE}", "--no-container-mount-home", "--container-readonly"),
+    ]
+    return _joined(options, "sh", ("-c", task))
 
 
 def sbatch_lines(options: Mapping[str, object]) -> list[str]:
@@ -238,7 +275,7 @@ def _pod(job: LaunchedJob) -> dict[str, Any]:
     together: dict[str, object] = {
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
-        "subdomain": NAME,
+        "subdomain": job.name,
     }
     # Kubernetes has no limit of pinned memory to raise
     adds = {"add": ["IPC_LOCK"]} if job.nodes > 1 else {}
@@ -248,6 +285,7 @@ def _pod(job: LaunchedJob) -> dict[str, Any]:
         {"name": "workspace", "persistentVolumeClaim": {"claimName": "workspace"}},
         shm=f"{SHM_GIB}Gi",
         capabilities={"drop": ["ALL"], **adds},
+        securityContext=RESTRICTED,
         **(together if job.nodes > 1 else {}),
     )
 
@@ -256,18 +294,19 @@ def _container(job: LaunchedJob) -> dict[str, Any]:
     limits: dict[str, int] = {job.words.resource: job.devices} if job.words.resource else {}
     if job.nodes > 1:
         limits |= {RDMA_RESOURCE: 1}
+    requests = {"cpu": str(REQUESTED_CPUS * job.devices), "memory": f"{REQUESTED_GIB * job.devices}Gi"}
     return {
         "name": "job",
         "image": job.image,
         "command": list(job.command),
         "workingDir": WORKSPACE,
         "env": _pod_variables(job),
-        "resources": {"limits": limits},
+        "resources": {"limits": limits, "requests": requests},
     }
 
 
 def _pod_variables(job: LaunchedJob) -> list[dict[str, Any]]:
-    given = rendezvous(job) | ({"PET_MASTER_ADDR": f"{NAME}-0.{NAME}"} if job.nodes > 1 else {})
+    given = rendezvous(job) | ({"PET_MASTER_ADDR": f"{job.name}-0.{job.name}"} if job.nodes > 1 else {})
     plain = {name: value for name, value in (USER_ENV | given).items() if name != "PET_NODE_RANK"}
     found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if job.nodes > 1:

@@ -186,7 +186,7 @@ def subject_of(
         return subjects.of_stack(stack, image, policy, vendor=vendor)
     # `test` left the id that one engine has for it; every node loads the layout, under this name.
     image = dataclasses.replace(image, reference=local_name(image.stack_id, image.config_digest))
-    labelled = subjects.labelled_stack(_labels(image), resolve.load_stacks(root), name)
+    labelled = subjects.labelled_stack(_labels(image), resolve.usable(root), name)
     if labelled is None and vendor is None:
         raise ConfigurationError(
             "nothing says for which GPUs this image is",

@@ -75,7 +75,7 @@ def import_files(
         root: The checkout that judges them.
         own_verdicts: Take the verdict.json beside a result, or beside its folder `run/`, where there is one.
     """
-    stacks = {stack.id: stack for stack in resolve.load_stacks(root)}
+    stacks = {stack.id: stack for stack in resolve.usable(root)}
     for path, named in _files(paths):
         try:
             body = results.read_result_file(path)

@@ -191,7 +191,7 @@ def _vocabulary(rules: Sequence[Rule], file: _CompatFile) -> Iterator[Rule]:
                 id=f"R0-known[{axis}]",
                 when={axis: ("*",)},
                 require={axis: (*known, *sorted(named - {*known}))},
-                because=f"no source read so far names another {axis} than those of this file",
+                because=f"no row names it: add it to `versions.{axis}`, with the rules of its documents",
                 source="[versions] images/compat.yaml",
                 unknown=True,
                 closing=True,

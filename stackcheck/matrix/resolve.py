@@ -29,7 +29,7 @@ from stackcheck.matrix.stack import (
 from stackcheck.vendors import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.matrix.expand import Cell
@@ -40,13 +40,21 @@ if TYPE_CHECKING:
 
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+NEXT = "stackcheck explain STACK"
 
 
-def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
-    """The stacks of a checkout that the selectors name.
+def load_stacks(
+    root: Path, selectors: Sequence[str] = (), *, refused: Callable[[str], object] | None = None
+) -> tuple[Stack, ...]:
+    """The stacks of a checkout that the selectors name; one that is refused stops no other.
+
+    Args:
+        root: The checkout.
+        selectors: Patterns for stack ids; none is every stack.
+        refused: Gets a line for each refusal of a selected stack, which is left out; else it is an error.
 
     Raises:
-        ConfigurationError: A file is wrong, a cell breaks a rule, or it has a known issue that refuses it.
+        ConfigurationError: A file is wrong, or a selected cell breaks a rule or has an issue that refuses it.
         NothingSelectedError: No stack matches.
     """
     found, issues = (
@@ -54,15 +62,30 @@ def load_stacks(root: Path, selectors: Sequence[str] = ()) -> tuple[Stack, ...]:
         known_issues.load(root / "images" / "known-issues.yaml"),
     )
     rules = compat.load(root / "images" / "compat.yaml")
-    stacks = resolve(found, rules, issues, pins=pinned.read_pins(root))
-    return select(stacks, selectors)
+    judged = [*_judged(found, rules, issues, pinned.read_pins(root))]
+    problems = [line for stack, lines in judged if _named(stack, selectors) for line in lines]
+    if problems and refused is None:
+        raise yamlfile.refused(problems, next_step=NEXT)
+    if refused is not None:
+        for line in problems:
+            refused(line)
+    return select([stack for stack, lines in judged if not lines], selectors)
+
+
+def usable(root: Path) -> tuple[Stack, ...]:
+    """Every stack that no rule refuses, for who looks one up: a refused one is as if it were not there."""
+    return load_stacks(root, refused=str)
+
+
+def _named(stack: Stack, selectors: Sequence[str]) -> bool:
+    return not selectors or any(fnmatchcase(stack.id, pattern) for pattern in selectors)
 
 
 def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ...]:
     """The stacks whose id matches one of the fnmatch patterns; all of them without a pattern."""
     if not selectors:
         return tuple(stacks)
-    chosen = tuple(stack for stack in stacks if any(fnmatchcase(stack.id, pattern) for pattern in selectors))
+    chosen = tuple(stack for stack in stacks if _named(stack, selectors))
     if not chosen:
         ids = [stack.id for stack in stacks]
         near = [found for selector in selectors if (found := did_you_mean(selector, ids))]
@@ -87,20 +110,25 @@ def resolve(
     Raises:
         ConfigurationError: One line a cell that breaks a rule, or that no rule knows and is not experimental.
     """
-    stacks, problems = [], []
+    judged = [*_judged(found, rules, issues, pins or {})]
+    if problems := [line for _, lines in judged for line in lines]:
+        raise yamlfile.refused(problems, next_step=NEXT)
+    return tuple(stack for stack, _ in judged)
+
+
+def _judged(
+    found: Matrix, rules: RuleSet, issues: KnownIssues, pins: Mapping[str, Pins]
+) -> Iterator[tuple[Stack, list[str]]]:
+    """Each stack, and a line for each rule that it breaks."""
     settings_of, judging = expand.settings(found), issues.refusing(rules)
     for cell in expand.expand(found):
         settings = settings_of(cell)
         packages = packages_of(cell, settings, found)
         values = combination(cell, found.runtimes[cell.runtime].vendor, packages, rules)
         own = replaced(values, cell, rules)
-        stack = stack_of(cell, settings, found, values, (pins or {}).get(cell.id), own=own)
-        refusals = [*_refusals(stack, values, judging)]
-        problems += [f"matrix.yaml: {cell.place}: {line}" for line in refusals]
-        stacks.append(dataclasses.replace(stack, known_issues=known_issues_of(stack, values, issues)))
-    if problems:
-        raise yamlfile.refused(problems, next_step="stackcheck explain STACK")
-    return tuple(stacks)
+        stack = stack_of(cell, settings, found, values, pins.get(cell.id), own=own)
+        lines = [f"matrix.yaml: {cell.place}: {line}" for line in _refusals(stack, values, judging)]
+        yield dataclasses.replace(stack, known_issues=known_issues_of(stack, values, issues)), lines
 
 
 def known_issues_of(stack: Stack, values: Mapping[str, str], issues: KnownIssues) -> tuple[KnownIssue, ...]:
@@ -111,7 +139,9 @@ def known_issues_of(stack: Stack, values: Mapping[str, str], issues: KnownIssues
 def _refusals(stack: Stack, values: Mapping[str, str], rules: RuleSet) -> Iterator[str]:
     for rule in broken_by_cell(values, stack.archs, stack.tested_on or (), rules).values():
         if not (rule.unknown and stack.experimental):
-            yield f"{stack.id} breaks {rule.id}: {rule.because} ({rule.source})"
+            unknown = rule.require.keys() & values.keys() if rule.closing else ()
+            row = "".join(f"{axis} {values[axis]}: " for axis in unknown)
+            yield f"{stack.id} breaks {rule.id}: {row}{rule.because} ({rule.source})"
 
 
 def stack_of(

@@ -84,7 +84,7 @@ def _foreign_subject(item: Item, plan: Plan, policy: Policy, place: Workplace) -
     _require_known_python(item, place.engine)  # before minutes are spent on a layout
     image = build.adopt(item.reference, place.engine, folder=folder, report=place.report)
     labels = place.engine.inspect(image.reference).labels
-    stack = subjects.labelled_stack(labels, resolve.load_stacks(flow_settings.root), item.reference)
+    stack = subjects.labelled_stack(labels, resolve.usable(flow_settings.root), item.reference)
     return subjects.of_image(
         image,
         policy,
@@ -111,7 +111,7 @@ def _require_known_python(item: Item, engine: Engine) -> None:
 def _stack(item: Item, settings: NightSettings) -> Stack | None:
     if item.stack_id is None:
         return None
-    found = {stack.id: stack for stack in resolve.load_stacks(settings.flow.root)}.get(item.stack_id)
+    found = {stack.id: stack for stack in resolve.usable(settings.flow.root)}.get(item.stack_id)
     if found is None:
         raise ConfigurationError(
             "the matrix does not have the stack of a published image",

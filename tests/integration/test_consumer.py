@@ -112,7 +112,7 @@ def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(
     with serving(lambda _: (200, {}, pem)) as (host, _seen):
         url = f"http://{host}/publisher.pub#sha256={keyring.hint(KEY.public_key())}"
         for key in ("publisher.pub", url):
-            found = consumer.json("find", target, "--gpu", "CPU", "--key", key)
+            found = consumer.json("find", target, "--device-model", "CPU", "--key", key)
             assert [item["tag"] for item in found] == [STACK_ID]
             assert consumer.json("verify", reference, *HOST, "--key", key)["digest"] == manifest.digest
             assert consumer.json("sbom", reference, "--key", key)["bomFormat"] == "CycloneDX"

@@ -187,9 +187,12 @@ def test_find_lists_what_fits_this_host_or_the_one_that_is_named(
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, [each["tag"] for each in json.loads(done.stdout)]
 
-    assert found("--gpu", "MI300X", "--driver", "6.4", "--torch", ">=2.12") == (0, [f"{STACK_ID}-amd"])
-    assert found("--gpu", "MI300X", "--driver", "7.0") == (7, [])
-    assert found("--gpu", "CPU") == (0, [STACK_ID])
+    assert found("--device-model", "MI300X", "--driver", "6.4", "--torch", ">=2.12") == (
+        0,
+        [f"{STACK_ID}-amd"],
+    )
+    assert found("--device-model", "MI300X", "--driver", "7.0") == (7, [])
+    assert found("--device-model", "CPU") == (0, [STACK_ID])
     this_host = vendors.host()
     if this_host.vendor == "cpu":
         assert found() == (0, [STACK_ID])

@@ -44,7 +44,7 @@ TWO_MEANINGS = {
     "--from": 2,
     "--print": 2,
     "--devices": 2,
-    "--gpu": 2,
+    "--device-model": 3,
     "--max-age": 2,
 }
 

@@ -58,7 +58,7 @@ def edited(checkout: Path, old: str, new: str) -> Path:
 def test_a_wrong_matrix_is_exit_2_with_its_place(
     checkout: Path, capsys: Capsys, old: str, new: str, place: str
 ) -> None:
-    done = call(capsys, "list", "--root", edited(checkout, old, new))
+    done = call(capsys, "mirror", "--print", "--root", edited(checkout, old, new))
     assert done.code == 2
     assert place in done.err
     assert done.out == ""

@@ -87,6 +87,40 @@ def test_a_batch_script_is_a_shell_script_whose_tasks_know_their_rank(tmp_path: 
     assert tuple(words[-len(COMMAND) :]) == COMMAND
 
 
+def test_a_script_for_pyxis_starts_the_same_command_with_its_rank(tmp_path: Path) -> None:
+    script = launch_lines.render("pyxis", job(nodes=2, name="llama-8b"))
+    assert "#SBATCH --job-name=llama-8b\n" in script
+    assert f"--container-image='docker://registry.example.org#{IMAGE.partition('/')[2]}'" in script
+    step = 'while [ "$1" != sh ]; do shift; done; exec "$@"'
+    for name, body in (("srun", step), ("scontrol", "echo node0"), ("torchrun", 'env; printf "%s\\n" "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "node[0-1]"}
+    script = script.replace("ulimit -l unlimited", "true")
+    done = subprocess.run(["sh", "-e"], input=script, capture_output=True, text=True, check=True, env=env)
+    words = done.stdout.splitlines()
+    assert {"PET_NODE_RANK=1", "PET_MASTER_ADDR=node0", "PET_NNODES=2"} <= {*words}
+    assert tuple(words[-len(COMMAND) + 1 :]) == COMMAND[1:]
+
+
+@pytest.mark.parametrize("vendor", ["amd", "nvidia", "cpu"])
+def test_a_pod_on_one_node_is_what_the_restricted_level_asks_for(vendor: str) -> None:
+    """As kubernetes.io/docs/concepts/security/pod-security-standards has it."""
+    (document,) = yaml.safe_load_all(launch_lines.render("kubernetes", job(vendor, name="mine")))
+    assert document["metadata"]["name"] == "mine"
+    pod = document["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim"}
+    assert all((volume.keys() - {"name"}) <= allowed for volume in pod["volumes"])
+    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
 def test_a_manifest_asks_for_the_devices_and_gives_each_pod_its_rank() -> None:
     (alone,) = yaml.safe_load_all(launch_lines.render("kubernetes", job("amd")))
     pod = alone["spec"]["template"]["spec"]
@@ -103,7 +137,7 @@ def test_a_manifest_asks_for_the_devices_and_gives_each_pod_its_rank() -> None:
     assert "job-completion-index" in str(env["PET_NODE_RANK"]["valueFrom"])
 
 
-@pytest.mark.parametrize("form", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("form", ["slurm", "pyxis", "kubernetes"])
 def test_other_nodes_cannot_fetch_an_image_that_is_in_no_registry(form: Any) -> None:
     with pytest.raises(ConfigurationError, match="in a registry"):
         launch_lines.render(form, job(image="stackcheck/x:1", in_registry=False))

@@ -1,0 +1,103 @@
+"""Colour, width and how much is said: on a terminal, in a file, with NO_COLOR, -q and -v."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stackcheck.cli import output
+from stackcheck.cli.output import Printable, Progress, print_error, print_note, print_styled, print_table
+from stackcheck.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+ROWS = [("cuda13.0-torch2.13.0-py3.12-debian12", "FAILED", "a reason that is longer than a terminal " * 4)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def everything() -> None:
+    print_styled("VERIFIED", "good", "  x")
+    print_table(("stack", "verdict", "why"), ROWS)
+    print_note("a remark")
+    print_error(ConfigurationError("wrong"))
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[io.StringIO], str]:
+    """What `everything` writes to a stream."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def into(stream: io.StringIO) -> str:
+        monkeypatch.setattr("sys.stdout", Printable(stream))
+        monkeypatch.setattr("sys.stderr", Printable(stream))
+        everything()
+        return stream.getvalue()
+
+    return into
+
+
+def test_only_a_terminal_has_colour(printed: Callable[[io.StringIO], str]) -> None:
+    coloured = printed(Terminal())
+    assert "\x1b[1;32mVERIFIED\x1b[0m" in coloured
+    assert "\x1b[1;31merror:\x1b[0m" in coloured
+    assert not SGR.search(printed(io.StringIO()))
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_user_can_refuse_colour(
+    printed: Callable[[io.StringIO], str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert "\x1b" not in printed(Terminal())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_table_is_as_wide_as_the_terminal_and_loses_nothing(
+    printed: Callable[[io.StringIO], str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = printed(Terminal()).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith(ROWS[0][0]) for line in lines), "the name of a stack is copied from its line"
+    words = " ".join(lines).split()
+    assert all(words.count(word) >= ROWS[0][2].split().count(word) for word in ("reason", "longer"))
+
+
+def test_foreign_text_cannot_steer_the_terminal_in_a_coloured_line_either(
+    printed: Callable[[io.StringIO], str],
+) -> None:
+    printed(stream := Terminal())
+    stream.truncate(0)
+    print_table(("a",), [("\x1b]0;owned\x07",)])
+    print_styled("\x1b[2J", "good", "\x1b[2J")
+    assert not re.search(r"\x1b(?!\[[0-9;]*m)|\x07", stream.getvalue())
+
+
+def test_quiet_keeps_results_and_errors_and_verbose_says_where(
+    printed: Callable[[io.StringIO], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(output.volume, "quiet", True)
+    text = printed(io.StringIO())
+    Progress()("a step")
+    assert "remark" not in text
+    assert {"VERIFIED", "error:"} <= {*text.split()}
+    assert "Traceback" not in text
+    monkeypatch.setitem(output.volume, "verbose", True)
+    try:
+        raise ConfigurationError("wrong")
+    except ConfigurationError as error:
+        monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+        print_error(error)
+    assert "test_terminal.py" in stream.getvalue()
