@@ -61,7 +61,11 @@ Folder = Annotated[
 ]
 Since = Annotated[
     str,
-    typer.Option("--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.",
+    ),
 ]
 Faults = Annotated[
     Path | None,

@@ -8,6 +8,7 @@ import re
 from stackcheck.errors import ConfigurationError
 
 _DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
+_DAYS = {"today": 0, "yesterday": 1}
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 
@@ -32,7 +33,7 @@ def duration(text: str, option: str) -> dt.timedelta:
 
 
 def since(text: str, option: str) -> dt.datetime:
-    """A duration before now, or an ISO date or time; without a zone it is UTC.
+    """A duration before now, the begin of today or yesterday, or an ISO date or time; days are of UTC.
 
     Raises:
         ConfigurationError: The text is neither a duration, nor a date or time.
@@ -40,12 +41,15 @@ def since(text: str, option: str) -> dt.datetime:
     try:
         if _DURATION.fullmatch(text):
             return dt.datetime.now(dt.UTC) - duration(text, option)
+        if text in _DAYS:
+            begin = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+            return begin - dt.timedelta(days=_DAYS[text])
         found = dt.datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(
             "invalid time",
             where=option,
             got=text,
-            expected="a number and d, h or m, such as 30d; or a date such as 2026-11-01",
+            expected="a number and d, h or m, such as 30d; today, yesterday; or a date such as 2026-11-01",
         ) from error
     return found if found.tzinfo else found.replace(tzinfo=dt.UTC)

@@ -455,7 +455,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("watch",)),
         Case(("--stack", "nope")),
         Case(("--metric", "nope*")),
-        Case(("--since", "yesterday")),
+        Case(("--since", "last week")),
         Case(("export", "--to", "runs.xlsx")),
         Case(("import", "nowhere.json")),
         Case(("import", RESULT), lambda world: (world.root / RESULT).write_text("{")),
