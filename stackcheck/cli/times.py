@@ -7,9 +7,9 @@ import re
 
 from stackcheck.errors import ConfigurationError
 
-_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
+_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhms])")
 _DAYS = {"today": 0, "yesterday": 1}
-_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def duration(text: str, option: str) -> dt.timedelta:
@@ -28,7 +28,7 @@ def duration(text: str, option: str) -> dt.timedelta:
         "invalid duration",
         where=option,
         got=text,
-        expected="a number and d, h or m, such as 30d; at most 999999999d",
+        expected="a number and d, h, m or s, such as 30d; at most 999999999d",
     )
 
 
@@ -50,6 +50,6 @@ def since(text: str, option: str) -> dt.datetime:
             "invalid time",
             where=option,
             got=text,
-            expected="a number and d, h or m, such as 30d; today, yesterday; or a date such as 2026-11-01",
+            expected="a number and d, h, m or s, such as 30d; today, yesterday; or a date such as 2026-11-01",
         ) from error
     return found if found.tzinfo else found.replace(tzinfo=dt.UTC)

@@ -613,10 +613,18 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("oci:images",)),
         Case((), lambda world: (world.root / "dist" / "index.json").write_text("{")),
     ),
+    "status": (
+        Case(()),
+        Case(("--watch", "30s")),
+        Case(("--watch", "soon")),
+        Case(("--history", "nowhere")),
+        Case(("--since", "month")),
+    ),
     "report": (
         Case(("--format", "markdown"), published),
         Case(("--out", "page.html")),
         Case(("--since", "month")),
+        Case(("--refresh", "often")),
         Case(("--from", "oci:dist:tag")),
         Case(("--history", "nowhere")),
         Case(("--faults", "matrix.yaml")),
