@@ -17,6 +17,10 @@
     note.textContent = `This page is ${Math.floor((now - made) / 86400)} days old. What it says may no longer hold: stackcheck report`;
     note.hidden = false;
   }
+  // A meta element would refresh without a way to stop it (WCAG 2.2.1).
+  const refresh = document.getElementById("refresh");
+  if (refresh) setInterval(() => { if (refresh.checked) location.reload(); }, refresh.dataset.seconds * 1000);
+
   // Ages grow while a page hangs on a wall, and a node that was in time becomes late.
   const steps = [[86400, "d"], [3600, "h"], [60, "min"]];
   const tick = () => {

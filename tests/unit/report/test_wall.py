@@ -86,8 +86,8 @@ def test_the_page_and_the_terminal_say_the_same() -> None:
 def test_a_page_for_a_wall_begins_with_the_fleet_and_refreshes() -> None:
     runs = [run(HOUR)]
     usual, hung = (page.render(whole(runs, refresh_s=each)).decode() for each in (None, 300))
-    assert '<meta http-equiv="refresh"' not in usual
-    assert '<meta http-equiv="refresh" content="300">' in hung
+    assert 'id="refresh"' not in usual
+    assert 'id="refresh" data-seconds="300" checked' in hung
     assert usual.index('id="certified"') < usual.index('id="wall"')
     assert hung.index('id="wall"') < hung.index('id="certified"')
     assert usual.count('id="wall"') == hung.count('id="wall"') == 1
