@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 ACCEPTANCE = TESTS / "acceptance"
-OWN_TESTS = ("unit", "faults", "integration", "trainers")
+OWN_TESTS = ("unit", "faults", "integration", "journeys", "trainers")
 
 # More workers would only wait for devices. Each needs a core, and another one while it compiles.
 MOST_WORKERS, CORES_PER_WORKER = 10, 2
