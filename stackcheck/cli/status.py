@@ -1,4 +1,4 @@
-"""The verb `status`. In: the history. Out: the fleet on one screen, once or live; the same `Wall` as the page."""
+"""The verb `status`. In: the history. Out: the fleet on one screen, once or live; the page's own `Wall`."""
 
 from __future__ import annotations
 

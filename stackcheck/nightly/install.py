@@ -53,7 +53,8 @@ NEXT: Mapping[Kind, tuple[str, ...]] = {
 }
 # What stands unquoted in a unit file, a crontab, a shell and YAML alike.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+=-]+")
-# What names a file, a folder or the engine in the shell, and a night reads. No secret: unit files can be read by all.
+# What names a file, a folder or the engine in the shell, and a night reads.
+# No secret: unit files can be read by all.
 CARRIED = (
     *(f"XDG_{kind}_HOME" for kind in ("CONFIG", "CACHE", "DATA", "STATE")),
     *("DOCKER_HOST", "DOCKER_CONFIG", "PGPASSFILE", passphrase.FILE),
@@ -182,7 +183,7 @@ def _check(kind: Kind, wanted: TimerSettings) -> None:
             where="--image",
             got=wanted.image or "none",
             expected="NAME@sha256:DIGEST of any image with nsenter and a shell, such as debian:12-slim",
-            next_step="docker pull debian:12-slim && docker inspect -f '{{index .RepoDigests 0}}' debian:12-slim",
+            next_step="docker inspect -f '{{index .RepoDigests 0}}' debian:12-slim",
         )
     needed = {"github": ("--label", wanted.labels), "kubernetes": ("--node", wanted.nodes)}
     option, names = needed.get(kind, ("", ("none",)))

@@ -1,7 +1,7 @@
 """The fleet at one look: nodes by stacks. In: runs, oldest first, and a time. Out: a `Wall`. Pure.
 
-The page and `stackcheck status` show the same `Wall`. A node is late if its newest run is older than a night and
-a morning: silence is never success.
+The page and `stackcheck status` show the same `Wall`. A node is late if its newest run is older than a night
+and a morning: silence is never success.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ LATE = dt.timedelta(hours=36)
 SHOWN_NODES = 200
 Outcome = Literal["failed", "unfit", "late", "passed"]
 OUTCOMES: tuple[Outcome, ...] = ("failed", "unfit", "late", "passed")  # the worst first
-ICONS: Mapping[Outcome, State] = {"failed": "failed", "unfit": "unfit", "late": "expired", "passed": "certified"}
+ICONS: Mapping[Outcome, State] = {
+    "failed": "failed",
+    "unfit": "unfit",
+    "late": "expired",
+    "passed": "certified",
+}
 _STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 

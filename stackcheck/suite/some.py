@@ -1,5 +1,6 @@
-"""Some checks alone, while somebody works on them: no verdict, nothing kept. In: a subject, pytest's -k, or none
-for what failed last time. Out: `SomeChecks`.
+"""Some checks alone, while somebody works on them: no verdict, nothing kept.
+
+In: a subject; pytest's -k, or none for what failed last time. Out: `SomeChecks`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def last_failed(out: Path) -> list[str]:
         try:
             checks = results.parse(results.read_result_file(newest), where=str(newest)).checks
         except StackcheckError as error:
-            raise NothingSelectedError("the last run cannot be read", where=str(newest), got=error.what) from error
+            raise NothingSelectedError(
+                "the last run cannot be read", where=str(newest), got=error.what
+            ) from error
         bad = [check.id for check in checks if check.outcome not in GOOD]
     if not bad:
         raise NothingSelectedError(

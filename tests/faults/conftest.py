@@ -18,7 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--proof", action="store_true", help="end with one JSON line: what was planted and caught"
     )
     parser.addoption(
-        "--only", metavar="PATTERN", help="only tests whose check, fault or own name matches PATTERN (fnmatch)"
+        "--only",
+        metavar="PATTERN",
+        help="only tests whose check, fault or own name matches PATTERN (fnmatch)",
     )
 
 

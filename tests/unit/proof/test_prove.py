@@ -145,8 +145,14 @@ def planted(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("only", "names"),
-    [("test_three", {"by mark"}), ("test_a.py::test_*e", None), ("miss", {"missed"}), ("test_by_mark", {"by mark"}), ("no such", set())],
-)  # fmt: skip
+    [
+        ("test_three", {"by mark"}),
+        ("test_a.py::test_*e", None),
+        ("miss", {"missed"}),
+        ("test_by_mark", {"by mark"}),
+        ("no such", set()),
+    ],
+)
 def test_only_chooses_by_check_fault_or_test(planted: Path, only: str, names: set[str] | None) -> None:
     answer = prove.here(prove.in_torch(1, only=only), root=planted, report=lambda _: None)
     found = {fault.name for fault in answer.faults}

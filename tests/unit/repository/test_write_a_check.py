@@ -1,4 +1,4 @@
-"""docs/guides/write-a-check.md, followed word by word in a copy of the suites: its check passes, and can fail."""
+"""docs/guides/write-a-check.md, followed word by word: its check passes, and can fail."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def kept(folder: Path, failing: str | None, age_s: int) -> None:
     path = folder / "run" / "result.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(result))
-    os.utime(path, (os.path.getmtime(path) - age_s,) * 2)
+    os.utime(path, (path.stat().st_mtime - age_s,) * 2)
 
 
 def test_the_newest_run_says_what_failed_last(tmp_path: Path) -> None:
