@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if _lacks_torch(config) and any(path.is_dir() for path in named):
         raise pytest.UsageError(
             f"the acceptance suites need torch, and {sys.executable} has none:"
-            " run them in an image (stackcheck test STACK, or stackcheck run IMAGE -- python -m pytest tests/ …),"
+            " run them in an image (stackcheck test STACK, or stackcheck run IMAGE -- python -m pytest …),"
             " or with a Python that has torch; docs/guides/write-a-check.md shows both"
         )
     _enter_container(config)

@@ -177,7 +177,7 @@ def opened_history(folder: Path | None, root: Path) -> History:
     """The history in a folder, or else the checkout's own, which may be shared.
 
     Raises:
-        ConfigurationError: There is none in the folder.
+        ConfigurationError: The folder has no history.
     """
     from stackcheck.history.history import History, open_history
 
