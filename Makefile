@@ -13,6 +13,9 @@ help: ## Show this text
 .venv/ready: .ci/requirements.txt pyproject.toml
 	@sh .ci/venv
 
+.PHONY: setup
+setup: .venv/ready ## Make .venv/ with the pinned dependencies; every other target does it too
+
 .PHONY: images
 images: .venv/ready ## Build, test, certify and publish what this host can run (STACKS='rocm7*' selects)
 	@.venv/bin/stackcheck images $(STACKS) $(if $(TO),--to $(TO)) $(ARGS)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 import os
 import shlex
 import sys
@@ -103,6 +104,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--gpu-vendor runs tests/acceptance only: drop it to run the tool's own tests"
         )
+    if _lacks_torch(config) and any(path.is_dir() for path in named):
+        raise pytest.UsageError(
+            f"the acceptance suites need torch, and {sys.executable} has none:"
+            " run them in an image (stackcheck test STACK, or stackcheck run IMAGE -- python -m pytest …),"
+            " or with a Python that has torch; docs/guides/write-a-check.md shows both"
+        )
     _enter_container(config)
     _start_workers_alike(config)
     from harness.session import PLUGIN, AcceptanceSession
@@ -125,13 +132,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_report_header(config: pytest.Config) -> str:
     vendor = config.getoption("gpu_vendor")
-    return f"stackcheck: acceptance suites on {vendor}" if vendor else "stackcheck: the tool's own tests"
+    if vendor:
+        return f"stackcheck: acceptance suites on {vendor}"
+    without = "; without tests/trainers: this Python has no torch, `make test` runs them in the cpu image"
+    return f"stackcheck: the tool's own tests{without if _lacks_torch(config) else ''}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     own = any(collection_path.is_relative_to(TESTS / half) for half in OWN_TESTS)
     acceptance = collection_path.is_relative_to(ACCEPTANCE)
+    if collection_path == TESTS / "trainers" and _lacks_torch(config):
+        return True  # the header says so
     return True if (own if config.getoption("gpu_vendor") else acceptance) else None
+
+
+def _lacks_torch(config: pytest.Config) -> bool:
+    """Whether the suites would run in this Python, and it has no torch."""
+    return config.getoption("agent") is None and importlib.util.find_spec("torch") is None
 
 
 def _enter_container(config: pytest.Config) -> None:

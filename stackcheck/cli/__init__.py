@@ -56,6 +56,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "gate": ("gate", "Say in a minute whether this node is fit for an image."),
         "fleet": ("fleet", "Run the suites on many machines, by Slurm or Kubernetes."),
         "history": ("history", "List the runs that were kept, or one metric over them."),
+        "status": ("status", "Show the fleet on one screen: each node's last night."),
         "report": ("report", "Write the page: what is certified, what failed, how fast it is."),
         "compare": ("compare", "Compare two runs, or run two images in turn on this node."),
         "bisect": ("bisect", "Find which component between two stacks breaks a check."),

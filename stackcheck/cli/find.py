@@ -10,7 +10,8 @@ import typer
 from stackcheck.certificate import key_sources
 from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
 from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app, target_of
-from stackcheck.cli.output import counted, print_json, print_table
+from stackcheck.cli.output import counted, print_json
+from stackcheck.cli.screen import print_fitted
 from stackcheck.cli.times import duration
 from stackcheck.errors import CertificateError
 
@@ -113,7 +114,7 @@ def _host(wanted: ImageQuery) -> str:
 
 def _print(found: list[Candidate]) -> None:
     if found:
-        print_table(COLUMNS, [_row(each) for each in found])
+        print_fitted(COLUMNS, [_row(each) for each in found], keep=COLUMNS[-1])
 
 
 def _row(each: Candidate) -> tuple[str, ...]:

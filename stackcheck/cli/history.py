@@ -14,6 +14,7 @@ import typer
 from stackcheck.cli import times
 from stackcheck.cli.options import HERE, AsJson, Root, new_app, taking
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
+from stackcheck.cli.screen import print_fitted
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import HistoryError, Point, Query, Run
@@ -80,7 +81,7 @@ Since = Annotated[
     typer.Option(
         "--since",
         metavar="TIME",
-        help="Runs since then: 30d, 12h, or a date such as 2026-11-01.",
+        help="Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.",
         show_default=ANY,
     ),
 ]
@@ -158,7 +159,7 @@ def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -
             [dataclasses.asdict(each) | {"since": f"{each.since}", "words": each.words} for each in found]
         )
     elif rows:
-        print_table(WATCH_COLUMNS, rows)
+        print_fitted(WATCH_COLUMNS, rows)
     else:
         print(f"nothing got worse in the newest runs of {counted(len(newest), 'pair')} of stack and machine")
 
@@ -238,7 +239,7 @@ def _print_runs(runs: Sequence[Run]) -> None:
     if not runs:
         print("no run in the history matches; `stackcheck test` and `stackcheck history import` add runs")
         return
-    print_table(RUN_COLUMNS, [_run_row(run) for run in runs])
+    print_fitted(RUN_COLUMNS, [_run_row(run) for run in runs], keep="RUN")
 
 
 def _run_row(run: Run) -> tuple[str, ...]:
@@ -271,7 +272,7 @@ def _print_series(points: Sequence[tuple[Run, Point]]) -> None:
     for run, point in reversed(points):
         device = f"{run.device_model} x{run.device_count}"
         series[point.name, point.check, _name(run), device, point.unit].append((run, point))
-    print_table(SERIES_COLUMNS, [_series_row(key, found) for key, found in sorted(series.items())])
+    print_fitted(SERIES_COLUMNS, [_series_row(key, found) for key, found in sorted(series.items())])
     if len(series) == 1:
         print()
         rows = [_value_row(run, point) for run, point in points]

@@ -33,7 +33,8 @@ from stackcheck.cli.options import (
     sign_words,
     target_of,
 )
-from stackcheck.cli.output import Progress, counted, print_facts, print_json
+from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
+from stackcheck.errors import ChecksFailedError, ConfigurationError, NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import plans
 from stackcheck.suite import subject as subjects
@@ -66,6 +67,15 @@ Against = Annotated[
 def run_suites(
     name: Name,
     *,
+    some: Annotated[
+        str | None,
+        typer.Option(
+            "-k", metavar="EXPR", help="Only checks that match, as pytest's -k.", show_default="all checks"
+        ),
+    ] = None,
+    last_failed: Annotated[
+        bool, typer.Option("--last-failed", "--lf", help="Only the checks that failed last time.")
+    ] = False,
     accept_python: AcceptPython = None,
     tier: Tier = None,
     vendor: Vendor = None,
@@ -73,7 +83,12 @@ def run_suites(
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Run the acceptance suites inside an image and judge the result; always run them, and sign nothing."""
+    """Run the acceptance suites inside an image and judge the result; always run them, and sign nothing.
+
+    With -k or --last-failed only some checks run: there is no verdict, and the history does not keep them.
+    """
+    if some and last_failed:
+        raise ConfigurationError("-k and --last-failed both choose the checks", next_step="leave one out")
     if dry_run:
         _show_plan(name, root, "test, judge")
         return
@@ -84,6 +99,9 @@ def run_suites(
     with exclusive(settings.root, "stackcheck test", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
+        if some or last_failed:
+            _run_some(subject, engine, settings, report, some, as_json=as_json)
+            return
         judged = flow.test(subject, engine, settings, report)
     facts = {
         "image": subject.image.reference,
@@ -98,6 +116,40 @@ def run_suites(
         facts["next"] = f"stackcheck certify {name}"
     print_json(judged.verdict.as_json()) if as_json else print_facts(facts)
     judged.require("PASSED")
+
+
+def _run_some(
+    subject: Subject,
+    engine: Engine,
+    settings: flow.FlowSettings,
+    report: Progress,
+    chosen: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Run the checks that -k names, or else those that failed last time; print how each ended."""
+    from stackcheck.suite import some
+
+    found = some.run_some(
+        subject,
+        engine,
+        only=chosen,
+        tier=settings.tier_of(subject),
+        root=settings.root,
+        out=settings.folder(subject.name),
+        report=report,
+    )
+    checks = found.result.checks
+    bad = [check.id for check in checks if check.outcome not in some.GOOD]
+    if as_json:
+        print_json({check.id: check.outcome for check in checks})
+    else:
+        print_table(("CHECK", "OUTCOME"), [(check.id, check.outcome) for check in checks])
+        print_facts({"verdict": "none: some checks alone", "result": str(found.file)})
+    if not checks:
+        raise NothingSelectedError("no check matches", where="-k", got=found.only)
+    if bad:
+        raise ChecksFailedError(f"{counted(len(bad), 'check')} did not pass", got="\n    ".join(bad))
 
 
 @app.command("certify")

@@ -63,6 +63,15 @@ Nodes = Annotated[
     list[str] | None,
     typer.Option("--node", metavar="NAME", help="Name of a Kubernetes node; may be repeated."),
 ]
+PodImage = Annotated[
+    str,
+    typer.Option(
+        "--image",
+        metavar="NAME@sha256:DIGEST",
+        help="Image of the Kubernetes pods; it needs nsenter and a shell.",
+        show_default="none",
+    ),
+]
 RunBy = Annotated[
     str | None,
     typer.Option(
@@ -259,6 +268,7 @@ def install_timer(
     kubernetes: Annotated[bool, typer.Option("--kubernetes", help="A CronJob for each node.")] = False,
     label: Labels = None,
     node: Nodes = None,
+    image: PodImage = "",
     hour: Annotated[int, typer.Option("--hour", min=0, max=23, help="When a night begins.")] = 2,
     user: RunBy = None,
     vendor: Vendor = None,
@@ -271,7 +281,11 @@ def install_timer(
     dry_run: DryRun = False,
     root: Root = HERE,
 ) -> None:
-    """Write the files of a timer that calls `stackcheck nightly`, and print what to type next."""
+    """Write the files of a timer that calls `stackcheck nightly`, and print what to type next.
+
+    The files name this user's signing key, and carry the variables of this shell that name files and folders
+    ($XDG_CONFIG_HOME, $DOCKER_HOST, …), so that a night finds what this shell finds. No secret is written.
+    """
     from stackcheck.nightly import install
 
     chosen = {"systemd": systemd, "cron": cron, "github": github, "kubernetes": kubernetes}
@@ -280,11 +294,13 @@ def install_timer(
         program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
         user=user or getpass.getuser(),
         # On GitHub the key is a secret, which the workflow itself hands over.
-        options=_passed_on(target, None if github else key, sign_with, vendor),
+        options=_passed_on(target, None if github else key_path(key, sign_with), sign_with, vendor),
         alerts=("--alerts", str(alerts.absolute())) if alerts and not github else (),
         hour=hour,
         labels=tuple(label or ()),
         nodes=tuple(node or ()),
+        image=image,
+        environment=() if github else install.carried(os.environ),
     )
     made = install.installation(_kind([name for name, named in chosen.items() if named]), wanted, folder)
     write_installation(made, as_json=as_json, dry_run=dry_run)

@@ -49,6 +49,15 @@ def prove_checks(
         bool,
         typer.Option("--quick", help="Leave out long healthy runs, which a run of the suites repeats."),
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Plant only faults whose check, name or test has this in it; * and ? are wildcards.",
+            show_default="every fault",
+        ),
+    ] = None,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
@@ -57,8 +66,16 @@ def prove_checks(
     report = Progress()
     # Refuse an image before the run over AMD's library, which takes minutes.
     run_in_torch = _on_this_host() if here else _in_image(image or _cpu_image(root), report)
-    with prove.beside(prove.over_amd(workers), root=root, report=report) as amd:
-        proof = prove.join([run_in_torch(prove.in_torch(workers, quick=quick), root, report), amd()])
+    with prove.beside(prove.over_amd(workers, only=only), root=root, report=report) as amd:
+        parts = [run_in_torch(prove.in_torch(workers, quick=quick, only=only), root, report), amd()]
+    proof = prove.join(parts, only)
+    if only and not (proof.faults or proof.healthy or proof.failed):
+        raise NothingSelectedError(
+            "no planted fault has this in its check, name or test",
+            where="--only",
+            got=only,
+            next_step="plant one: docs/guides/write-a-check.md",
+        )
     print_json(_document(proof)) if as_json else _print(proof)
     if not proof.holds:
         raise typer.Exit(ChecksFailedError.exit_code)

@@ -61,7 +61,11 @@ Folder = Annotated[
 ]
 Since = Annotated[
     str,
-    typer.Option("--since", metavar="TIME", help="Runs since then: 30d, 12h, or a date such as 2026-11-01."),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.",
+    ),
 ]
 Faults = Annotated[
     Path | None,
@@ -82,6 +86,16 @@ ShownFirst = Annotated[
     ),
 ]
 
+Refresh = Annotated[
+    str | None,
+    typer.Option(
+        "--refresh",
+        metavar="TIME",
+        help="For a wall: the fleet comes first, and a browser loads the page again so often, such as 5m.",
+        show_default="never",
+    ),
+]
+
 
 @app.command("report")
 def write_report(
@@ -93,6 +107,7 @@ def write_report(
     since: Since = SINCE,
     faults: Faults = None,
     machine: ShownFirst = None,
+    refresh: Refresh = None,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -103,7 +118,9 @@ def write_report(
     offered, problem = _offered(source, root, key, plain_http=plain_http)
     asked = _machine(machine) if machine else None
     begin = times.since(since, "--since")
-    found = _gathered(_history(history, root), offered, root, begin, asked=asked, faults=faults)
+    often = round(times.duration(refresh, "--refresh").total_seconds()) if refresh else None
+    kept = opened_history(history, root)
+    found = _gathered(kept, offered, root, begin, asked=asked, faults=faults, refresh_s=often)
     file = out or (root / PAGE if form == "html" else None)
     _write(_rendered(found, form), file, to_stdout=not as_json)
     if as_json:
@@ -122,7 +139,7 @@ def write_page(root: Path, source: str, key: Path, *, plain_http: bool) -> Path:
             written, and says so.
     """
     offered, problem = _offered(source, root, key, plain_http=plain_http)
-    found = _gathered(_history(None, root), offered, root, times.since(SINCE, "--since"))
+    found = _gathered(opened_history(None, root), offered, root, times.since(SINCE, "--since"))
     _write(_rendered(found, "html"), root / PAGE, to_stdout=False)
     if problem:
         raise problem
@@ -137,6 +154,7 @@ def _gathered(
     *,
     asked: StandingMachine | None = None,
     faults: Path | None = None,
+    refresh_s: int | None = None,
 ) -> Content:
     from stackcheck.report import content
 
@@ -150,11 +168,17 @@ def _gathered(
         asked=asked,
         campaign=_campaign(faults, root),
         nightly=_nightly(root),
+        refresh_s=refresh_s,
         report=Progress(),
     )
 
 
-def _history(folder: Path | None, root: Path) -> History:
+def opened_history(folder: Path | None, root: Path) -> History:
+    """The history in a folder, or else the checkout's own, which may be shared.
+
+    Raises:
+        ConfigurationError: The folder has no history.
+    """
     from stackcheck.history.history import History, open_history
 
     if folder is None:

@@ -7,8 +7,9 @@ import re
 
 from stackcheck.errors import ConfigurationError
 
-_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhm])")
-_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhms])")
+_DAYS = {"today": 0, "yesterday": 1}
+_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def duration(text: str, option: str) -> dt.timedelta:
@@ -27,12 +28,12 @@ def duration(text: str, option: str) -> dt.timedelta:
         "invalid duration",
         where=option,
         got=text,
-        expected="a number and d, h or m, such as 30d; at most 999999999d",
+        expected="a number and d, h, m or s, such as 30d; at most 999999999d",
     )
 
 
 def since(text: str, option: str) -> dt.datetime:
-    """A duration before now, or an ISO date or time; without a zone it is UTC.
+    """The moment that an option names: a duration before now, `today`, `yesterday`, or an ISO time (UTC).
 
     Raises:
         ConfigurationError: The text is neither a duration, nor a date or time.
@@ -40,12 +41,15 @@ def since(text: str, option: str) -> dt.datetime:
     try:
         if _DURATION.fullmatch(text):
             return dt.datetime.now(dt.UTC) - duration(text, option)
+        if text in _DAYS:
+            begin = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+            return begin - dt.timedelta(days=_DAYS[text])
         found = dt.datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(
             "invalid time",
             where=option,
             got=text,
-            expected="a number and d, h or m, such as 30d; or a date such as 2026-11-01",
+            expected="a number and d, h, m or s, such as 30d; today, yesterday; or a date such as 2026-11-01",
         ) from error
     return found if found.tzinfo else found.replace(tzinfo=dt.UTC)

@@ -117,7 +117,7 @@ class Records:
                 where=url,
                 got=str(error),
                 expected="a folder, or a URL that fsspec knows (s3://BUCKET/FOLDER, …)",
-                next_step="install the library that the message names, or correct `history:` in matrix.yaml",
+                next_step="pip install 'stackcheck[s3]' or 'stackcheck[gcs]', or correct `history:`",
             ) from error
         self._local = isinstance(self._files, LocalFileSystem)
 

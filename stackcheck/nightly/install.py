@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Literal
 
 from jinja2 import Environment, StrictUndefined
 
+from stackcheck import mirrors
+from stackcheck.certificate import passphrase
 from stackcheck.errors import ConfigurationError
+from stackcheck.imaging.wheels import wheel_cache
+from stackcheck.nightly import addressees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +53,14 @@ NEXT: Mapping[Kind, tuple[str, ...]] = {
 }
 # What stands unquoted in a unit file, a crontab, a shell and YAML alike.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+=-]+")
+# What names a file, a folder or the engine in the shell, and a night reads.
+# No secret: unit files can be read by all.
+CARRIED = (
+    *(f"XDG_{kind}_HOME" for kind in ("CONFIG", "CACHE", "DATA", "STATE")),
+    *("DOCKER_HOST", "DOCKER_CONFIG", "PGPASSFILE", passphrase.FILE),
+    *(addressees.VARIABLE, mirrors.VARIABLE, wheel_cache.VARIABLE),
+)
+_DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
@@ -65,7 +77,8 @@ class TimerSettings:
         hour: When a night begins, in the machine's time zone; UTC on GitHub.
         labels: Labels of the self-hosted runners, one for each machine (GitHub).
         nodes: Names of the nodes (Kubernetes).
-        image: Any image with nsenter and a shell (Kubernetes).
+        image: Any image with nsenter and a shell, by digest (Kubernetes).
+        environment: Variables of the shell that name files and folders (`CARRIED`); not on GitHub.
     """
 
     root: Path
@@ -76,7 +89,8 @@ class TimerSettings:
     hour: int = 2
     labels: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    image: str = "debian:12-slim"
+    image: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +121,16 @@ def minute(name: str) -> int:
     return hashlib.sha256(name.encode()).digest()[0] % 60
 
 
+def carried(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables of this shell that its nights need too."""
+    return tuple((name, environ[name]) for name in CARRIED if environ.get(name))
+
+
+def _template(name: str) -> str:
+    return files("stackcheck.nightly").joinpath("templates", name).read_text(encoding="utf-8")
+
+
 def _render(template: str, wanted: TimerSettings) -> str:
-    source = files("stackcheck.nightly").joinpath("templates", template).read_text(encoding="utf-8")
     # GitHub's expressions are ${{ … }}, so ours have other brackets. The output is no HTML.
     environment = Environment(  # noqa: S701
         variable_start_string="<<",
@@ -120,7 +142,7 @@ def _render(template: str, wanted: TimerSettings) -> str:
         keep_trailing_newline=True,
     )
     nodes = [{"name": name, "label": _label(name), "minute": minute(name)} for name in wanted.nodes]
-    return environment.from_string(source).render(
+    return environment.from_string(_template(template)).render(
         root=wanted.root,
         program=wanted.program,
         user=wanted.user,
@@ -131,6 +153,8 @@ def _render(template: str, wanted: TimerSettings) -> str:
         labels=json.dumps(list(wanted.labels)),
         nodes=nodes,
         image=wanted.image,
+        environment=wanted.environment,
+        sandbox=_template("sandbox.conf"),
     )
 
 
@@ -159,8 +183,17 @@ def require_plain(texts: Mapping[str, str]) -> None:
 
 def _check(kind: Kind, wanted: TimerSettings) -> None:
     plain = {"--root": str(wanted.root), "the program": wanted.program, "--user": wanted.user}
-    plain |= {f"option {option}": option for option in (*wanted.options, *wanted.alerts, wanted.image)}
+    plain |= {f"option {option}": option for option in (*wanted.options, *wanted.alerts)}
+    plain |= {f"${name}": value for name, value in wanted.environment}
     require_plain(plain)
+    if kind == "kubernetes" and not (_PLAIN.fullmatch(wanted.image) and _DIGEST.fullmatch(wanted.image)):
+        raise ConfigurationError(
+            "the privileged pods need an image by digest",
+            where="--image",
+            got=wanted.image or "none",
+            expected="NAME@sha256:DIGEST of any image with nsenter and a shell, such as debian:12-slim",
+            next_step="docker inspect -f '{{index .RepoDigests 0}}' debian:12-slim",
+        )
     needed = {"github": ("--label", wanted.labels), "kubernetes": ("--node", wanted.nodes)}
     option, names = needed.get(kind, ("", ("none",)))
     if not names or not all(_LABEL.fullmatch(name) for name in names):

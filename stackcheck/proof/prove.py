@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import os
 import shutil
 import subprocess
@@ -90,6 +91,7 @@ class Proof:
         failed: Tests of tests/faults that plant nothing and failed.
         checks: All checks of the suites.
         unproven: The checks for which no fault is planted.
+        partial: Whether a pattern chose some of the tests; then healthy runs of the rest are not missed.
     """
 
     faults: tuple[Fault, ...]
@@ -97,6 +99,7 @@ class Proof:
     failed: tuple[str, ...]
     checks: tuple[str, ...]
     unproven: tuple[str, ...]
+    partial: bool = False
 
     @property
     def caught(self) -> int:
@@ -112,25 +115,31 @@ class Proof:
     def holds(self) -> bool:
         """Whether every check was shown to fail, every fault was caught, and no healthy run failed."""
         quiet = all(run.state == "passed" for run in self.healthy) and not self.failed
-        complete = bool(self.checks and self.healthy) and not self.unproven
+        whole = bool(self.faults if self.partial else self.checks and self.healthy)
+        complete = whole and not self.unproven
         return complete and quiet and self.caught == len(self.faults)
 
 
-def in_torch(workers: int, *, quick: bool = False) -> tuple[str, ...]:
+def in_torch(workers: int, *, quick: bool = False, only: str | None = None) -> tuple[str, ...]:
     """Python's arguments for the part that needs torch.
 
     Args:
         workers: How many faults run at a time.
         quick: Leave out the tests that are marked slow: healthy runs that a run of the suites repeats.
+        only: A pattern: only tests whose check, fault or own name has it.
     """
     left_out = [word for path in (*AMD_HOSTS, *JUDGED) for word in ("--ignore", path)]
     chosen = ("-m", "not slow") if quick else ()
-    return ("-m", "pytest", FAULTS, *_options(workers), *left_out, *chosen)
+    return ("-m", "pytest", FAULTS, *_options(workers), *left_out, *chosen, *_only(only))
 
 
-def over_amd(workers: int) -> tuple[str, ...]:
-    """Python's arguments for the part over AMD's real library; `workers` as for `in_torch`."""
-    return ("-m", "pytest", *AMD_HOSTS, *_options(workers))
+def over_amd(workers: int, *, only: str | None = None) -> tuple[str, ...]:
+    """Python's arguments for the part over AMD's real library; the arguments as for `in_torch`."""
+    return ("-m", "pytest", *AMD_HOSTS, *_options(workers), *_only(only))
+
+
+def _only(pattern: str | None) -> tuple[str, ...]:
+    return (f"--only={pattern}",) if pattern else ()
 
 
 def suite_python() -> str:
@@ -254,10 +263,11 @@ class FaultRunReader:
             ) from error
 
 
-def join(parts: Sequence[FaultRun]) -> Proof:
-    """What several parts show together."""
+def join(parts: Sequence[FaultRun], only: str | None = None) -> Proof:
+    """What several parts show together; `only` is the pattern that chose the tests, if one did."""
     faults = tuple(fault for part in parts for fault in part.faults)
-    checks = sorted({check for part in parts for check in part.checks or ()})
+    known = sorted({check for part in parts for check in part.checks or ()})
+    checks = [check for check in known if only is None or fnmatch.fnmatchcase(check, f"*{only}*")]
     shown = {fault.check.partition("[")[0] for fault in faults if fault.expected in CAN_FAIL}
     return Proof(
         faults=faults,
@@ -265,6 +275,7 @@ def join(parts: Sequence[FaultRun]) -> Proof:
         failed=tuple(name for part in parts for name in part.failed),
         checks=tuple(checks),
         unproven=tuple(check for check in checks if check not in shown),
+        partial=only is not None,
     )
 
 

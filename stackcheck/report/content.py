@@ -14,6 +14,7 @@ from stackcheck.history import alerts
 from stackcheck.history.records import result_of
 from stackcheck.history.runs import Query
 from stackcheck.report import details, fleet_file, night, speed, standing
+from stackcheck.report.wall import Wall, wall
 from stackcheck.suite import results
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Content:
         details: Record of a run -> what it tells; only of the runs that are looked at most.
         below: Figures of last night that are worse than the last nights of the same chips.
         fleets: The runs of many nodes at once, the newest first.
+        refresh_s: A page for a wall: it begins with the fleet, and a browser loads it again so often.
         problems: What could not be read.
     """
 
@@ -89,6 +91,12 @@ class Content:
     below: tuple[Finding, ...]
     problems: tuple[str, ...]
     fleets: tuple[FleetFile, ...] = ()
+    refresh_s: int | None = None
+
+    @property
+    def wall(self) -> Wall:
+        """The nodes of the fleet, by stacks."""
+        return wall(self.runs, self.made)
 
     @property
     def simulated(self) -> int:
@@ -111,6 +119,7 @@ def gather(
     asked: standing.StandingMachine | None = None,
     campaign: Campaign | None = None,
     nightly: NightlyFile | None = None,
+    refresh_s: int | None = None,
     report: Callable[[str], None],
 ) -> Content:
     """Ask the history for what a report says.
@@ -125,6 +134,7 @@ def gather(
         asked: The machine to show first, whatever is known about it.
         campaign: The planted faults, if they were planted.
         nightly: What `stackcheck nightly` did on this host, if it ran.
+        refresh_s: How often a browser loads the page again; None: never.
         report: Called with each line of progress.
 
     Raises:
@@ -156,6 +166,7 @@ def gather(
         below=_below(history, found_night),
         problems=(*problems, *unread),
         fleets=fleets,
+        refresh_s=refresh_s,
     )
 
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from stackcheck import __version__
 from stackcheck.policy import signed_names
-from stackcheck.report import blocks, fleet_file, speed, standing
+from stackcheck.report import blocks, fleet_file, speed, standing, wall
 from stackcheck.suite.judgement import NO_IMAGE
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ def render(content: Content) -> bytes:
             for name, text in blocks.blocks(content).items()
         },
         words=standing.WORDS,
+        wall=content.wall,
+        wall_icons=wall.ICONS,
+        late_s=int(wall.LATE.total_seconds()),
         version=__version__,
         shown=FAILURES_SHOWN,
         matrix_nodes=fleet_file.SHOWN_LINKS,
@@ -74,6 +77,7 @@ def _environment() -> Environment:
         "many": many,
         "short": _short,
         "title_of": title_of,
+        "age": wall.age,
     }
     environment.globals["signed_names"] = signed_names
     return environment

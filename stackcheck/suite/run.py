@@ -259,7 +259,8 @@ def _run_file(plan: RunPlan, run_id: str) -> dict[str, Any]:
         "tier": plan.tier,
         "stack_id": image.stack_id,
         "image": {
-            "reference": image.reference,
+            # An image from elsewhere is run by its id; people and the history know it by its name.
+            "reference": plan.subject.name if image.reference.startswith("sha256:") else image.reference,
             "config_digest": image.config_digest,
             "manifest_digest": image.manifest_digest,
         },

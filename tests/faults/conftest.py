@@ -17,6 +17,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--proof", action="store_true", help="end with one JSON line: what was planted and caught"
     )
+    parser.addoption(
+        "--only",
+        metavar="PATTERN",
+        help="only tests whose check, fault or own name matches PATTERN (fnmatch)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,11 +34,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(proof.Proof(), "stackcheck-proof")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+    pattern, kept, left = config.getoption("only", default=None), [], []
     for item in items:
-        for planted in proof.statically(item):
-            planting.tell(item, planted)
+        planted = proof.statically(item) if item.path.is_relative_to(here) else []
+        for each in planted:
+            planting.tell(item, each)
+        (kept if pattern is None or proof.is_chosen(pattern, item, planted) else left).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ A test declares what it plants by a parameter with `name`, `check` and `outcome`
 run "passed", "false alarm" or "not run".
 """
 
+import fnmatch
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -76,6 +77,12 @@ def statically(item: pytest.Item) -> list[dict[str, Any]]:
             for check in mark.args
         ]
     return []
+
+
+def is_chosen(pattern: str, item: pytest.Item, planted: list[dict[str, Any]]) -> bool:
+    """Whether `prove --only PATTERN` runs a test: its name, its fault or its check has the pattern in it."""
+    names = [item.nodeid, *(each[field] for each in planted for field in ("name", "check"))]
+    return any(fnmatch.fnmatchcase(name, f"*{pattern}*") for name in names)
 
 
 def checks() -> list[str] | None:

@@ -7,6 +7,7 @@ import datetime as dt
 import hashlib
 import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,12 @@ SCROLLED = """(async () => {
 })()"""
 DRAWN = """['#figures button', '#run-table tbody tr'].every((part) => document.querySelector(part))
   && [...document.querySelectorAll('.plot .canvas')].every((plot) => plot.querySelector('canvas'))"""
+# Every part whose content is wider than itself, or that begins right of the window.
+OUT_OF_SIGHT = """[...document.querySelectorAll('.scroll, table, td, tbody th')]
+  .filter((part) => part.offsetParent && !part.closest('details:not([open])'))
+  .filter((part) => part.scrollWidth > part.clientWidth + 1 && getComputedStyle(part).display !== 'inline'
+    || part.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+  .map((part) => `${part.tagName} ${part.className}: ${part.innerText.slice(0, 40)}`)"""
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -146,6 +153,65 @@ def test_the_first_view_answers_the_first_question(
 def test_nothing_is_wider_than_the_window(browser: Browser, demo_page: Path, size: dict[str, Any]) -> None:
     opened = whole(browsers.opened(browser, demo_page, **size))
     assert opened.evaluate("document.documentElement.scrollWidth") == size["width"]
+
+
+@pytest.fixture(scope="module")
+def wall_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A thousand runs of 45 nodes and 22 stacks, as they hang on a wall."""
+    hour, outcomes = report_content.HOUR, ("PASSED",) * 5 + ("FAILED", "UNFIT")
+    runs = [
+        report_content.run(
+            (1 + number % 60) * hour,
+            node=f"{number % 45:012x}",
+            stack=f"rocm7.2.{number % 22}-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04",
+            status=outcomes[number % 7],
+            driver=f"30.30.{number % 3}",
+        )
+        for number in range(1000)
+    ]
+    return written(report_content.whole(runs, refresh_s=300), tmp_path_factory.mktemp("wall"))
+
+
+@SIZES
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_wall_of_a_thousand_runs_is_readable_and_light(
+    browser: Browser, wall_page: Path, axe: str, size: dict[str, Any], dark: bool
+) -> None:
+    opened = browsers.opened(browser, wall_page, dark=dark, **size)
+    assert wall_page.stat().st_size < 1_000_000
+    assert opened.evaluate(OUT_OF_SIGHT) == []
+    assert opened.evaluate("document.querySelectorAll('.wall tbody tr').length") == 45
+    assert violations(opened, axe) == []
+
+
+def test_a_page_on_a_wall_loads_itself_again_until_it_is_told_not_to(
+    browser: Browser, tmp_path: Path
+) -> None:
+    hung = report_content.whole([report_content.run()], refresh_s=1)
+    opened = browsers.opened(browser, written(hung, tmp_path), **DESKTOP)
+    opened.evaluate("window.first = true")
+    opened.wait_until("window.first === undefined")
+    opened.evaluate("document.getElementById('refresh').click(); window.second = true")
+    time.sleep(2.5)
+    assert opened.evaluate("window.second")
+
+
+def test_a_node_becomes_late_while_the_page_hangs(browser: Browser, tmp_path: Path) -> None:
+    old = report_content.whole([report_content.run()])  # made long ago, when its run was an hour old
+    opened = browsers.opened(browser, written(old, tmp_path), **DESKTOP)
+    assert "late" in opened.evaluate("document.querySelector('.wall tbody tr').innerText")
+    assert "1 in all" in opened.evaluate("document.getElementById('late').innerText")
+
+
+@SIZES
+def test_no_column_is_out_of_sight(browser: Browser, demo_page: Path, size: dict[str, Any]) -> None:
+    assert whole(browsers.opened(browser, demo_page, **size)).evaluate(OUT_OF_SIGHT) == []
+
+
+def test_a_column_out_of_sight_would_be_found(browser: Browser, demo_page: Path) -> None:
+    opened = browsers.opened(browser, demo_page, **PHONE)
+    opened.evaluate("document.querySelector('.grid').style.minWidth = '60rem'")
+    assert opened.evaluate(OUT_OF_SIGHT) != []
 
 
 @SIZES

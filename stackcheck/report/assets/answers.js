@@ -17,6 +17,29 @@
     note.textContent = `This page is ${Math.floor((now - made) / 86400)} days old. What it says may no longer hold: stackcheck report`;
     note.hidden = false;
   }
+  // A meta element would refresh without a way to stop it (WCAG 2.2.1).
+  const refresh = document.getElementById("refresh");
+  if (refresh) setInterval(() => { if (refresh.checked) location.reload(); }, refresh.dataset.seconds * 1000);
+
+  // Ages grow while a page hangs on a wall, and a node that was in time becomes late.
+  const steps = [[86400, "d"], [3600, "h"], [60, "min"]];
+  const tick = () => {
+    for (const age of document.querySelectorAll(".wall .age")) {
+      const seconds = Math.max(0, Date.now() - Date.parse(age.dateTime)) / 1000;
+      const [length, unit] = steps.find(([least]) => seconds >= least) || steps[2];
+      age.textContent = `${Math.floor(seconds / length)} ${unit}`;
+      const row = age.closest("tr.passed");
+      if (!row || !age.parentNode.matches(".last") || seconds <= Number(age.closest("table").dataset.late)) continue;
+      row.className = "late";
+      age.previousSibling.textContent = " late ";
+      age.parentNode.querySelector(".icon").replaceWith(Report.icon("expired"));
+      const note = document.getElementById("late");
+      note.textContent = `Late since this page was made: ${document.querySelectorAll(".wall tr.late").length} in all`;
+      note.hidden = false;
+    }
+  };
+  tick();
+  setInterval(tick, 60e3);
   for (const offer of document.querySelectorAll(".offer.valid")) {
     if (Number(offer.dataset.expires) > now) continue;
     offer.classList.replace("valid", "lost");

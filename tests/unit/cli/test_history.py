@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kept_runs import GEMM, PASSED, body, failed
 from small_checkout import call
+from stackcheck.cli import screen, times
 from stackcheck.cli.history import sparkline
 from stackcheck.history import export
 from stackcheck.history.history import open_history
@@ -48,6 +52,8 @@ def listed(capsys: Capsys, *options: str) -> list[dict[str, Any]]:
         (("--since", "2026-01-09"), 2),
         (("--since", "2026-01-09T12:00:00+00:00"), 1),
         (("--since", "1h"), 0),
+        (("--since", "yesterday"), 0),
+        (("--since", "today"), 0),
         (("--metric", "gemm*"), 20),
         (("--metric", "gemm_tflops[m=8192]", "--status", "FAILED"), 1),
     ],
@@ -63,6 +69,29 @@ def test_one_metric_has_a_sparkline_and_its_values(capsys: Capsys) -> None:
     assert "▁▂▃▃▄▅▆▆▇█" in out
     assert "799 (+0.6%)" in out
     assert len([line for line in out.splitlines() if line.startswith("2026-01-")]) == 10
+
+
+def test_yesterday_begins_at_midnight_utc() -> None:
+    now = dt.datetime.now(dt.UTC)
+    found = times.since("yesterday", "--since")
+    assert (found.hour, found.minute, found.second) == (0, 0, 0)
+    assert dt.timedelta(days=1) <= now - found < dt.timedelta(days=2, seconds=5)
+    assert times.since("today", "--since") - found == dt.timedelta(days=1)
+
+
+@given(
+    st.lists(st.tuples(*[st.text("abc é…", max_size=80)] * 4), max_size=5),
+    st.integers(min_value=4 * screen.LEAST + 3 * screen.GAP, max_value=200),
+)
+def test_a_table_in_a_terminal_is_never_wider_than_it(rows: list[tuple[str, ...]], width: int) -> None:
+    names = ("A", "B", "C", "KEPT")
+    for row, cut in zip(rows, screen.fitted(names, rows, width), strict=True):
+        for cell, short in zip(row, cut, strict=True):
+            assert short == cell or (short[-1] == "…" and cell.startswith(short[:-1]))
+    made = screen.fitted(names, rows, width)
+    widths = [max(len(row[i]) for row in (names, *made)) for i in range(4)]
+    assert sum(widths) + 3 * screen.GAP <= width
+    assert [row[3] for row in screen.fitted(names, rows, width, keep="KEPT")] == [row[3] for row in rows]
 
 
 def test_a_sparkline_has_one_character_a_value_up_to_its_width() -> None:

@@ -143,6 +143,32 @@ def planted(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        ("test_three", {"by mark"}),
+        ("test_a.py::test_*e", None),
+        ("miss", {"missed"}),
+        ("test_by_mark", {"by mark"}),
+        ("no such", set()),
+    ],
+)
+def test_only_chooses_by_check_fault_or_test(planted: Path, only: str, names: set[str] | None) -> None:
+    answer = prove.here(prove.in_torch(1, only=only), root=planted, report=lambda _: None)
+    found = {fault.name for fault in answer.faults}
+    assert found == names if names is not None else {"caught", "by mark"} <= found
+    assert answer.failed == ()
+
+
+def test_a_part_holds_by_its_own_checks_alone() -> None:
+    two = fault_run(checks=[CHECK, "test_x.py::test_new"], healthy=[])
+    assert prove.join([two], "device_count").holds
+    assert not prove.join([two], "test_new").holds  # no fault for that check
+    assert not prove.join([two]).holds
+    missed = fault_run(faults=[fault(state="missed")], healthy=[])
+    assert not prove.join([missed], "device_count").holds
+
+
 def test_each_way_of_planting_is_told(planted: Path) -> None:
     lines = []
     answer = prove.here(prove.in_torch(1), root=planted, report=lines.append)

@@ -227,7 +227,7 @@ def test_a_damaged_file_of_the_night_is_an_error(tmp_path: Path) -> None:
 def test_states_have_words_beside_shapes() -> None:
     found = shown(whole([run(HOUR, status="FAILED")], []))
     cell = [tag for tag, attributes in found.tags if attributes.get("class") == "failed"]
-    assert cell == ["td"]
+    assert cell == ["td", "tr", "td"]  # of the machine; of the node, and of its stack
     assert "failed 04 Mar · 1 run" in found.text
 
 
