@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -93,6 +93,21 @@ Namespace = Annotated[
     typer.Option("--namespace", metavar="NAME", help="Kubernetes' namespace.", show_default="kubectl's"),
 ]
 AsJobSet = Annotated[bool, typer.Option("--jobset", help="Make a JobSet in place of an Indexed Job.")]
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue", metavar="NAME", help="Kueue's LocalQueue; the job waits there.", show_default="none"
+    ),
+]
+Topology = Annotated[
+    str | None,
+    typer.Option(
+        "--topology",
+        metavar="LABEL",
+        help="With --queue: the node label that Kueue keeps together.",
+        show_default="none",
+    ),
+]
 RackLabel = Annotated[
     str,
     typer.Option("--rack-label", metavar="LABEL", help="The label of a Kubernetes node that names its rack."),
@@ -166,6 +181,8 @@ def run_fleet(
     claim: Claim = None,
     namespace: Namespace = None,
     jobset: AsJobSet = False,
+    queue: Queue = None,
+    topology: Topology = None,
     rack_label: RackLabel = "topology.kubernetes.io/zone",
     limit: Limit = None,
     start_limit: StartLimit = 600,
@@ -201,7 +218,9 @@ def run_fleet(
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)
     else:
-        chosen = _kubernetes(subject, repository, claim, namespace, node, rack_label, jobset=jobset)
+        own = {"claim": claim, "jobset": jobset, "nodes_named": tuple(node or ())}
+        own |= {"queue": queue, "topology": topology}
+        chosen = _kubernetes(subject, repository, namespace, rack_label, own)
     if dry_run:
         print(chosen.render(job), end="")
         return
@@ -278,15 +297,8 @@ def _slurm(
     )
 
 
-def _kubernetes(  # noqa: PLR0917  # what the user chose
-    subject: Subject,
-    repository: str | None,
-    claim: str | None,
-    namespace: str | None,
-    named: list[str] | None,
-    rack_label: str,
-    *,
-    jobset: bool,
+def _kubernetes(
+    subject: Subject, repository: str | None, namespace: str | None, rack_label: str, own: dict[str, Any]
 ) -> FleetEngine:
     """Kubernetes' side. The image's Python is identified by the engine of this host: no pod can do it."""
     from stackcheck.fleet.kubernetes import Kubernetes, require_registry
@@ -303,9 +315,7 @@ def _kubernetes(  # noqa: PLR0917  # what the user chose
         repository=target,
         python=interpreter.find(subject.image.reference, engine, subject.accepted_python),
         declared=tuple(engine.inspect(subject.image.reference).env),
-        claim=claim,
-        jobset=jobset,
-        nodes_named=tuple(named or ()),
+        **own,
     )
     return Kubernetes(manifests=manifests, namespace=namespace, rack=rack_label)
 
