@@ -200,21 +200,9 @@ def run_fleet(
     The image is the one that `build` or `test` left in this checkout, which every node has to see under the
     same path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
     """
-    from stackcheck.fleet.job import new_job
-
-    job, subject = new_job(
-        *(name, root.resolve()),
-        job_id=secrets.token_hex(4),
-        nodes=nodes,
-        limit_s=limit,
-        tier=tier,
-        only=only,
-        vendor=vendor,
-        devices=gpus,
-        container=container,
-        engine=engine,
-        accepted_python=accepted_python(accept_python, name),
-    )
+    what = {"tier": tier, "only": only, "vendor": vendor, "devices": gpus}
+    where = {"nodes": nodes, "limit_s": limit, "container": container, "engine": engine}
+    job, subject = _new_job(name, root.resolve(), accept_python, what | where)
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)
     else:
@@ -226,6 +214,15 @@ def run_fleet(
         return
     patience = _patience(nodes, start_limit, queue_limit)
     _run_stages(job, subject, chosen, patience, links=links, training=training, drain=drain, as_json=as_json)
+
+
+def _new_job(
+    name: str, root: Path, accept_python: list[str] | None, chosen: dict[str, Any]
+) -> tuple[Job, Subject]:
+    from stackcheck.fleet.job import new_job
+
+    accepted = accepted_python(accept_python, name)
+    return new_job(name, root, job_id=secrets.token_hex(4), accepted_python=accepted, **chosen)
 
 
 def _patience(nodes: int, start_s: int, queue_s: int | None) -> JobPatience:

@@ -233,7 +233,7 @@ class NodeState:
     error: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the file, whole or not at all; then its name, for whoever watches many nodes."""
+        """Write the file, whole or not at all; then its name, for one listing of all nodes."""
         write_atomically(folder / "state.json", (json.dumps(dataclasses.asdict(self)).encode(),))
         said = folder.parent / SAID
         said.mkdir(exist_ok=True)

@@ -61,7 +61,7 @@ class Watched:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def items(self) -> list[dict[str, Any]]:
-        """The objects as the server last told.
+        """The objects as the server described them last.
 
         Raises:
             EngineError: It does not answer any more.

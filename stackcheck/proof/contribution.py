@@ -45,7 +45,7 @@ Release = Annotated[str, Field(pattern=rf"^{RELEASE}$")]
 DIGITS = 4
 
 
-class Figure(Closed, strict=True, allow_inf_nan=False):
+class ContributedFigure(Closed, strict=True, allow_inf_nan=False):
     """One figure of a check that passed or failed by itself."""
 
     metric: str
@@ -66,7 +66,7 @@ class Contribution(Closed, strict=True, allow_inf_nan=False):
     day: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     verdict: Literal["PASSED", "FAILED", "UNFIT"]
     checks: dict[Literal["passed", "failed", "skipped", "invalid", "error"], Annotated[int, Field(ge=0)]]
-    figures: list[Figure]
+    figures: list[ContributedFigure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def folder(path: Path, root: Path, keys: Pinned) -> Iterator[Bundle]:
 
     Raises:
         CertificateError: One is not signed by a trusted key.
-        ChecksFailedError: One says more than it may; or there is none.
+        ChecksFailedError: One says more than it may; or the folder has no bundle.
     """
     files = sorted(path.glob(f"*{END}"))
     if not files:
