@@ -165,7 +165,12 @@ def folder(path: Path, root: Path, keys: Pinned) -> Iterator[Bundle]:
     """
     files = sorted(path.glob(f"*{END}"))
     if not files:
-        raise ChecksFailedError("no contribution is there", where=str(path), expected=f"files *{END}")
+        raise ChecksFailedError(
+            "no contribution is there",
+            where=str(path),
+            expected=f"files *{END}",
+            next_step="stackcheck contribute RESULT --to FOLDER",
+        )
     yield from (read(file, root, keys) for file in files)
 
 
