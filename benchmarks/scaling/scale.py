@@ -1,226 +1,275 @@
-"""Predict the speed of a training job on many GPUs.
+"""Predict how well a training job scales, as an interval. In: scaling.yaml. Out: efficiencies.
 
-In: a job of the scaling model, GPU counts. Out: predicted, measured, published rates.
+    python benchmarks/scaling/scale.py [JOB [GPUS,…]] [--weak]
+
+docs/reference/scaling.md has the formulas. What many GPUs add to a step is multiplied by a bias, fitted on
+the known rows; the interval is their largest leave-one-out residual. It warns, and certifies nothing.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
+import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from statistics import NormalDist
+from typing import Literal, NamedTuple
 
-import scaling
-import scaling_data
-import scaling_plot
-import typer
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
-from stackcheck.cli.options import AsJson, new_app
-from stackcheck.cli.output import print_json, print_note, print_table
 from stackcheck.errors import ConfigurationError
-from stackcheck.files.atomic import write_atomically
+from stackcheck.files import yamlfile
+from stackcheck.files.border import Closed
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from scaling_data import JobFile
-
-app = new_app()
-
-PARTS = ("compute", "slowest", "bubble", "optimizer", "contention", "exposed")
-BAR = 20  # characters of an ideal efficiency
-COLUMNS = ("GPUS", "TOKENS/S/GPU", "EFFICIENCY", "OF IDEAL", "WHERE A STEP GOES", "WAITS FOR")
-
-JobName = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="A job of the file.", show_default="list the jobs")
-]
-Gpus = Annotated[str, typer.Option("--gpus", metavar="N,N,…", help="Counts; the first is the base.")]
-Batch = Annotated[
-    float | None,
-    typer.Option(
-        "--batch",
-        metavar="SAMPLES",
-        min=1,
-        help="Global batch; with --weak, that of each replica.",
-        show_default="the job's own",
-    ),
-]
-Weak = Annotated[bool, typer.Option("--weak", help="The same batch for each replica, not for all together.")]
-File = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="FILE", help="Clusters and jobs (YAML).", show_default="ours"),
-]
-Plot = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot",
-        metavar="FILE",
-        help="Also draw the efficiency against the ideal (SVG).",
-        show_default="no picture",
-    ),
-]
+OWN = Path(__file__).with_name("scaling.yaml")
+COUNTS = "8,64,512,1024,4096,16384"
+FORWARD = 1 / 3  # of a pass: one product in three
 
 
-@app.command("scale")
-def scale(
-    job: JobName = None,
-    *,
-    gpus: Gpus = "1,2,4,8,64,1024,16384",
-    batch: Batch = None,
-    weak: Weak = False,
-    file: File = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Predict the speed of a training job on many GPUs, beside what was measured and published.
+class Level(Closed):
+    """Links of one kind: seconds of a message, and bytes a second (of a whole node between nodes)."""
 
-    A prediction can warn. It certifies nothing.
+    alpha_s: NonNegativeFloat
+    bytes_per_s: PositiveFloat
+
+
+class Cluster(Closed):
+    """Equal nodes; `gpu_mtbf_h`, `checkpoint_s` and `restart_s` are for the share of useful time."""
+
+    gpus_per_node: PositiveInt
+    inside: Level
+    between: Level
+    chip_spread: NonNegativeFloat
+    contention: NonNegativeFloat  # seconds that a hidden collective takes from compute, for each of its own
+    gpu_mtbf_h: PositiveFloat
+    checkpoint_s: PositiveFloat
+    restart_s: NonNegativeFloat
+    sources: dict[str, str]
+
+
+class Known(Closed):
+    """A known efficiency against `base` GPUs, each with its global batch."""
+
+    gpus: PositiveInt
+    base: PositiveInt
+    samples: PositiveFloat
+    base_samples: PositiveFloat
+    efficiency: PositiveFloat
+    source: str
+
+
+class Job(Closed):
+    """A job, with its times on one replica of `tensor` x `pipeline` GPUs."""
+
+    about: str
+    cluster: str
+    layout: Literal["zero1", "fsdp"]
+    micro_batch: PositiveFloat
+    micro_batch_s: PositiveFloat
+    optimizer_s: NonNegativeFloat
+    weight_bytes: PositiveFloat
+    units: PositiveInt
+    tensor: PositiveInt = 1
+    pipeline: PositiveInt = 1
+    chunks: PositiveInt = 1  # of layers on each stage (interleaved schedule)
+    batch: PositiveFloat
+    known: tuple[Known, ...] = ()
+
+    @property
+    def replica(self) -> int:
+        return self.tensor * self.pipeline
+
+
+class ScalingFile(Closed):
+    """The whole file."""
+
+    schema_: Literal["2"] = Field(alias="schema")
+    clusters: dict[str, Cluster]
+    jobs: dict[str, Job]
+
+
+def collective_s(size: float, nodes: int, beside: int, rings: int, cluster: Cluster) -> tuple[float, str]:
+    """One all-gather or reduce-scatter of `size` bytes over `beside` GPUs of each node, and its algorithm."""
+    inside, between = cluster.inside, cluster.between
+    local = (beside - 1) * inside.alpha_s + size * (beside - 1) / beside / inside.bytes_per_s
+    if nodes == 1:
+        return local, "ring"
+    far = size * rings * (nodes - 1) / nodes / between.bytes_per_s
+    members = nodes * beside
+    ring = (members - 1) * between.alpha_s + max(far, size * (members - 1) / members / inside.bytes_per_s)
+    levels = (nodes - 1) * between.alpha_s + local + far
+    tree = math.ceil(math.log2(nodes)) * between.alpha_s + local + far
+    return min((ring, "ring"), (levels, "hierarchical ring"), (tree, "hierarchical tree"))
+
+
+def step(job: Job, cluster: Cluster, gpus: int, samples: float, *, exact: bool = True) -> Parts:
+    """A step without failures; without `exact`, of others' trainers, micro-batches need not be whole.
+
+    Raises:
+        ConfigurationError: The job cannot run on so many GPUs.
     """
-    known = scaling_data.load(file or scaling_data.OWN)
-    if job is None:
-        jobs = {name: one.about for name, one in known.jobs.items()}
-        print_json({"jobs": jobs}) if as_json else print_table(("JOB", "WHAT"), list(jobs.items()))
-        return
-    chosen, cluster = known.of(job)
-    asked = _counts(gpus)
-    counts = _of_a_replica(asked, chosen.job().replica)
-    found = _predicted(chosen, cluster, counts, batch, weak=weak)
-    if small := [count for count in asked if count not in counts]:
-        print_note(f"left out, because one replica needs {chosen.job().replica} GPUs: {small}")
-    if large := [count for count in counts if count > found[-1].gpus]:
-        print_note(
-            f"left out, because the global batch has less than one micro-batch for each replica: {large}"
+    replicas, left = divmod(gpus, job.replica)
+    passes = samples / (max(replicas, 1) * job.micro_batch)
+    whole = gpus < cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0
+    if left or not replicas or passes < 1 or (exact and passes % 1 > 1e-6) or not whole:
+        raise ConfigurationError(
+            "the job does not run on so many GPUs",
+            got=f"{gpus} GPUs, {samples:g} samples a step",
+            expected=f"whole replicas of {job.replica}, whole nodes, micro-batches of {job.micro_batch:g}",
         )
-    beside = [*_compared(chosen, cluster)]
-    if plot:
-        _draw(plot, chosen, cluster, found, weak=weak)
-    if as_json:
-        print_json(
-            {"job": job, "source": chosen.source, "predicted": _as_json(chosen, found), "compared": beside}
-        )
-        return
-    base = found[0]
-    print_table(COLUMNS, [_row(chosen, one, base) for one in found])
-    print("\nPredicted; docs/reference/scaling.md has the formulas. What is known beside it:")
-    names = ("what", "got", "predicted", "difference", "source")
-    print_table([name.upper() for name in names], [[str(one[name]) for name in names] for one in beside])
+    compute = passes * job.micro_batch_s
+    bubble = (job.pipeline - 1) / job.chunks * job.micro_batch_s
+    slowest = slowest_of(gpus) * cluster.chip_spread * (compute + bubble)
+    nodes = -(-gpus // cluster.gpus_per_node)
+    beside = min(replicas, max(1, cluster.gpus_per_node // job.replica))
+    rings = cluster.gpus_per_node // beside if nodes > 1 else 1
+    unit = job.weight_bytes / job.replica / job.units
+    one = collective_s(unit, min(nodes, replicas), beside, rings, cluster)[0] if replicas > 1 else 0.0
+    rounds = passes if job.layout == "fsdp" else 1
+    gathers = 2 if job.layout == "fsdp" else 1
+    travel = job.units * one
+    forward, backward = FORWARD * job.micro_batch_s, (1 - FORWARD) * job.micro_batch_s
+    exposed = max(0.0, travel - forward) + max(0.0, gathers * travel - backward)
+    busy = cluster.contention * min(travel, forward) + cluster.contention * min(gathers * travel, backward)
+    added = bubble + slowest + rounds * (exposed + busy) + 2 * one
+    share = gpus / samples
+    return Parts((compute + job.optimizer_s / replicas) * share, added * share)
 
 
-def _draw(
-    file: Path, chosen: JobFile, cluster: scaling.Cluster, found: list[scaling.Prediction], *, weak: bool
-) -> None:
-    """Write the picture. Every point is relative to the first count of the prediction."""
-    dots = [*_dots(chosen, cluster, found, weak=weak)]
-    base = f"{found[0].gpus} {'GPU' if found[0].gpus == 1 else 'GPUs'}"
-    title = f"{chosen.about}: {'weak' if weak else 'strong'} scaling against {base}"
-    write_atomically(file, (scaling_plot.plot(title, dots).encode(),))
-    print_note(f"drawn: {file}")
+class Parts(NamedTuple):
+    """GPU seconds for each sample: what one replica needs too, and what many GPUs add."""
+
+    own: float
+    added: float
 
 
-def _dots(
-    chosen: JobFile, cluster: scaling.Cluster, found: list[scaling.Prediction], *, weak: bool
-) -> Iterator[scaling_plot.Dot]:
-    """Measured rates of the same batch as the prediction: of each GPU in weak scaling, else of all.
-
-    A published efficiency has a base of its own, which the prediction compares with the base of this tool.
-    """
-    job, base = chosen.job(), found[0]
-    for one in found:
-        yield scaling_plot.Dot(gpus=one.gpus, efficiency=scaling.efficiency(one, base), kind="predicted")
-    for row in chosen.measured:
-        if row.samples == (base.samples * row.gpus / base.gpus if weak else base.samples):
-            share = row.rate / _rate(chosen, base)
-            yield scaling_plot.Dot(gpus=row.gpus, efficiency=share, kind="measured")
-    for other in () if weak else chosen.published:
-        start = scaling.strong(job, cluster, (other.base, base.gpus), chosen.global_batch)
-        share = other.efficiency * scaling.efficiency(start[0], start[1])
-        yield scaling_plot.Dot(gpus=other.gpus, efficiency=share, kind="published")
+def slowest_of(count: int) -> float:
+    """Distance of the slowest of n GPUs from the mean, in standard deviations (Blom)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigurationError("--gpus is not a list of counts", got=text, expected="1,2,8") from error
-    if min(counts) < 1:
-        raise ConfigurationError("--gpus has a count below 1", got=text, expected="1,2,8")
-    return counts
+def useful(cluster: Cluster, gpus: int) -> float:
+    """The share of time that is no checkpoint, lost work or restart, at Young's interval (2 C M)^1/2."""
+    mean = cluster.gpu_mtbf_h * 3600 / gpus
+    return max(0.0, 1 - math.sqrt(2 * cluster.checkpoint_s / mean) - cluster.restart_s / mean)
 
 
-def _of_a_replica(counts: tuple[int, ...], replica: int) -> tuple[int, ...]:
-    """The counts that are enough for one replica."""
-    kept = tuple(count for count in counts if count >= replica)
-    if not kept:
-        got = ",".join(map(str, counts))
-        raise ConfigurationError("no count is enough for one replica", got=got, expected=f"{replica} or more")
-    return kept
-
-
-def _predicted(
-    chosen: JobFile, cluster: scaling.Cluster, counts: tuple[int, ...], batch: float | None, *, weak: bool
-) -> list[scaling.Prediction]:
-    job = chosen.job()
-    if weak:
-        return scaling.weak(job, cluster, counts, batch or chosen.micro_batch * chosen.pipeline)
-    samples = batch or chosen.global_batch
-    most = int(samples / chosen.micro_batch) * job.replica
-    fitting = tuple(count for count in counts if count <= most) or counts[:1]
-    return scaling.strong(job, cluster, fitting, samples)
-
-
-def _row(chosen: JobFile, one: scaling.Prediction, base: scaling.Prediction) -> tuple[str, ...]:
-    share = scaling.efficiency(one, base)
-    parts = {name: getattr(one, f"{name}_s") / one.step_s for name in PARTS}
-    where = ", ".join(f"{name} {100 * part:.1f} %" for name, part in parts.items() if part >= 0.0005)
+def both(job: Job, cluster: Cluster, row: Known, *, exact: bool = True) -> tuple[Parts, Parts]:
+    """The parts on the GPUs of a row, and on its base."""
     return (
-        str(one.gpus),
-        f"{_rate(chosen, one):,.{0 if _rate(chosen, one) > 100 else 2}f}",
-        f"{100 * share:.1f} %",
-        "█" * round(BAR * min(share, 1.0)),
-        where,
-        one.limit or "-",
+        step(job, cluster, row.gpus, row.samples, exact=exact),
+        step(job, cluster, row.base, row.base_samples, exact=exact),
     )
 
 
-def _rate(chosen: JobFile, one: scaling.Prediction) -> float:
-    return one.samples_per_s_per_gpu * chosen.tokens_per_sample
+def efficiency(pair: tuple[Parts, Parts], factor: float) -> float:
+    """Of the first against the second, where what many GPUs add takes `factor` times as long."""
+    one, base = pair
+    return (base.own + factor * base.added) / (one.own + factor * one.added)
 
 
-def _compared(chosen: JobFile, cluster: scaling.Cluster) -> Iterator[dict[str, Any]]:
-    job = chosen.job()
-    for row in chosen.measured:
-        rate = _rate(chosen, scaling.predict(job, cluster, row.gpus, row.samples))
-        yield {
-            "what": f"{row.gpus} GPUs, batch {row.samples:g}, measured",
-            "got": f"{row.rate:,.0f} tokens/s/GPU",
-            "predicted": f"{rate:,.0f}",
-            "difference": f"{100 * (rate / row.rate - 1):+.1f} %",
-            "source": row.source,
-        }
-    for other in chosen.published:
-        one, base = scaling.strong(job, cluster, (other.gpus, other.base), chosen.global_batch)
-        share = scaling.efficiency(one, base)
-        yield {
-            "what": f"{other.gpus} against {other.base} GPUs, published",
-            "got": f"{100 * other.efficiency:.1f} %",
-            "predicted": f"{100 * share:.1f} %",
-            "difference": f"{100 * (share - other.efficiency):+.1f} points",
-            "source": other.source,
-        }
+def factor_of(pair: tuple[Parts, Parts], known: float) -> float:
+    """The factor with which the model gives a known efficiency."""
+    one, base = pair
+    return (base.own - known * one.own) / (known * one.added - base.added)
 
 
-def _as_json(chosen: JobFile, found: list[scaling.Prediction]) -> list[dict[str, Any]]:
+class Fit(NamedTuple):
+    """The logarithm of the factor, and the largest leave-one-out residual."""
+
+    bias: float
+    residual: float
+
+    def interval(self, pair: tuple[Parts, Parts]) -> tuple[float, float, float]:
+        """Lowest, middle and highest efficiency."""
+        low, middle, high = (efficiency(pair, math.exp(self.bias + at * self.residual)) for at in (1, 0, -1))
+        return low, middle, high
+
+
+def known_rows(file: ScalingFile) -> list[tuple[str, Known, tuple[Parts, Parts]]]:
+    """Job, known row and its parts."""
     return [
-        {
-            "gpus": one.gpus,
-            "samples": one.samples,
-            "tokens_per_s_per_gpu": _rate(chosen, one),
-            "efficiency": scaling.efficiency(one, found[0]),
-            "step_s": one.step_s,
-            **{f"{name}_s": getattr(one, f"{name}_s") for name in PARTS},
-            "limit": one.limit,
-        }
-        for one in found
+        (name, row, both(job, file.clusters[job.cluster], row, exact=False))
+        for name, job in file.jobs.items()
+        for row in job.known
     ]
 
 
+def fit(file: ScalingFile, without: int | None = None) -> Fit:
+    """The fit on the known rows; `without` leaves one out."""
+    rows = [row for number, row in enumerate(known_rows(file)) if number != without]
+    logs = [math.log(factor_of(pair, row.efficiency)) for _, row, pair in rows]
+    out = [abs(one - statistics.mean(logs[:at] + logs[at + 1 :])) for at, one in enumerate(logs)]
+    return Fit(statistics.mean(logs), max(out))
+
+
+def load(path: Path = OWN) -> ScalingFile:
+    """Read the file.
+
+    Raises:
+        ConfigurationError: One line a problem.
+    """
+    try:
+        return ScalingFile.model_validate(yamlfile.load(path))
+    except ValidationError as error:
+        raise yamlfile.problems(error, path.name) from error
+
+
+def table(file: ScalingFile, name: str, counts: list[int], *, weak: bool) -> list[str]:
+    """Lines of a prediction against one replica."""
+    job, fitted = file.jobs[name], fit(file)
+    cluster, lines = file.clusters[job.cluster], []
+    for gpus in counts:
+        samples = job.batch * gpus / job.replica if weak else job.batch
+        base = job.batch if weak else samples
+        row = Known(gpus=gpus, base=job.replica, samples=samples, base_samples=base, efficiency=1, source="-")
+        try:
+            low, middle, high = fitted.interval(both(job, cluster, row))
+        except ConfigurationError as error:
+            lines.append(f"{gpus:>6}  refused: {str(error).splitlines()[-1].strip()}")
+            continue
+        share = useful(cluster, gpus)
+        lines.append(
+            f"{gpus:>6}  {100 * middle:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+            f"  useful time {100 * share:.1f} %"
+        )
+    return lines
+
+
+def known_lines(file: ScalingFile) -> list[str]:
+    """The known rows: the model alone, the interval, and that of a fit which does not know the row."""
+    lines, fitted = [], fit(file)
+    for number, (name, row, pair) in enumerate(known_rows(file)):
+        spans = [one.interval(pair) for one in (fitted, fit(file, number))]
+        words = [
+            f"{100 * middle:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+            f"{'' if low <= row.efficiency <= high else ' outside'}"
+            for low, middle, high in spans
+        ]
+        known, model = 100 * row.efficiency, 100 * efficiency(pair, 1)
+        lines.append(
+            f"| {name} | {row.base} to {row.gpus} | {known:.1f} | {model:.1f} "
+            f"| {words[0]} | {words[1]} | {row.source} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Print the known rows, or a prediction."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", nargs="?", help="a job of the file [the known rows]")
+    parser.add_argument("gpus", nargs="?", default=COUNTS, help=f"counts [{COUNTS}]")
+    parser.add_argument("--weak", action="store_true", help="the job's batch for each replica")
+    parser.add_argument("--file", type=Path, default=OWN)
+    given = parser.parse_args()
+    file = load(given.file)
+    if given.job is None:
+        print("\n".join(known_lines(file)))
+    elif given.job not in file.jobs:
+        parser.error(f"no job {given.job}: {', '.join(file.jobs)}")
+    else:
+        print("\n".join(table(file, given.job, [int(n) for n in given.gpus.split(",")], weak=given.weak)))
+
+
 if __name__ == "__main__":
-    app()
+    main()

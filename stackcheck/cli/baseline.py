@@ -38,6 +38,15 @@ def propose_thresholds(
             "--one-run", help="Take one run alone, with margins of 10 %, or 15 % where the host decides too."
         ),
     ] = False,
+    others: Annotated[
+        Path | None,
+        typer.Option(
+            "--others",
+            metavar="FOLDER",
+            help="Show beside them what others measured: signed bundles, and contributors.pub.",
+            show_default="none",
+        ),
+    ] = None,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:
@@ -52,11 +61,37 @@ def propose_thresholds(
         print_json(_document(found, file, written=write))
         return
     print_table(COLUMNS, [_row(proposal) for proposal in found.proposals])
+    if others:
+        _show_others(others, found, root.resolve())
     for line in found.left_out:
         print(f"left out: {line}")
     print(file.diff(entries), end="")
     done = WRITTEN if write else "nothing written; add --write to write them"
     print(f"{file.path}: from {counted(found.runs, 'run')}, entries: {len(entries)}; {done}")
+
+
+def _show_others(folder: Path, found: baseline.Baseline, root: Path) -> None:
+    """What others measured, beside each proposal that they have a figure for."""
+    from stackcheck.certificate import keys
+    from stackcheck.proof import contribution
+
+    bundles = list(contribution.folder(folder, root, keys.load_public(folder / contribution.KEYS)))
+    theirs = contribution.medians(bundles, found.model)
+    pairs = [(proposal, theirs.get(proposal.entry.key())) for proposal in found.proposals]
+    rows = [
+        (
+            proposal.entry.metric,
+            " ".join(f"{key}={value}" for key, value in proposal.entry.conditions.items()),
+            f"{proposal.median:.4g}",
+            f"{other[0]:.4g}",
+            f"{proposal.median / other[0] - 1:+.1%}",
+            str(other[1]),
+        )
+        for proposal, other in pairs
+        if other
+    ]
+    print(f"\nWhat others measured on {found.model}:")
+    print_table(("METRIC", "CONDITIONS", "HERE", "OTHERS", "DIFFERENCE", "RUNS"), rows)
 
 
 def _loaded(path: Path) -> results.RunResult:

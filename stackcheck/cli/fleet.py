@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -93,6 +93,21 @@ Namespace = Annotated[
     typer.Option("--namespace", metavar="NAME", help="Kubernetes' namespace.", show_default="kubectl's"),
 ]
 AsJobSet = Annotated[bool, typer.Option("--jobset", help="Make a JobSet in place of an Indexed Job.")]
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue", metavar="NAME", help="Kueue's LocalQueue; the job waits there.", show_default="none"
+    ),
+]
+Topology = Annotated[
+    str | None,
+    typer.Option(
+        "--topology",
+        metavar="LABEL",
+        help="With --queue: the node label that Kueue keeps together.",
+        show_default="none",
+    ),
+]
 RackLabel = Annotated[
     str,
     typer.Option("--rack-label", metavar="LABEL", help="The label of a Kubernetes node that names its rack."),
@@ -166,6 +181,8 @@ def run_fleet(
     claim: Claim = None,
     namespace: Namespace = None,
     jobset: AsJobSet = False,
+    queue: Queue = None,
+    topology: Topology = None,
     rack_label: RackLabel = "topology.kubernetes.io/zone",
     limit: Limit = None,
     start_limit: StartLimit = 600,
@@ -183,30 +200,29 @@ def run_fleet(
     The image is the one that `build` or `test` left in this checkout, which every node has to see under the
     same path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
     """
-    from stackcheck.fleet.job import new_job
-
-    job, subject = new_job(
-        *(name, root.resolve()),
-        job_id=secrets.token_hex(4),
-        nodes=nodes,
-        limit_s=limit,
-        tier=tier,
-        only=only,
-        vendor=vendor,
-        devices=gpus,
-        container=container,
-        engine=engine,
-        accepted_python=accepted_python(accept_python, name),
-    )
+    what = {"tier": tier, "only": only, "vendor": vendor, "devices": gpus}
+    where = {"nodes": nodes, "limit_s": limit, "container": container, "engine": engine}
+    job, subject = _new_job(name, root.resolve(), accept_python, what | where)
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)
     else:
-        chosen = _kubernetes(subject, repository, claim, namespace, node, rack_label, jobset=jobset)
+        own = {"claim": claim, "jobset": jobset, "nodes_named": tuple(node or ())}
+        own |= {"queue": queue, "topology": topology}
+        chosen = _kubernetes(subject, repository, namespace, rack_label, own)
     if dry_run:
         print(chosen.render(job), end="")
         return
     patience = _patience(nodes, start_limit, queue_limit)
     _run_stages(job, subject, chosen, patience, links=links, training=training, drain=drain, as_json=as_json)
+
+
+def _new_job(
+    name: str, root: Path, accept_python: list[str] | None, chosen: dict[str, Any]
+) -> tuple[Job, Subject]:
+    from stackcheck.fleet.job import new_job
+
+    accepted = accepted_python(accept_python, name)
+    return new_job(name, root, job_id=secrets.token_hex(4), accepted_python=accepted, **chosen)
 
 
 def _patience(nodes: int, start_s: int, queue_s: int | None) -> JobPatience:
@@ -278,15 +294,8 @@ def _slurm(
     )
 
 
-def _kubernetes(  # noqa: PLR0917  # what the user chose
-    subject: Subject,
-    repository: str | None,
-    claim: str | None,
-    namespace: str | None,
-    named: list[str] | None,
-    rack_label: str,
-    *,
-    jobset: bool,
+def _kubernetes(
+    subject: Subject, repository: str | None, namespace: str | None, rack_label: str, own: dict[str, Any]
 ) -> FleetEngine:
     """Kubernetes' side. The image's Python is identified by the engine of this host: no pod can do it."""
     from stackcheck.fleet.kubernetes import Kubernetes, require_registry
@@ -303,9 +312,7 @@ def _kubernetes(  # noqa: PLR0917  # what the user chose
         repository=target,
         python=interpreter.find(subject.image.reference, engine, subject.accepted_python),
         declared=tuple(engine.inspect(subject.image.reference).env),
-        claim=claim,
-        jobset=jobset,
-        nodes_named=tuple(named or ()),
+        **own,
     )
     return Kubernetes(manifests=manifests, namespace=namespace, rack=rack_label)
 

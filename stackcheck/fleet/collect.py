@@ -11,6 +11,8 @@ import dataclasses
 import datetime as dt
 import functools
 import json
+import multiprocessing
+import os
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,12 +23,13 @@ from pydantic import TypeAdapter, ValidationError
 from stackcheck.errors import ChecksFailedError, StackcheckError
 from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
+from stackcheck.oci.documents import sha256
 from stackcheck.suite import bounds, consistency, requirements, results
 from stackcheck.suite.judged import judge
 from stackcheck.vendors import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from stackcheck.fleet.engines import NodeFacts
@@ -39,6 +42,8 @@ Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 FACTS_LIMIT_BYTES = 1 << 20
 CLOCKS = dt.timedelta(minutes=5)  # how far the clocks of nodes may be apart
 NO_WALL = "a pod has no program outside the image, so this run certifies nothing"
+FEWEST_FOR_PROCESSES = 64  # nodes; fewer are judged before a process has started
+CHUNK = 16
 _HOST = TypeAdapter(Host)
 
 MetricKey = tuple[str, str, str, str, Literal["min", "max"] | None]
@@ -77,6 +82,10 @@ class NodeOutcome:
         return self.facts.name
 
 
+def _kept_nowhere(*_: object) -> None:
+    """The history of a judge that has none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """What all nodes of a job are held to.
@@ -91,7 +100,7 @@ class Judge:
     job: Job
     subject: Subject
     root: Path
-    keep: Keep = lambda *_: None
+    keep: Keep = _kept_nowhere
 
     def node(
         self, folder: Path, facts: NodeFacts, rank: int, state: NodeState | None, missing: str
@@ -295,8 +304,55 @@ def outcomes(
     states: Mapping[int, NodeState],
     missing: Callable[[int], str],
 ) -> list[NodeOutcome]:
-    """Every node of an attempt, by rank; ranks that no node took have failed too."""
-    return [
-        judge.node(attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
-        for rank in range(judge.job.nodes)
-    ]
+    """Every node of an attempt, by rank; ranks that no node took have failed too.
+
+    One result is in the memory of a process at a time; what stays of it are its figures, a few KB.
+    """
+
+    def one(by: Judge, rank: int) -> NodeOutcome:
+        return by.node(attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
+
+    if judge.job.nodes < FEWEST_FOR_PROCESSES or (os.cpu_count() or 1) == 1:
+        return [one(judge, rank) for rank in range(judge.job.nodes)]
+    return list(_by_processes(judge, attempt, one))
+
+
+def _by_processes(
+    judge: Judge, attempt: Path, one: Callable[[Judge, int], NodeOutcome]
+) -> Iterator[NodeOutcome]:
+    """The outcomes by rank, from one process for each processor; each run is kept here, by one process."""
+    _Worker.judge = dataclasses.replace(judge, keep=_Worker.take)
+    _Worker.one = staticmethod(one)
+    context = multiprocessing.get_context("fork")  # the children begin with the judge as it is here
+    with context.Pool(os.cpu_count()) as pool:
+        for outcome, held in pool.imap(_Worker.play, range(judge.job.nodes), CHUNK):
+            whole = dataclasses.replace(
+                outcome,
+                models=_shared(outcome.models),
+                checks=_shared(outcome.checks),
+                metrics=_shared(outcome.metrics),
+                reasons=_shared(outcome.reasons),
+            )
+            if held and judge.keep is not _kept_nowhere:
+                body = results.read_result_file(attempt / str(outcome.rank) / "result.json")
+                if sha256(body) == held[0]:  # what changed since then was not judged
+                    judge.keep(whole, body, *held[1:])
+            yield whole
+
+
+class _Worker:
+    """What a process that judges has: set before it begins."""
+
+    judge: Judge
+    one: Callable[[Judge, int], NodeOutcome]
+    held: tuple[str, Verdict, Host] | None = None
+
+    @classmethod
+    def take(cls, _outcome: NodeOutcome, body: bytes, verdict: Verdict, host: Host) -> None:
+        cls.held = (sha256(body), verdict, host)
+
+    @classmethod
+    def play(cls, rank: int) -> tuple[NodeOutcome, tuple[str, Verdict, Host] | None]:
+        cls.held = None
+        outcome = cls.one(cls.judge, rank)
+        return outcome, cls.held

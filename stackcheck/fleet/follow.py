@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from stackcheck.fleet.job import Job, NodeState
 
 
+MOST_WITH_LINES = 64  # nodes whose lines of progress are shown; of more, only how each one ended
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobPatience:
     """How long is waited for what, in seconds.
@@ -142,7 +145,8 @@ class _Watch:
     def _nodes(self) -> None:
         attempt = self.found.state.attempt
         for rank, told in self.engine.node_states(self.job, attempt).items():
-            self._progress(self.job.attempt(attempt) / str(rank) / "progress.log", told)
+            if self.job.nodes <= MOST_WITH_LINES:
+                self._progress(self.job.attempt(attempt) / str(rank) / "progress.log", told)
             if told != self.found.nodes.get(rank):
                 self.found.nodes[rank] = told
                 first = (told.error or "").partition("\n")[0]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
 
 FOLDER = Path("build") / "fleet"
+SAID = "said"  # in the folder of an attempt: an empty file RANK.STATE of each thing that a node said
 EngineName = Literal["slurm", "kubernetes"]
 Container = Literal["docker", "podman"]
 
@@ -232,8 +233,11 @@ class NodeState:
     error: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, whole or not at all; then its name, for one listing of all nodes."""
         write_atomically(folder / "state.json", (json.dumps(dataclasses.asdict(self)).encode(),))
+        said = folder.parent / SAID
+        said.mkdir(exist_ok=True)
+        (said / f"{self.rank}.{self.state}").touch()
 
 
 class _StateFile(BaseModel):

@@ -6,13 +6,14 @@ cannot show is the machine from outside the image: docs/guides/fleet.md says wha
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
 import subprocess
 import uuid
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from stackcheck.engine.launch_lines import INDEX
 from stackcheck.errors import ConfigurationError, EngineError
@@ -20,6 +21,7 @@ from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.engines import JobState, NodeFacts, Phase
 from stackcheck.fleet.job import NodeState
 from stackcheck.fleet.manifests import LABEL, name_of
+from stackcheck.fleet.watching import Watched
 from stackcheck.suite import container_user, inputs
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Kubernetes:
     manifests: Manifests
     namespace: str | None = None
     rack: str = ZONE
+    _watched: dict[str, Watched] = field(default_factory=dict, compare=False, repr=False)
+    _fetched: set[tuple[str, int]] = field(default_factory=set, compare=False, repr=False)
 
     def render(self, job: Job) -> str:
         """The manifests of a job. Pure."""
@@ -94,14 +98,12 @@ class Kubernetes:
         Raises:
             EngineError: The cluster does not answer.
         """
-        kind = "jobset" if self.manifests.jobset else "job"
-        try:
-            found = json.loads(self._kubectl("get", kind, job_id, "--output=json"))
-        except EngineError as error:
-            if "NotFound" in str(error):
-                return JobState(phase="cancelled", word="DELETED", reason="the object is gone")
-            raise
-        return job_state(found.get("status") or {}, self._pods(job_id.removeprefix("stackcheck-")))
+        group = "jobset.x-k8s.io/v1alpha2" if self.manifests.jobset else "batch/v1"
+        kind = "jobsets" if self.manifests.jobset else "jobs"
+        found = self._items(f"/apis/{group}", kind, f"fieldSelector=metadata.name%3D{job_id}")
+        if not found:
+            return JobState(phase="cancelled", word="DELETED", reason="the object is gone")
+        return job_state(found[0].get("status") or {}, self._pods(job_id.removeprefix("stackcheck-")))
 
     def node_states(self, job: Job, attempt: int) -> dict[int, NodeState]:
         """What the pods are, by rank; the result of each is fetched to where the judge looks for it."""
@@ -113,8 +115,11 @@ class Kubernetes:
                 found[state.rank] = state
                 folder = job.attempt(0) / str(state.rank)
                 source = folder / "out" / "result.json"
-                if state.state != "running" and source.is_file() and not source.is_symlink():
+                if state.state == "running" or (job.id, state.rank) in self._fetched:
+                    continue
+                if source.is_file() and not source.is_symlink():
                     shutil.copyfile(source, folder / "result.json", follow_symlinks=False)
+                    self._fetched.add((job.id, state.rank))
         return found
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
@@ -125,9 +130,9 @@ class Kubernetes:
         """
         if not names:
             return {}
-        items = json.loads(self._kubectl("get", "nodes", "--output=json"))["items"]
-        facts = (node_facts(item, self.rack) for item in items)
-        return {fact.name: fact for fact in facts if fact.name in set(names)}
+        wanted = set(names)
+        items = (item for item in self._items("/api/v1", "nodes", "") if item["metadata"]["name"] in wanted)
+        return {fact.name: fact for fact in (node_facts(item, self.rack) for item in items)}
 
     def cancel(self, job_id: str) -> None:
         """Delete the objects of a job.
@@ -136,6 +141,9 @@ class Kubernetes:
             EngineError: The cluster does not answer.
         """
         kinds = ("jobset",) if self.manifests.jobset else ("job", "service")
+        for one in self._watched.values():
+            one.close()
+        self._watched.clear()
         for kind in kinds:
             self._kubectl("delete", kind, job_id, "--ignore-not-found", "--wait=false")
 
@@ -148,8 +156,29 @@ class Kubernetes:
         cordon(node, reason)
 
     def _pods(self, short: str) -> list[dict[str, Any]]:
-        text = self._kubectl("get", "pods", f"--selector={LABEL}={short}", "--output=json")
-        return cast("list[dict[str, Any]]", json.loads(text)["items"])
+        return self._items("/api/v1", "pods", f"labelSelector={LABEL}%3D{short}")
+
+    def _items(self, group: str, kind: str, query: str) -> list[dict[str, Any]]:
+        """The objects of a kind, which are listed once: then the server tells what changes."""
+        key = f"{kind}?{query}"
+        if key not in self._watched:
+            place = "" if kind == "nodes" else f"/namespaces/{self._place()}"
+            one = Watched(
+                path=f"{group}{place}/{kind}",
+                query=query,
+                ask=lambda url: self._kubectl("get", "--raw", url),
+                command=("kubectl",),
+            )
+            one.start()
+            atexit.register(one.close)
+            self._watched[key] = one
+        return self._watched[key].items()
+
+    def _place(self) -> str:
+        chosen = self.namespace or self._kubectl(
+            "config", "view", "--minify", "--output=jsonpath={..namespace}"
+        )
+        return chosen.strip() or "default"
 
     def _kubectl(self, *words: str) -> str:
         return kubectl(*words, namespace=self.namespace)

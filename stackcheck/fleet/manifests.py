@@ -27,6 +27,8 @@ HOSTNAME = "kubernetes.io/hostname"
 REPLICATED = "nodes"
 RANK = "STACKCHECK_RANK"
 JOBSET = "jobset.x-k8s.io/v1alpha2"
+# https://kueue.sigs.k8s.io/docs/tasks/run/jobs/ and …/docs/concepts/topology_aware_scheduling/
+QUEUE, TOPOLOGY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/podset-preferred-topology"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class Manifests:
         claim: A PersistentVolumeClaim that holds the checkout; None: the nodes see its path themselves.
         jobset: Whether to make a JobSet in place of a Job.
         nodes_named: Only nodes of these names; empty: any.
+        queue: Kueue's LocalQueue, which starts the job once it has quota for all nodes; None: no Kueue.
+        topology: The label of nodes whose values Kueue keeps together (a rack's), where it can.
     """
 
     repository: str
@@ -48,6 +52,8 @@ class Manifests:
     claim: str | None = None
     jobset: bool = False
     nodes_named: tuple[str, ...] = ()
+    queue: str | None = None
+    topology: str | None = None
 
     def render(self, job: Job) -> str:
         """The manifests: a headless Service and an Indexed Job; or a JobSet, which makes a Service. Pure."""
@@ -64,11 +70,13 @@ class Manifests:
     def _jobset(self, job: Job) -> dict[str, Any]:
         spec = self._job(job)["spec"]
         del spec["template"]["spec"]["subdomain"]  # JobSet sets its own
+        spec.pop("suspend", None)  # Kueue starts the JobSet, and that its Jobs
         return {
             "apiVersion": JOBSET,
             "kind": "JobSet",
-            "metadata": _metadata(job),
-            "spec": {
+            "metadata": _metadata(job, self.queue),
+            "spec": self._suspended()
+            | {
                 "network": {"enableDNSHostnames": True, "subdomain": name_of(job)},
                 "failurePolicy": {"maxRestarts": 0},
                 "replicatedJobs": [{"name": REPLICATED, "replicas": 1, "template": {"spec": spec}}],
@@ -79,16 +87,24 @@ class Manifests:
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": _metadata(job),
-            "spec": {
+            "metadata": _metadata(job, self.queue),
+            "spec": self._suspended()
+            | {
                 "completionMode": "Indexed",
                 "completions": job.nodes,
                 "parallelism": job.nodes,
                 "backoffLimitPerIndex": 0,
                 "maxFailedIndexes": job.nodes,
-                "template": {"metadata": {"labels": {LABEL: job.id}}, "spec": self._pod(job)},
+                "template": {"metadata": self._pod_metadata(job), "spec": self._pod(job)},
             },
         }
+
+    def _suspended(self) -> dict[str, Any]:
+        return {"suspend": True} if self.queue else {}
+
+    def _pod_metadata(self, job: Job) -> dict[str, Any]:
+        together = {"annotations": {TOPOLOGY: self.topology}} if self.topology else {}
+        return {"labels": {LABEL: job.id}, **together}
 
     def _pod(self, job: Job) -> dict[str, Any]:
         user = container_user.uid()
@@ -191,5 +207,6 @@ def name_of(job: Job) -> str:
     return f"stackcheck-{job.id}"
 
 
-def _metadata(job: Job) -> dict[str, Any]:
-    return {"name": name_of(job), "labels": {LABEL: job.id, "app.kubernetes.io/name": "stackcheck-fleet"}}
+def _metadata(job: Job, queue: str | None = None) -> dict[str, Any]:
+    labels = {LABEL: job.id, "app.kubernetes.io/name": "stackcheck-fleet"} | ({QUEUE: queue} if queue else {})
+    return {"name": name_of(job), "labels": labels}

@@ -24,7 +24,7 @@ from stackcheck.fleet.spread import Outlier, outliers
 from stackcheck.fleet.training import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.fleet.collect import Keep, MetricKey
@@ -256,9 +256,19 @@ def fit_nodes(done: FleetRun) -> list[str]:
 
 
 def _saved(done: FleetRun) -> FleetRun:
-    # Python's own encoder takes seconds for a thousand nodes once it indents.
-    write_atomically(done.job.folder / "fleet.json", (to_json(done.as_json(), indent=1),))
+    write_atomically(done.job.folder / "fleet.json", _in_parts(done))
     return done
+
+
+def _in_parts(done: FleetRun) -> Iterator[bytes]:
+    """The document, a node at a time: those of ten thousand nodes are 200 MB of text."""
+    # Python's own encoder takes seconds for a thousand nodes once it indents.
+    head = to_json(dataclasses.replace(done, nodes=done.nodes[:1]).as_json() | {"nodes": []}, indent=1)
+    before, mark, after = head.partition(b'"nodes": []')
+    yield before + mark[:-1]
+    for number, node in enumerate(done.nodes):
+        yield (b",\n" if number else b"\n") + to_json(_node_json(node))
+    yield b"\n]" + after
 
 
 def again(root: Path, job_id: str, history: History | None) -> FleetRun:
@@ -326,18 +336,32 @@ def assembled(job: Job, job_id: str, found: Iterable[NodeOutcome]) -> FleetRun:
 
 
 def stragglers(nodes: Iterable[NodeOutcome]) -> list[Straggler]:
-    """Figures of finished nodes that stand out among machines of the same kind, the worst first. Pure."""
-    figures: dict[tuple[MetricKey, str], dict[str, float]] = {}
+    """Figures of finished nodes that stand out among machines of the same kind, the worst first. Pure.
+
+    One figure of all nodes is in memory at a time: together they are seven million of ten thousand nodes.
+    """
+    machines: dict[tuple[str, ...], list[NodeOutcome]] = {}
     for node in nodes:
-        machine = " + ".join(node.models or ())
-        for key, value in zip(node.metrics, node.figures, strict=True):
-            figures.setdefault((key, machine), {})[node.name] = value
+        machines.setdefault(node.models or (), []).append(node)
     found = [
         Straggler(node=name, check=key[0], metric=key[1], unit=key[2], outlier=outlier)
-        for (key, _), values in figures.items()
+        for alike in machines.values()
+        for key, values in _columns(alike)
         for name, outlier in outliers(values, key[4]).items()
     ]
     return sorted(found, key=lambda item: -item.outlier.z)
+
+
+def _columns(alike: Sequence[NodeOutcome]) -> Iterator[tuple[MetricKey, dict[str, float]]]:
+    """Each metric with its figure of each node; equal nodes share their list of metrics."""
+    lists = {id(node.metrics): node.metrics for node in alike}
+    places = {number: {key: at for at, key in enumerate(one)} for number, one in lists.items()}
+    for key in dict.fromkeys(key for one in lists.values() for key in one):
+        have = {number: place[key] for number, place in places.items() if key in place}
+        yield (
+            key,
+            {node.name: node.figures[have[id(node.metrics)]] for node in alike if id(node.metrics) in have},
+        )
 
 
 def kept_in(history: History, job: Job, failed: list[StackcheckError]) -> Keep:

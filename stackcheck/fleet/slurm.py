@@ -12,14 +12,14 @@ import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stackcheck.engine.launch_lines import sbatch_lines
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.engines import JobState, NodeFacts, Phase
-from stackcheck.fleet.job import read_state
+from stackcheck.fleet.job import SAID, read_state
 from stackcheck.fleet.rendezvous import hostnames
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ class Slurm:
     requeue: bool = True
     options: tuple[str, ...] = ()
     program: tuple[str, ...] = ("python3", "-m", "stackcheck.fleet.node")
+    _said: dict[tuple[str, int], dict[str, NodeState]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def render(self, job: Job) -> str:
         """The batch script: one task on each node, each with the whole node. Pure.
@@ -139,10 +142,20 @@ class Slurm:
         return parse_job(text)
 
     def node_states(self, job: Job, attempt: int) -> dict[int, NodeState]:
-        """What each node wrote about itself."""
-        folder = job.attempt(attempt)
-        told = {rank: read_state(folder / str(rank)) for rank in range(job.nodes)}
-        return {rank: state for rank, state in told.items() if state}
+        """What each node wrote about itself: one listing, and the files of those who said something new.
+
+        Slurm does not say it: its jobs and steps have a state, the tasks of a step have none.
+        """
+        folder, known = job.attempt(attempt), self._said.setdefault((job.id, attempt), {})
+        try:
+            names = [path.name for path in (folder / SAID).iterdir()]
+        except FileNotFoundError:
+            return {}
+        new = {name.partition(".")[0] for name in names if name not in known}
+        for rank in new & {str(number) for number in range(job.nodes)}:
+            if state := read_state(folder / rank):
+                known |= dict.fromkeys((f"{rank}.{state.state}", f"{rank}.running"), state)
+        return {state.rank: state for state in known.values()}
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
         """What Slurm knows of nodes: state, partitions, and the switch that they hang on.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,8 @@ import small_fleet
 import small_kubernetes
 from small_checkout import CPU_STACK, FakeEngine, call
 from small_checkout import make_checkout as make_small_checkout
-from stackcheck.fleet.manifests import Manifests
+from stackcheck.fleet.kubernetes import Kubernetes
+from stackcheck.fleet.manifests import QUEUE, Manifests
 from stackcheck.suite.interpreter import Interpreter
 
 if TYPE_CHECKING:
@@ -71,12 +73,21 @@ def test_the_schemas_of_kubernetes_accept_the_manifests(
     text = Manifests(repository=REPOSITORY, python=PYTHON, claim="checkout", nodes_named=("a", "b")).render(
         job
     )
-    jobset = Manifests(repository=REPOSITORY, python=PYTHON, jobset=True).render(job)
+    kueue = {"queue": "gpus", "topology": "example.org/rack"}
+    jobset = Manifests(repository=REPOSITORY, python=PYTHON, jobset=True, **kueue).render(job)
+    queued = Manifests(repository=REPOSITORY, python=PYTHON, **kueue).render(job)
     (wrapped,) = yaml.safe_load_all(jobset)
     (inner,) = wrapped["spec"]["replicatedJobs"]
     spec = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "inner"}, **inner["template"]}
     path = tmp_path / "job.yaml"
-    path.write_text(f"{text}---\n{yaml.safe_dump(spec)}")
+    path.write_text(f"{text}---\n{yaml.safe_dump(spec)}---\n{queued}")
+    waiting = [wrapped, [*yaml.safe_load_all(queued)][1]]
+    assert [(one["spec"]["suspend"], one["metadata"]["labels"][QUEUE]) for one in waiting] == [
+        (True, "gpus")
+    ] * 2
+    assert "suspend" not in text
+    assert "suspend" not in inner["template"]["spec"]
+    assert "podset-preferred-topology: example.org/rack" in queued
     program = [
         str(validators / "kubernetes-validate"),
         "--strict",
@@ -177,6 +188,44 @@ def test_pods_are_followed_and_judged_through_kubectl(
         "another image"
         in cluster.objects["nodes"]["gpu-2"]["metadata"]["annotations"]["stackcheck.fleet/reason"]
     )
+
+
+def until(told: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not told():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_objects_are_listed_once_and_then_watched(cluster: Api) -> None:
+    engine = Kubernetes(manifests=Manifests(repository=REPOSITORY, python=PYTHON))
+    for number in range(3):
+        cluster.node(f"gpu-{number}", "rack0")
+    names = [f"gpu-{number}" for number in range(4)]
+    alive = lambda: {name: fact.alive for name, fact in engine.nodes(names).items()}  # noqa: E731
+    assert alive() == dict.fromkeys(names[:3], True)
+    for _ in range(50):
+        engine.nodes(names)
+    cluster.node("gpu-1", "rack0", ready=False)
+    cluster.node("gpu-3", "rack0")
+    until(lambda: alive() == {"gpu-0": True, "gpu-1": False, "gpu-2": True, "gpu-3": True})
+    asked = [each for each in cluster.asked if each.endswith("/nodes")]
+    assert asked == ["GET /api/v1/nodes", "WATCH /api/v1/nodes"]
+    cluster.changed("nodes", "DELETED", cluster.objects["nodes"].pop("gpu-0"))
+    until(lambda: "gpu-0" not in alive())
+
+
+def test_a_version_that_the_server_forgot_is_listed_again(cluster: Api) -> None:
+    engine = Kubernetes(manifests=Manifests(repository=REPOSITORY, python=PYTHON))
+    cluster.node("gpu-0", "rack0")
+    assert engine.nodes(["gpu-0"])["gpu-0"].alive
+    until(lambda: "WATCH /api/v1/nodes" in cluster.asked)
+    del cluster.objects["nodes"]["gpu-0"]  # an event that nobody will tell
+    cluster.events += [("pods", {"type": "ADDED", "object": {"metadata": {"name": "x"}}})] * 5
+    cluster.compact()
+    until(lambda: not engine.nodes(["gpu-0"]))
+    lists = [each for each in cluster.asked if each == "GET /api/v1/nodes"]
+    assert len(lists) == 2, "one more list, for the answer 410"
 
 
 def test_a_cluster_that_is_not_there_is_an_error_with_a_next_step(

@@ -673,6 +673,12 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(("--workers", "0")),
         Case(("--here",), lambda world: world.patch.setenv("STACKCHECK_SUITE_PYTHON", "nowhere/python")),
     ),
+    "contribute": (
+        Case(("run0.json",), measured),
+        Case(("nowhere.json",)),
+        Case(()),
+        Case(("--check", "images")),
+    ),
     "baseline": (
         Case(("run0.json", "run1.json", "run2.json"), measured),
         Case(("nowhere.json", "run1.json", "run2.json")),

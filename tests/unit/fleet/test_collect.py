@@ -11,7 +11,7 @@ import pytest
 
 import small_fleet
 from small_checkout import CHECKS, CPU_STACK, FakeEngine, call
-from stackcheck.fleet import run
+from stackcheck.fleet import collect, run
 from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import JobPatience, follow
 from stackcheck.fleet.job import Job, NodeState
@@ -81,6 +81,21 @@ def test_each_node_is_judged_alone_and_the_outliers_come_first(built: Path) -> N
     assert json.loads((job.folder / "fleet.json").read_text())["status"] == "FAILED"
     assert len(run.again(built, job.id, history).nodes) == 6, "from the files alone"
     assert len(history.runs(Query(limit=20))) == 5, "and nothing is kept twice"
+
+
+def test_processes_judge_as_one_does(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, subject = small_fleet.make_job(built, 40)
+    for rank in range(39):
+        small_fleet.leave(
+            job, rank, *(((GEMM, "failed"),) if rank == 7 else ()), seconds=9.0 if rank == 30 else 1.0
+        )
+    alone = judged(job, subject).as_json()
+    monkeypatch.setattr(collect, "FEWEST_FOR_PROCESSES", 2)
+    history = open_history(built)
+    assert judged(job, subject, history=history).as_json() == alone
+    assert [each["node"] for each in alone["stragglers"]] == ["node0030"]
+    assert len(history.runs(Query(limit=99))) == 39, "kept by one process"
+    assert json.loads((job.folder / "fleet.json").read_text()) == json.loads(json.dumps(alone))
 
 
 def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:

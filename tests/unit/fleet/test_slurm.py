@@ -8,6 +8,8 @@ import pytest
 
 from small_fleet import bare_job
 from stackcheck.errors import ConfigurationError
+from stackcheck.fleet import slurm
+from stackcheck.fleet.job import NodeState
 from stackcheck.fleet.slurm import Slurm, parse_job, parse_nodes, parse_topology
 
 if TYPE_CHECKING:
@@ -65,3 +67,29 @@ def test_no_option_begins_another_line_of_the_batch_script(tmp_path: Path, optio
     assert "one" in Slurm(**plain).render(job)
     with pytest.raises(ConfigurationError, match="cannot hold this text"):
         Slurm(**{option: value}).render(job)  # type: ignore[arg-type]
+
+
+def test_what_nodes_said_is_one_listing_and_the_files_of_those_who_said_something_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, engine, read = bare_job(tmp_path), Slurm(), list[str]()
+    real = slurm.read_state
+    monkeypatch.setattr(slurm, "read_state", lambda folder: (read.append(folder.name), real(folder))[1])
+    assert engine.node_states(job, 0) == {}
+    told = {rank: NodeState(rank=rank, node=f"n{rank}", state="running") for rank in range(3)}
+    for rank, state in told.items():
+        state.write(job.attempt(0) / str(rank))
+    assert engine.node_states(job, 0) == told
+    assert engine.node_states(job, 0) == told
+    assert sorted(read) == ["0", "1", "2"], "the second look read no file"
+    told[1] = NodeState(rank=1, node="n1", state="failed", code=6, error="no")
+    told[1].write(job.attempt(0) / "1")
+    (job.attempt(0) / "said" / "8.ended").touch()  # before its file can be seen
+    (job.attempt(0) / "said" / "77.ended").touch()  # of no rank
+    (job.attempt(0) / "said" / "x").touch()
+    assert engine.node_states(job, 0) == told
+    assert read.count("0") == 1
+    told[8] = NodeState(rank=8, node="n8", state="ended")
+    told[8].write(job.attempt(0) / "8")
+    assert engine.node_states(job, 0) == told
+    assert engine.node_states(job, 1) == {}, "another attempt"

@@ -34,7 +34,8 @@ class Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/v2/(.+)/referrers/(sha256:[0-9a-f]{64})", self.path.partition("?")[0]):
             self.list_referrers(match[1], match[2])
             return
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
+        names = {name for name in self.headers if name.lower() not in HOP_BY_HOP}
+        headers = {name: ", ".join(self.headers.get_all(name, [])) for name in names}  # Go repeats Accept
         answer = requests.request(
             self.command,
             f"http://{self.upstream}{self.path}",

@@ -11,6 +11,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INDEX = "batch.kubernetes.io/job-completion-index"
-VERBS = ["create", "delete", "get", "list", "patch", "update"]
+VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 CORE = {"services": ("Service", True), "pods": ("Pod", True), "nodes": ("Node", False)}
 PATH = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/(\w+)(?:/([^/]+))?$")
 
@@ -57,10 +58,40 @@ class Api:
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {}
         self.asked: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []  # resource and event; its version is its place
+        self.oldest = 0  # a watch from an earlier version is answered 410 Gone
+        self.cuts = 0  # how often all watches were ended
         self.put("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
 
     def put(self, resource: str, document: dict[str, Any]) -> None:
-        self.objects.setdefault(resource, {})[document["metadata"]["name"]] = document
+        there, name = self.objects.setdefault(resource, {}), document["metadata"]["name"]
+        self.changed(resource, "MODIFIED" if name in there else "ADDED", document)
+        there[name] = document
+
+    def changed(self, resource: str, kind: str, document: dict[str, Any]) -> None:
+        document["metadata"]["resourceVersion"] = str(len(self.events) + 1)
+        self.events.append((resource, {"type": kind, "object": document}))
+
+    def compact(self) -> None:
+        """Forget the events, and end every watch, as an API server that begins again."""
+        self.oldest, self.cuts = len(self.events), self.cuts + 1
+
+    def watched(self, url: str) -> Iterator[bytes]:
+        """The lines of a watch, until somebody cuts it."""
+        place, query = urlsplit(url).path, parse_qs(urlsplit(url).query)
+        match, at, cuts = PATH.match(place), int(query["resourceVersion"][0]), self.cuts
+        self.asked.append(f"WATCH {place}")
+        assert match is not None
+        if at < self.oldest:
+            yield json.dumps({"type": "ERROR", "object": _status(410, "Expired", "too old")}).encode() + b"\n"
+            return
+        while self.cuts == cuts:
+            while at < len(self.events):
+                resource, event = self.events[at]
+                at += 1
+                if resource == match[2] and _selected(event["object"], query):
+                    yield json.dumps(event).encode() + b"\n"
+            time.sleep(0.02)
 
     def node(self, name: str, zone: str, *, ready: bool = True) -> None:
         labels = {"topology.kubernetes.io/zone": zone, "agentpool": "gpus"}
@@ -107,21 +138,30 @@ class Api:
             self.put(resource, document)
             return 201, document
         if name is None:
-            wanted = dict(pair.split("=") for pair in query.get("labelSelector", [""])[0].split(",") if pair)
-            items = [
-                each
-                for each in there.values()
-                if wanted.items() <= each["metadata"].get("labels", {}).items()
-            ]
-            return 200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}
+            version = str(len(self.events))
+            items = [each for each in there.values() if _selected(each, query)]
+            return 200, {
+                "kind": "List",
+                "apiVersion": "v1",
+                "metadata": {"resourceVersion": version},
+                "items": items,
+            }
         if name not in there:
             return 404, _status(404, "NotFound", f'{resource} "{name}" not found')
         if method == "DELETE":
-            del there[name]
+            self.changed(resource, "DELETED", there.pop(name))
             return 200, _status(200, None, "")
         if method == "PATCH":
             _merge(there[name], json.loads(body))
+            self.changed(resource, "MODIFIED", there[name])
         return 200, there[name]
+
+
+def _selected(each: dict[str, Any], query: dict[str, list[str]]) -> bool:
+    labels = dict(pair.split("=") for pair in query.get("labelSelector", [""])[0].split(",") if pair)
+    name = query.get("fieldSelector", [""])[0].removeprefix("metadata.name=")
+    own = each["metadata"]
+    return labels.items() <= own.get("labels", {}).items() and name in {"", own["name"]}
 
 
 def _merge(document: dict[str, Any], change: dict[str, Any]) -> None:
@@ -151,6 +191,14 @@ def running(folder: Path) -> Iterator[tuple[Api, Path]]:
 
     class Handler(BaseHTTPRequestHandler):
         def _any(self) -> None:
+            if "watch=true" in self.path:
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    for line in api.watched(self.path):
+                        self.wfile.write(line)
+                return
             length = int(self.headers.get("Content-Length") or 0)
             code, document = api.answer(self.command, self.path, self.rfile.read(length))
             text = json.dumps(document).encode()
