@@ -130,9 +130,13 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def images(
-    engine: Engine, cpu_stack: Stack, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine,
+    cpu_stack: Stack,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[str], str]]:
-    """The reference of each image; all are built at once."""
+    """The reference of each image; all that a chosen test needs are built at once."""
+    chosen = [name for name in REASONS if any(f"[{name}]" in item.name for item in request.session.items)]
     (stack,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
     context = tmp_path_factory.mktemp("hostile")
     shutil.copytree(small_stacks.ASSETS / "hostile", context, dirs_exist_ok=True)
@@ -145,11 +149,11 @@ def images(
             "args": {"STACK": stack.reference},
             "tags": [NAME.format(name)],
         }
-        for name in REASONS
+        for name in chosen
     }
     buildx.bake({"target": targets}, list(targets), report=small_stacks.silent)
     yield NAME.format
-    for name in REASONS:
+    for name in chosen:
         engine.remove(NAME.format(name))
 
 
