@@ -122,7 +122,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *_about_the_set(result, required),
         *_about_checks(result, required, accepted | low.keys()),
         *_about_bounds(result, required, bounds, warned),
-        *clock.problems(result, required.seen),
+        *clock.problems(result, required.seen, bounds.ceilings),
         *_about_the_driver(result, bounds),
         *_about_known_issues(required),
     )
