@@ -1,8 +1,8 @@
 """Each claim of the two AMD pages names what holds it: a test that exists, a page, or a public source.
 
-A claim is a paragraph, an item of a list or a row of a table. A list may be held by the paragraph before it, and
-a table only if `make lists` writes it, or if its rows are steps that a list goes through. "What never ran" is
-exempt: an absence has neither.
+A claim is a paragraph, an item of a list or a row of a table. A list may be held by the paragraph before
+it, and a table only if `make lists` writes it, or if its rows are steps that a list goes through. "What
+never ran" is exempt: an absence has neither.
 """
 
 from __future__ import annotations
