@@ -160,7 +160,7 @@ class Nights:
         monkeypatch.setattr("stackcheck.suite.toolkit.freeze", _no_toolkit)
         # The matrix stays as it is, and resolving it for each run would take most of the time.
         known = functools.cache(resolve.load_stacks)
-        same = types.SimpleNamespace(load_stacks=lambda _root: known(self.root))
+        same = types.SimpleNamespace(usable=lambda _root: known(self.root))
         monkeypatch.setattr("stackcheck.nightly.act.resolve", same)
         tools = folder / "tools"
         tools.mkdir()
