@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import sys
 from pathlib import Path
@@ -171,7 +172,7 @@ def _gathered(
     from stackcheck.report import content
     from stackcheck.report import others as contributed
 
-    return content.gather(
+    found = content.gather(
         history,
         offered,
         root=root,
@@ -182,9 +183,9 @@ def _gathered(
         campaign=_campaign(faults, root),
         nightly=_nightly(root),
         refresh_s=refresh_s,
-        others=contributed.load(others, root) if others else (),
         report=Progress(),
     )
+    return dataclasses.replace(found, others=contributed.load(others, root)) if others else found
 
 
 def opened_history(folder: Path | None, root: Path) -> History:

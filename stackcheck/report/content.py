@@ -123,7 +123,6 @@ def gather(
     campaign: Campaign | None = None,
     nightly: NightlyFile | None = None,
     refresh_s: int | None = None,
-    others: tuple[Others, ...] = (),
     report: Callable[[str], None],
 ) -> Content:
     """Ask the history for what a report says.
@@ -139,7 +138,6 @@ def gather(
         campaign: The planted faults, if they were planted.
         nightly: What `stackcheck nightly` did on this host, if it ran.
         refresh_s: How often a browser loads the page again; None: never.
-        others: What others measured.
         report: Called with each line of progress.
 
     Raises:
@@ -172,7 +170,6 @@ def gather(
         problems=(*problems, *unread),
         fleets=fleets,
         refresh_s=refresh_s,
-        others=others,
     )
 
 
