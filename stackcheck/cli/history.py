@@ -17,7 +17,7 @@ from stackcheck.cli.output import Progress, counted, print_facts, print_json, pr
 from stackcheck.cli.screen import print_fitted
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
-from stackcheck.history.runs import HistoryError, Point, Query, Run
+from stackcheck.history.runs import HistoryError, Point, Query, Run, named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +36,6 @@ WATCH_COLUMNS = ("RULE", "SINCE", "LOSS", "STACK", "WHAT")
 WATCHED_RUNS = 2000
 LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 40  # of a sparkline
 SHOWN_DIGITS = 8  # of a run id
-SHOWN_DIGEST = len("sha256:") + 12
 
 ANY = "any"
 Stack = Annotated[
@@ -247,7 +246,7 @@ def _run_row(run: Run) -> tuple[str, ...]:
     first, more = "".join(failed[:1]), f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     return (
         f"{run.started:%Y-%m-%d %H:%M}",
-        _name(run),
+        named(run.stack),
         f"{run.device_model} x{run.device_count}",
         run.driver or "-",
         run.tier,
@@ -258,11 +257,6 @@ def _run_row(run: Run) -> tuple[str, ...]:
     )
 
 
-def _name(run: Run) -> str:
-    """The stack id; an image that has no name is shown by the beginning of its digest."""
-    return run.stack[:SHOWN_DIGEST] if run.stack.startswith("sha256:") else run.stack
-
-
 def _print_series(points: Sequence[tuple[Run, Point]]) -> None:
     """One line for each metric of each stack and machine model."""
     if not points:
@@ -271,7 +265,7 @@ def _print_series(points: Sequence[tuple[Run, Point]]) -> None:
     series: dict[tuple[str, ...], list[tuple[Run, Point]]] = defaultdict(list)
     for run, point in reversed(points):
         device = f"{run.device_model} x{run.device_count}"
-        series[point.name, point.check, _name(run), device, point.unit].append((run, point))
+        series[point.name, point.check, named(run.stack), device, point.unit].append((run, point))
     print_fitted(SERIES_COLUMNS, [_series_row(key, found) for key, found in sorted(series.items())])
     if len(series) == 1:
         print()

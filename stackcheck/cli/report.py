@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import sys
 from pathlib import Path
@@ -96,6 +97,16 @@ Refresh = Annotated[
     ),
 ]
 
+FromOthers = Annotated[
+    Path | None,
+    typer.Option(
+        "--others",
+        metavar="FOLDER",
+        help="Also show what others measured: signed bundles (stackcheck contribute), and contributors.pub.",
+        show_default="none",
+    ),
+]
+
 
 @app.command("report")
 def write_report(
@@ -108,6 +119,7 @@ def write_report(
     faults: Faults = None,
     machine: ShownFirst = None,
     refresh: Refresh = None,
+    others: FromOthers = None,
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -120,7 +132,7 @@ def write_report(
     begin = times.since(since, "--since")
     often = round(times.duration(refresh, "--refresh").total_seconds()) if refresh else None
     kept = opened_history(history, root)
-    found = _gathered(kept, offered, root, begin, asked=asked, faults=faults, refresh_s=often)
+    found = _gathered(kept, offered, root, begin, asked=asked, faults=faults, refresh_s=often, others=others)
     file = out or (root / PAGE if form == "html" else None)
     _write(_rendered(found, form), file, to_stdout=not as_json)
     if as_json:
@@ -155,10 +167,12 @@ def _gathered(
     asked: StandingMachine | None = None,
     faults: Path | None = None,
     refresh_s: int | None = None,
+    others: Path | None = None,
 ) -> Content:
     from stackcheck.report import content
+    from stackcheck.report import others as contributed
 
-    return content.gather(
+    found = content.gather(
         history,
         offered,
         root=root,
@@ -171,6 +185,7 @@ def _gathered(
         refresh_s=refresh_s,
         report=Progress(),
     )
+    return dataclasses.replace(found, others=contributed.load(others, root)) if others else found
 
 
 def opened_history(folder: Path | None, root: Path) -> History:

@@ -16,6 +16,7 @@ from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import counted, print_json, print_table, shown
 from stackcheck.cli.screen import fitted
 from stackcheck.errors import ConfigurationError
+from stackcheck.history.runs import named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +90,7 @@ def screen(
     if not found.nodes:
         return FACTS, [], ("no run is kept yet: stackcheck test, or stackcheck history import",)
     columns = (*FACTS, *(str(number) for number, _ in enumerate(found.stacks, start=1)))
-    notes = [f"{number}  {shown(stack)}" for number, stack in enumerate(found.stacks, start=1)]
+    notes = [f"{number}  {shown(named(stack))}" for number, stack in enumerate(found.stacks, start=1)]
     total = len(found.nodes) + found.hidden
     tally = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.counts.items()))
     notes.append(f"{found.made:%Y-%m-%d %H:%M} UTC: {counted(total, 'node')}: {tally}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from stackcheck.policy import Tier
     from stackcheck.suite.verdict import Status
     from stackcheck.vendors import Vendor
+
+
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
+
+
+def named(stack: str) -> str:
+    """What people read for `Run.stack`: old records have the digest alone of an image from elsewhere."""
+    return _DIGEST.sub(r"\1… (no name was kept)", stack)
 
 
 class HistoryError(StackcheckError):
@@ -31,7 +40,8 @@ class Run:
         started: When it started (UTC).
         finished: When it ended (UTC); a run that never ended is kept with the time when it started.
         tier: How thorough the suites were.
-        stack: The stack id; for an image without one its reference, or `no image` for pytest alone.
+        stack: The stack id; for an image from elsewhere the name under which it was tested, in old records
+            its digest; `no image` for pytest alone.
         image: The image's manifest digest, else its config digest; None for pytest alone.
         vendor: The vendor whose checks ran.
         device_model: The device model; several are joined by ` + `.

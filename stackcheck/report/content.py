@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stackcheck.report.details import LossBand
     from stackcheck.report.fleet_file import FleetFile
     from stackcheck.report.nightly_file import NightlyFile
+    from stackcheck.report.others import Others
     from stackcheck.report.published import PublishedImage
 
 WINDOW = 400  # runs whose points are read at once: more would need gigabytes
@@ -73,6 +74,7 @@ class Content:
         fleets: The runs of many nodes at once, the newest first.
         refresh_s: A page for a wall: it begins with the fleet, and a browser loads it again so often.
         problems: What could not be read.
+        others: What others measured, by device model.
     """
 
     made: dt.datetime
@@ -92,6 +94,7 @@ class Content:
     problems: tuple[str, ...]
     fleets: tuple[FleetFile, ...] = ()
     refresh_s: int | None = None
+    others: tuple[Others, ...] = ()
 
     @property
     def wall(self) -> Wall:

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stackcheck import __version__
+from stackcheck.history.runs import named
 from stackcheck.policy import signed_names
 from stackcheck.report import blocks, fleet_file, speed, standing, wall
 from stackcheck.suite.judgement import NO_IMAGE
@@ -111,9 +112,8 @@ def many(number: int, one: str, several: str | None = None) -> str:
 
 
 def title_of(stack: str) -> str:
-    """A stack's name for a title: twelve digits of a digest tell it."""
-    short = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}", r"\1…", stack)
-    return re.sub(rf"^{re.escape(NO_IMAGE)}", f"{NO_IMAGE} (pytest alone)", short)
+    """A stack's name for a title."""
+    return re.sub(rf"^{re.escape(NO_IMAGE)}", f"{NO_IMAGE} (pytest alone)", named(stack))
 
 
 def _first_group(content: Content) -> int:

@@ -259,8 +259,9 @@ def _run_file(plan: RunPlan, run_id: str) -> dict[str, Any]:
         "tier": plan.tier,
         "stack_id": image.stack_id,
         "image": {
-            # An image from elsewhere is run by its id; people and the history know it by its name.
-            "reference": plan.subject.name if image.reference.startswith("sha256:") else image.reference,
+            # An image from elsewhere is run by its id, or by a name that only this engine has; people and the
+            # history know it by the name under which it was tested.
+            "reference": image.reference if image.stack_id else plan.subject.name,
             "config_digest": image.config_digest,
             "manifest_digest": image.manifest_digest,
         },

@@ -9,8 +9,10 @@ from unittest import mock
 
 import pytest
 
-import drawn_faults
 from planting import TESTS, Fault
+
+pytest.importorskip("torch", reason="the suites need torch")
+import drawn_faults
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 

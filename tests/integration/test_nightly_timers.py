@@ -8,6 +8,7 @@ older than GitHub's newest runner labels, so its findings on labels are left out
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+import sandboxed
 from stackcheck.nightly import install
 
 if TYPE_CHECKING:
@@ -25,6 +27,41 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 LINT = Path(__file__).parent / "assets" / "lint_workflow.cjs"
 KUBERNETES = "1.33"
+
+# What a night needs, then what it must not have; each with its error, or null.
+PROBE = """
+import json, os, socket, subprocess, sys
+def refused(function):
+    try:
+        function()
+    except OSError as error:
+        return str(error)
+calls = {
+    "the engine's socket": lambda: socket.socket(socket.AF_UNIX).connect("/var/run/docker.sock"),
+    "the build folder": lambda: open(sys.argv[1] + "/night.json", "w").close(),
+    "devices": lambda: open("/dev/zero", "rb").close(),
+    "other processes": lambda: os.readlink(f"/proc/{os.getppid()}/exe"),
+    "kernel modules": lambda: os.listdir("/proc/driver"),
+    "children": lambda: subprocess.run(["true"], check=True),
+    "programs of the host": lambda: open("/usr/stackcheck-probe", "w"),
+    "settings of the host": lambda: open("/etc/stackcheck-probe", "w"),
+    "settings of the kernel": lambda: open("/proc/sys/vm/swappiness", "w"),
+    "packets": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
+    "a file that runs as root": lambda: os.chmod(sys.argv[1], 0o4755),
+    "the host's name": lambda: socket.sethostname("probe"),
+    "real time": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
+    "the host's root": lambda: os.chroot("/"),
+}
+print(json.dumps({name: refused(function) for name, function in calls.items()}))
+"""
+NEEDED = {
+    "the engine's socket",
+    "the build folder",
+    "devices",
+    "other processes",
+    "kernel modules",
+    "children",
+}
 
 pytestmark = pytest.mark.integration
 
@@ -97,6 +134,16 @@ def test_the_units_have_few_rights(tmp_path: Path, systemd_analyze: Path) -> Non
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the sandbox of a unit needs root")
+def test_a_night_has_in_its_sandbox_what_it_needs_and_no_more(tmp_path: Path) -> None:
+    """The unit's own directives around real calls; the journey of the SRE plays a whole night in it."""
+    (unit,) = (path for path in write("systemd", tmp_path) if path.name == "stackcheck-nightly.service")
+    (tmp_path / "build").mkdir()
+    inside = (sys.executable, Path(sandboxed.__file__), unit, sys.executable, "-c", PROBE)
+    found = json.loads(command(*inside, tmp_path / "build"))
+    assert {name for name, error in found.items() if error is None} == NEEDED, found
 
 
 def analysed(program: Path, paths: list[Path]) -> subprocess.CompletedProcess[str]:

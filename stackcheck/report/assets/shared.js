@@ -69,8 +69,8 @@ window.Report = (() => {
     });
     return found;
   };
-  // An image without a stack is named by its digest, which twelve digits tell.
-  const title = (text) => text.replace(/(sha256:[0-9a-f]{12})[0-9a-f]{52}/, "$1…").replace(/^no image/, "no image (pytest alone)");
+  // As page.title_of: old records have the digest alone of an image from elsewhere.
+  const title = (text) => text.replace(/(sha256:[0-9a-f]{12})[0-9a-f]{52}/, "$1… (no name was kept)").replace(/^no image/, "no image (pytest alone)");
 
   // Call `start` when the element is about to be seen or printed, once.
   let printing = false;

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from report_content import DAY, HOUR, NOW, run, whole
 from small_checkout import call
 from stackcheck.cli import status
-from stackcheck.report import page, wall
+from stackcheck.report import markdown, page, wall
 
 RUNS = st.lists(
     st.builds(
@@ -117,3 +117,12 @@ def test_no_control_character_reaches_a_screen_that_status_draws_by_itself() -> 
 def test_status_answers_without_a_history(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no run is kept yet" in call(capsys, "status").out
     assert json.loads(call(capsys, "status", "--json").out)["nodes"] == []
+
+
+def test_an_image_from_elsewhere_has_its_name_and_an_old_record_says_that_it_kept_none() -> None:
+    content = whole([run(HOUR, stack="rocm-pytorch-2.9"), run(2 * HOUR, stack="sha256:" + "7" * 64)])
+    said = f"sha256:{'7' * 12}… (no name was kept)"
+    html, notes = page.render(content).decode(), status.screen(content.wall, (200, 50))[2]
+    for texts in (re.findall(r'data-stack="([^"]*)"', html), [note[3:] for note in notes[:-1]]):
+        assert sorted(texts) == ["rocm-pytorch-2.9", said]
+    assert said in markdown.render(content)

@@ -32,6 +32,18 @@ def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
     assert [mount.target for mount in spec.mounts if not mount.read_only] == ["/stackcheck/out"]
 
 
+@pytest.mark.parametrize("reference", ["sha256:" + "5" * 64, "stackcheck/image:012345", "other.org/x:1"])
+def test_an_image_from_elsewhere_is_known_by_the_name_under_which_it_was_tested(
+    tmp_path: Path, reference: str
+) -> None:
+    """Whatever the engine of a host calls it: a test, a night and a node of a fleet keep one name."""
+    plan = make_plan(tmp_path)
+    image = dataclasses.replace(plan.subject.image, stack_id=None, reference=reference)
+    subject = dataclasses.replace(plan.subject, name="rocm-pytorch-2.9", stack=None, image=image)
+    facts = suite._run_file(dataclasses.replace(plan, subject=subject), "1" * 32)
+    assert facts["image"]["reference"] == "rocm-pytorch-2.9"
+
+
 def test_in_the_container_the_identified_python_starts_the_agent(tmp_path: Path) -> None:
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     assert spec.entrypoint == ("/usr/bin/python3",)
