@@ -2,4 +2,5 @@
 
 from stackcheck.cli import main
 
-main()
+if __name__ == "__main__":  # a process that judges imports this again
+    main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ from stackcheck.suite.judged import judge
 from stackcheck.vendors import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from stackcheck.fleet.engines import NodeFacts
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Verdict
 
+    _Task = tuple[Path, NodeFacts, int, NodeState | None, str]  # what `Judge.node` takes
+
 Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 FACTS_LIMIT_BYTES = 1 << 20
 CLOCKS = dt.timedelta(minutes=5)  # how far the clocks of nodes may be apart
 NO_WALL = "a pod has no program outside the image, so this run certifies nothing"
 FEWEST_FOR_PROCESSES = 64  # nodes; fewer are judged before a process has started
-CHUNK = 16
+CHUNK = 64  # nodes of one answer of a process
 _HOST = TypeAdapter(Host)
 
 MetricKey = tuple[str, str, str, str, Literal["min", "max"] | None]
@@ -308,24 +311,27 @@ def outcomes(
 
     One result is in the memory of a process at a time; what stays of it are its figures, a few KB.
     """
-
-    def one(by: Judge, rank: int) -> NodeOutcome:
-        return by.node(attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
-
+    tasks = (
+        (attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
+        for rank in range(judge.job.nodes)
+    )
     if judge.job.nodes < FEWEST_FOR_PROCESSES or (os.cpu_count() or 1) == 1:
-        return [one(judge, rank) for rank in range(judge.job.nodes)]
-    return list(_by_processes(judge, attempt, one))
+        return [judge.node(*task) for task in tasks]
+    return list(_by_processes(judge, attempt, tasks))
 
 
-def _by_processes(
-    judge: Judge, attempt: Path, one: Callable[[Judge, int], NodeOutcome]
-) -> Iterator[NodeOutcome]:
-    """The outcomes by rank, from one process for each processor; each run is kept here, by one process."""
-    _Worker.judge = dataclasses.replace(judge, keep=_Worker.take)
-    _Worker.one = staticmethod(one)
-    context = multiprocessing.get_context("fork")  # the children begin with the judge as it is here
-    with context.Pool(os.cpu_count()) as pool:
-        for outcome, held in pool.imap(_Worker.play, range(judge.job.nodes), CHUNK):
+def _by_processes(judge: Judge, attempt: Path, tasks: Iterable[_Task]) -> Iterator[NodeOutcome]:
+    """The outcomes by rank, from one process for each processor; each run is kept here, by one process.
+
+    The processes come from a server that has no thread: those that watch Kubernetes, or belong to a library,
+    may hold a lock here, and in a copy of this process nobody would ever release it.
+    """
+    keeps = judge.keep is not _kept_nowhere
+    begin = dataclasses.replace(judge, keep=_Worker.take) if keeps else judge
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with context.Pool(os.cpu_count(), _Worker.begin, (begin,)) as pool:
+        for outcome, held in pool.imap(_Worker.play, tasks, CHUNK):
             whole = dataclasses.replace(
                 outcome,
                 models=_shared(outcome.models),
@@ -333,7 +339,7 @@ def _by_processes(
                 metrics=_shared(outcome.metrics),
                 reasons=_shared(outcome.reasons),
             )
-            if held and judge.keep is not _kept_nowhere:
+            if held:
                 body = results.read_result_file(attempt / str(outcome.rank) / "result.json")
                 if sha256(body) == held[0]:  # what changed since then was not judged
                     judge.keep(whole, body, *held[1:])
@@ -344,15 +350,20 @@ class _Worker:
     """What a process that judges has: set before it begins."""
 
     judge: Judge
-    one: Callable[[Judge, int], NodeOutcome]
     held: tuple[str, Verdict, Host] | None = None
+
+    @classmethod
+    def begin(cls, judge: Judge) -> None:
+        cls.judge = judge
+        gc.disable()  # as `without_collector` does in the other process
 
     @classmethod
     def take(cls, _outcome: NodeOutcome, body: bytes, verdict: Verdict, host: Host) -> None:
         cls.held = (sha256(body), verdict, host)
 
     @classmethod
-    def play(cls, rank: int) -> tuple[NodeOutcome, tuple[str, Verdict, Host] | None]:
+    def play(cls, task: _Task) -> tuple[NodeOutcome, tuple[str, Verdict, Host] | None]:
         cls.held = None
-        outcome = cls.one(cls.judge, rank)
-        return outcome, cls.held
+        outcome = cls.judge.node(*task)
+        # Equal parts of one answer travel once.
+        return dataclasses.replace(outcome, reasons=_shared(outcome.reasons)), cls.held

@@ -121,7 +121,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *_about_the_run(result, required),
         *_about_the_set(result, required),
         *_about_checks(result, required, accepted | low.keys()),
-        *_about_bounds(result, required, bounds, warned),
+        *_about_bounds(result, required, bounds, accepted),
         *clock.problems(result, required.seen),
         *_about_the_driver(result, bounds),
         *_about_known_issues(required),
@@ -296,11 +296,11 @@ def _flaw(metric: Metric) -> str | None:
 
 
 def _about_bounds(
-    result: RunResult, required: Requirements, bounds: Bounds, warned: Sequence[str]
+    result: RunResult, required: Requirements, bounds: Bounds, accepted: Collection[str]
 ) -> Iterator[str]:
     """The image reported a bound for each gated metric; the ones of this checkout decide."""
     for check in result.checks:
-        if check.outcome != "passed" or check.id in warned or is_advisory(check.id, required.advisory):
+        if check.outcome != "passed" or check.id in accepted:
             continue
         for index, metric in enumerate(check.metrics):
             found = bounds.of.get((check.id, index))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +98,27 @@ def test_processes_judge_as_one_does(built: Path, monkeypatch: pytest.MonkeyPatc
     assert [each["node"] for each in alone["stragglers"]] == ["node0030"]
     assert len(history.runs(Query(limit=99))) == 39, "kept by one process"
     assert json.loads((job.folder / "fleet.json").read_text()) == json.loads(json.dumps(alone))
+
+
+def test_a_process_with_threads_is_never_copied_to_judge(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that watches Kubernetes may hold a lock, which a copy of the process would wait for."""
+    job, subject = small_fleet.make_job(built, 4)
+    for rank in range(4):
+        small_fleet.leave(job, rank)
+    monkeypatch.setattr(collect, "FEWEST_FOR_PROCESSES", 2)
+    copies: list[int] = []
+    os.register_at_fork(after_in_parent=lambda: copies.append(1))
+    over = threading.Event()
+    watching = threading.Thread(target=over.wait)
+    watching.start()
+    try:
+        assert judged(job, subject).status == "PASSED"
+    finally:
+        over.set()
+        watching.join()
+    assert not copies
 
 
 def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:
