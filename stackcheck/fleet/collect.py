@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stackcheck.errors import ChecksFailedError, StackcheckError
 from stackcheck.files import strictjson
-from stackcheck.files.regular import read_regular
+from stackcheck.fleet import stored
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import bounds, consistency, requirements, results
 from stackcheck.suite.judged import judge
@@ -123,11 +123,11 @@ class Judge:
             raise ChecksFailedError(
                 state.error or f"the node did not come to its end: {missing or 'no result'}"
             )
-        body = results.read_result_file(folder / "result.json")
+        body = results.read_result_file(folder / "result.json", self.read)
         result = results.parse(body, where=str(folder / "result.json"))
-        told = _told(folder / "run.json")
+        told = self._told(folder / "run.json")
         seen = self.job.engine == "slurm"  # whether the machine was read from outside the container
-        host = _host(folder / "host.json") if seen else _HOST.validate_python(result.host.model_dump())
+        host = self._host(folder / "host.json") if seen else _HOST.validate_python(result.host.model_dump())
         if not seen:
             consistency.require_exit_code(result, state.code, folder / "result.json")
         self._require_ours(result, told, host, folder)
@@ -208,6 +208,38 @@ class Judge:
         seen = tuple(device.id for device in host.devices) if self.job.engine == "slurm" else None
         return dataclasses.replace(found, devices=seen)
 
+    def read(self, path: Path, limit: int) -> bytes:
+        """At most so many bytes of a file that a node left."""
+        return stored.read(self.job, path, limit)
+
+    def _told(self, path: Path) -> Mapping[str, Any]:
+        found = self._document(path)
+        return found if isinstance(found, dict) else {}
+
+    def _host(self, path: Path) -> Host:
+        try:
+            return _HOST.validate_python(self._document(path))
+        except ValidationError as error:
+            raise ChecksFailedError(
+                "the node's description of its machine is damaged",
+                where=str(path),
+                got=str(error).splitlines()[0],
+            ) from error
+
+    def _document(self, path: Path) -> object:
+        try:
+            text = self.read(path, FACTS_LIMIT_BYTES)
+            strictjson.check(text)
+            found: object = json.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ChecksFailedError(
+                "a file of this node cannot be read",
+                where=str(path),
+                got=str(error),
+                expected="what its run left",
+            ) from error
+        return found
+
     def __hash__(self) -> int:
         """For the cache of `_of_kind`."""
         return hash(self.job.id)
@@ -269,37 +301,6 @@ def _measured(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _told(path: Path) -> Mapping[str, Any]:
-    found = _read(path)
-    return found if isinstance(found, dict) else {}
-
-
-def _host(path: Path) -> Host:
-    try:
-        return _HOST.validate_python(_read(path))
-    except ValidationError as error:
-        raise ChecksFailedError(
-            "the node's description of its machine is damaged",
-            where=str(path),
-            got=str(error).splitlines()[0],
-        ) from error
-
-
-def _read(path: Path) -> object:
-    try:
-        text = read_regular(path, FACTS_LIMIT_BYTES, follow=False)
-        strictjson.check(text)
-        found: object = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ChecksFailedError(
-            "a file of this node cannot be read",
-            where=str(path),
-            got=str(error),
-            expected="what its run left",
-        ) from error
-    return found
-
-
 def outcomes(
     judge: Judge,
     attempt: Path,
@@ -340,7 +341,7 @@ def _by_processes(judge: Judge, attempt: Path, tasks: Iterable[_Task]) -> Iterat
                 reasons=_shared(outcome.reasons),
             )
             if held:
-                body = results.read_result_file(attempt / str(outcome.rank) / "result.json")
+                body = results.read_result_file(attempt / str(outcome.rank) / "result.json", judge.read)
                 if sha256(body) == held[0]:  # what changed since then was not judged
                     judge.keep(whole, body, *held[1:])
             yield whole
