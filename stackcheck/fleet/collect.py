@@ -209,7 +209,7 @@ class Judge:
         return dataclasses.replace(found, devices=seen)
 
     def read(self, path: Path, limit: int) -> bytes:
-        """At most so many bytes of a file that a node left."""
+        """A file that a node left, at most `limit` bytes of it."""
         return stored.read(self.job, path, limit)
 
     def _told(self, path: Path) -> Mapping[str, Any]:

@@ -287,7 +287,7 @@ def json_schema() -> dict[str, object]:
 def read_result_file(path: Path, read: Callable[[Path, int], bytes] | None = None) -> bytes:
     """The bytes of a result file. The image may have put a link or a pipe in its place: those are refused.
 
-    `read` gets at most so many bytes of the file from where it is stored; without it, from this disk.
+    `read` gets the first bytes of the file from where it is stored; without it, from this disk.
 
     Raises:
         ResultError: There is no regular file, or it exceeds 32 MiB.
