@@ -275,8 +275,8 @@ def _answer(root: Path, question: str) -> str:
 
 
 def _asked_once(root: Path, question: Mapping[str, Any]) -> str:
-    """Equal nodes ask for the same bounds, and each answer takes a process."""
-    return _answer(root, json.dumps(question, sort_keys=True))
+    """Equal nodes ask for the same bounds in the same order, and each answer takes a process."""
+    return _answer(root, json.dumps(question))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -114,7 +114,9 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         for check in result.checks
         if _waived(check, required.waivers) and _needs_waiver(check, required.facts)
     )
-    accepted = {*warned, *(check.id for check in result.checks if is_advisory(check.id, required.advisory))}
+    names = {*required.checks, *(check.id for check in result.checks)}
+    advisory = {name for name in names if is_advisory(name, required.advisory)}
+    accepted = {*warned, *advisory}
     low = {check.id: found for check in result.checks if (found := below_a_guess(check, bounds))}
     guessed = {name: found for name, found in low.items() if name not in accepted}
     failures = (
@@ -147,7 +149,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         skipped=_ids(result, "skipped"),
         invalid=_ids(result, "invalid"),
         warned=warned,
-        required=tuple(name for name in required.checks if not is_advisory(name, required.advisory)),
+        required=tuple(name for name in required.checks if name not in advisory),
         waivers=required.waivers,
         unbounded=unbounded,
         guessed=tuple(guessed),
