@@ -2,5 +2,4 @@
 
 from stackcheck.cli import main
 
-if __name__ == "__main__":  # a process that judges imports this again
-    main()
+main()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -119,6 +121,17 @@ def test_a_process_with_threads_is_never_copied_to_judge(
         over.set()
         watching.join()
     assert not copies
+
+
+def test_the_program_itself_judges_in_processes(built: Path) -> None:
+    """They begin with nothing of it: not with its arguments, nor with what it has imported."""
+    job, _ = small_fleet.make_job(built, collect.FEWEST_FOR_PROCESSES)
+    for rank in range(job.nodes):
+        small_fleet.leave(job, rank)
+    command = [sys.executable, "-m", "stackcheck", "fleet", "collect", job.id, "--root", str(built), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {node["status"] for node in json.loads(done.stdout)["nodes"]} == {"PASSED"}
 
 
 def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:
