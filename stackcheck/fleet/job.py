@@ -58,6 +58,7 @@ class Job(BaseModel):
         devices: Number of GPUs that each node has to show; `None`: the number that the stack names.
         container: What starts the container on a node.
         stage: Whether the nodes run the suites alone, try their links, or train together.
+        results: A URL at which each node stores its result; None: the job's folder.
         limit_s: A node whose run takes longer has failed.
         created: When; an older result is of another job.
     """
@@ -80,6 +81,7 @@ class Job(BaseModel):
     devices: int | None = None
     container: Container = "docker"
     stage: Literal["alone", "links", "training"] = "alone"
+    results: str | None = None
     limit_s: PositiveInt
     created: AwareDatetime
 
@@ -135,6 +137,7 @@ def new_job(  # what a user can choose
     container: Container = "docker",
     engine: EngineName = "slurm",
     accepted_python: tuple[str, ...] = (),
+    results: str | None = None,
 ) -> tuple[Job, Subject]:
     """A job for the image that `build` or `test` left in this checkout. Nothing is written.
 
@@ -163,6 +166,7 @@ def new_job(  # what a user can choose
         container=container,
         engine=engine,
         accepted_python=accepted_python,
+        results=results,
         limit_s=limit_s or int(TIMEOUT_S[chosen]),
         created=dt.datetime.now(dt.UTC),
     )

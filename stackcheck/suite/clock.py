@@ -31,8 +31,9 @@ def problems(result: RunResult, seen: Seen | None, ceilings: Mapping[Key, float]
     """What contradicts the figures of a run on GPUs; a processor's have no bound."""
     if result.host.vendor == "cpu":
         return
+    reached = _metric(result, CLOCKED)
     for check in result.checks:
-        yield from _too_fast(check, _metric(result, CLOCKED))
+        yield from _too_fast(check, reached)
         yield from _idle(check, seen)
         yield from _impossible(check, ceilings)
 

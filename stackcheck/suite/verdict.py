@@ -117,7 +117,9 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         for check in result.checks
         if _waived(check, required.waivers) and _needs_waiver(check, required.facts)
     )
-    accepted = {*warned, *(check.id for check in result.checks if is_advisory(check.id, required.advisory))}
+    names = {*required.checks, *(check.id for check in result.checks)}
+    advisory = {name for name in names if is_advisory(name, required.advisory)}
+    accepted = {*warned, *advisory}
     same = required.same_thresholds
     low = {one.id: found for one in result.checks if (found := below_a_guess(one, bounds, same=same))}
     says = f"{GUESSED} {{}}: {{}}; {MEASURE}".format
@@ -149,7 +151,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         skipped=_ids(result, "skipped"),
         invalid=_ids(result, "invalid"),
         warned=warned,
-        required=tuple(name for name in required.checks if not is_advisory(name, required.advisory)),
+        required=tuple(name for name in required.checks if name not in advisory),
         waivers=required.waivers,
         unbounded=tuple(unbounded),
         guessed=tuple(guessed),
