@@ -193,6 +193,11 @@ def _run(out: Printable) -> None:
         _fail(usage.as_error(error), out)
     except BrokenPipeError:
         sys.exit(0)
+    except ModuleNotFoundError as error:
+        missing = usage.missing_library(error)
+        if missing is None:
+            raise
+        _fail(missing, out)
     except OSError as error:
         if error.errno not in UNUSABLE:
             raise  # a defect of stackcheck: the traceback is needed

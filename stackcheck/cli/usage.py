@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError, did_you_mean
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from stackcheck.errors import StackcheckError
 
 OF_RUN = 125
+# The libraries of each extra of pyproject.toml, by the names of their modules and packages.
+EXTRAS = {
+    "fleet": {"fsspec", "jinja2", "sqlalchemy", "zstandard"},
+    "registry": {"cyclonedx", "exceptiongroup", "packageurl", "pytest", "pytest-timeout", "pytest-xdist", "uv"},
+}
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
@@ -35,6 +41,20 @@ def no_such_verb(word: str, verbs: Iterable[str]) -> ConfigurationError:
         expected=did_you_mean(word, verbs) or "a command of stackcheck",
         next_step="stackcheck --help",
     )
+
+
+def missing_library(error: ModuleNotFoundError) -> ConfigurationError | None:
+    """The error of a library that belongs to an extra which is not installed; None: a defect of stackcheck."""
+    module = (error.name or "").partition(".")[0]
+    for extra, libraries in EXTRAS.items():
+        if module in libraries:
+            return ConfigurationError(
+                f"this command needs a library of the extra `{extra}`",
+                where=sys.prefix,
+                got=f"{module} is not installed",
+                next_step=f"{sys.executable} -m pip install 'stackcheck[{extra}]'",
+            )
+    return None
 
 
 def is_help(error: TyperException) -> bool:
