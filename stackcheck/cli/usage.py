@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError, did_you_mean
@@ -15,10 +16,17 @@ if TYPE_CHECKING:
     from stackcheck.errors import StackcheckError
 
 OF_RUN = 125
-# The libraries of each extra of pyproject.toml, by the names of their modules and packages.
-EXTRAS = {
-    "fleet": {"fsspec", "jinja2", "sqlalchemy", "zstandard"},
-    "registry": {"cyclonedx", "exceptiongroup", "packageurl", "pytest", "pytest-timeout", "pytest-xdist", "uv"},
+# The extras of pyproject.toml: the verbs that need one, and the modules of its libraries.
+EXTRAS: dict[str, tuple[set[str], set[str]]] = {
+    "fleet": (
+        {"compare", "fleet", "history", "report", "status"},
+        {"fsspec", "jinja2", "sqlalchemy", "zstandard"},
+    ),
+    "registry": (
+        {"base", "bisect", "build", "certify", "gate", "images", "lock", "mirror", "nightly", "outdated"}
+        | {"prove", "publish", "render", "test", "wheelhouse"},
+        {"cyclonedx", "exceptiongroup", "packageurl", "pytest", "pytest_timeout", "uv", "xdist"},
+    ),
 }
 
 
@@ -43,18 +51,31 @@ def no_such_verb(word: str, verbs: Iterable[str]) -> ConfigurationError:
     )
 
 
+def require_extra(verb: str) -> None:
+    """Refuse a verb whose extra is not installed, before it begins what it could not end.
+
+    Raises:
+        ConfigurationError: A library is missing.
+    """
+    for extra, (verbs, libraries) in EXTRAS.items():
+        missing = sorted(name for name in libraries if verb in verbs and find_spec(name) is None)
+        if missing:
+            raise _without(extra, ", ".join(missing))
+
+
 def missing_library(error: ModuleNotFoundError) -> ConfigurationError | None:
-    """The error of a library that belongs to an extra which is not installed; None: a defect of stackcheck."""
+    """The error of a library of an extra that only some uses of a verb need; None: a defect of stackcheck."""
     module = (error.name or "").partition(".")[0]
-    for extra, libraries in EXTRAS.items():
-        if module in libraries:
-            return ConfigurationError(
-                f"this command needs a library of the extra `{extra}`",
-                where=sys.prefix,
-                got=f"{module} is not installed",
-                next_step=f"{sys.executable} -m pip install 'stackcheck[{extra}]'",
-            )
-    return None
+    return next((_without(extra, module) for extra, (_, names) in EXTRAS.items() if module in names), None)
+
+
+def _without(extra: str, missing: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"this command needs the extra `{extra}`",
+        where=sys.prefix,
+        got=f"not installed: {missing}",
+        next_step=f"{sys.executable} -m pip install 'stackcheck[{extra}]'",
+    )
 
 
 def is_help(error: TyperException) -> bool:
