@@ -193,7 +193,7 @@ class Pod:
         user, rights = self.spec["securityContext"], one["securityContext"]
         assert rights["readOnlyRootFilesystem"]
         assert rights["capabilities"] == {"drop": ["ALL"]}
-        assert {mount["mountPath"] for mount in one["volumeMounts"]} == {"/workspace", "/tmp", "/dev/shm"}  # noqa: S108
+        assert {mount["mountPath"] for mount in one["volumeMounts"]} == {"/workspace", "/tmp", "/dev/shm"}
         options = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--shm-size=1g"]
         options += [f"--user={user['runAsUser']}:{user['runAsGroup']}", "--tmpfs=/tmp:rw,exec,mode=1777"]
         options += [f"--volume={self.training.folder}:/workspace", f"--workdir={one['workingDir']}"]
