@@ -238,7 +238,9 @@ def test_a_verb_that_needs_no_checkout_works_anywhere(whole_program: Path, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", NEEDS)
-def test_a_verb_that_lacks_something_says_the_next_step(whole_program: Path, tmp_path: Path, verb: str) -> None:
+def test_a_verb_that_lacks_something_says_the_next_step(
+    whole_program: Path, tmp_path: Path, verb: str
+) -> None:
     done = in_an_empty_folder(whole_program, tmp_path, verb, *NEEDS[verb])
     assert done.returncode in {2, 3, 4, 6, 7, 8, 125}, done.stderr
     assert "  next: " in done.stderr

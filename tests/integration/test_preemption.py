@@ -53,8 +53,11 @@ class Training:
         shutil.copytree(scripted.ROOT / "trainers", folder / "trainers")
 
     def line(self, command: str, *options: str) -> str:
-        program = f"env PYTHONPATH={scripted.ROOT} {sys.executable} -m stackcheck -q run"
-        return f"{program} {self.reference} {self.host} {' '.join(options)} -- {command}"
+        return f"{self.verb('run', *options)} -- {command}"
+
+    def verb(self, verb: str, *options: str) -> str:
+        program = f"env PYTHONPATH={scripted.ROOT} {sys.executable} -m stackcheck -q"
+        return f"{program} {verb} {self.reference} {self.host} {' '.join(options)}"
 
     def checkpoints(self) -> list[int]:
         """The steps of the complete ones."""
@@ -64,6 +67,10 @@ class Training:
 def trains(said: str) -> bool:
     """Some steps are done since the last start."""
     return len(re.findall(r"^.*\bstep +\d+", said.rpartition("resumed from")[2], re.MULTILINE)) > 3
+
+
+def said_by(line: str) -> str:
+    return subprocess.run(shlex.split(line), capture_output=True, text=True, check=True).stdout
 
 
 def record_of(said: str) -> dict[str, Any]:
@@ -158,7 +165,7 @@ def test_a_step_that_gets_the_signal_of_the_time_limit_ends_with_the_trainer_s_c
     cluster: Cluster, training: Training
 ) -> None:
     """`#SBATCH --signal=TERM@…` of docs/guides, which goes to the steps alone."""
-    limit = ("--time=2", "--signal=TERM@90")
+    limit = ("--time=2", "--signal=TERM@60")
     steps: list[int] = []
     for start in (1, 2):
         job = Batch(cluster, training, RANKS, *limit)
@@ -176,14 +183,11 @@ class Pod:
     """The container of the printed Job, as a kubelet starts it: its command is the first process."""
 
     def __init__(self, training: Training, command: str) -> None:
-        shown = subprocess.run(
-            shlex.split(training.line(command, "--print", "kubernetes")),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
         self.training, self.name = training, f"preempted-{os.getpid()}"
-        self.spec = yaml.safe_load(shown.stdout)["spec"]["template"]["spec"]
+        manifest = said_by(training.line(command, "--print", "kubernetes"))
+        self.spec = yaml.safe_load(manifest)["spec"]["template"]["spec"]
+        # The engine has it under this name, so that it fetches nothing from the registry.
+        self.image = json.loads(said_by(training.verb("pull", "--json")))["image"]
 
     def docker(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["docker", *words], capture_output=True, text=True, check=False, timeout=600)
@@ -198,7 +202,7 @@ class Pod:
         options += [f"--user={user['runAsUser']}:{user['runAsGroup']}", "--tmpfs=/tmp:rw,exec,mode=1777"]
         options += [f"--volume={self.training.folder}:/workspace", f"--workdir={one['workingDir']}"]
         options += [f"--env={each['name']}={each['value']}" for each in one["env"]]
-        options += [f"--entrypoint={one['command'][0]}", one["image"], *one["command"][1:]]
+        options += [f"--entrypoint={one['command'][0]}", self.image, *one["command"][1:]]
         self.docker("rm", "--force", self.name)
         started = self.docker("run", "--detach", f"--name={self.name}", *options)
         assert started.returncode == 0, started.stderr

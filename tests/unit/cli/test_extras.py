@@ -107,3 +107,22 @@ def test_a_missing_library_of_stackcheck_itself_is_a_defect(tmp_path: Path) -> N
     assert "Traceback" in done.stderr
     assert usage.missing_library(ModuleNotFoundError(name="yaml")) is None
     assert "stackcheck[fleet]" in str(usage.missing_library(ModuleNotFoundError(name="jinja2.ext")))
+
+
+def test_what_an_index_shows_agrees_with_the_project() -> None:
+    shown = set(PROJECT["classifiers"])
+    assert len(shown) == len(PROJECT["classifiers"])
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    versions = sorted(
+        (
+            line.rpartition(" ")[2]
+            for line in shown
+            if line.startswith("Programming Language :: Python :: 3.")
+        ),
+        key=lambda text: int(text.partition(".")[2]),
+    )
+    assert versions[0] == oldest
+    assert not any(line.startswith("License ::") for line in shown), "the SPDX expression says it"
+    assert ("Typing :: Typed" in shown) == (ROOT / "stackcheck" / "py.typed").exists()
+    assert PROJECT["readme"] == "README.md"
+    assert len(PROJECT["keywords"]) > 5
