@@ -121,7 +121,7 @@ def labelled_stack(labels: Mapping[str, str], root: Path, reference: str) -> Sta
     if not name:
         return None
     try:
-        (found,) = resolve.load_stacks(root, (glob.escape(name),))  # a label is a name, not a pattern
+        (found,) = _stacks(root, glob.escape(name))  # a label is a name, not a pattern
     except NothingSelectedError as error:
         raise ConfigurationError(
             "the image's stack is not in matrix.yaml",
@@ -134,6 +134,10 @@ def labelled_stack(labels: Mapping[str, str], root: Path, reference: str) -> Sta
         error.where = ", ".join(filter(None, (f"{reference}, label {STACK_LABEL}: {name}", error.where)))
         raise
     return found
+
+
+def _stacks(root: Path, pattern: str) -> tuple[Stack, ...]:
+    return resolve.load_stacks(root, (pattern,))
 
 
 def is_reference(name: str) -> bool:
@@ -150,7 +154,7 @@ def find_stack(name: str, root: Path) -> Stack | None:
     if is_reference(name):
         return None
     try:
-        found = resolve.load_stacks(root, (name,))
+        found = _stacks(root, name)
     except NothingSelectedError as error:
         error.next_step = f"stackcheck list; or, if it is an image, add its tag: {name}:latest"
         raise
