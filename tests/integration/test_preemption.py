@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,34 @@ def test_a_step_that_gets_the_signal_of_the_time_limit_ends_with_the_trainer_s_c
         assert job.codes.read_text().split() == ["1"] * start
         steps = training.checkpoints()
     assert steps[-1] > records[-1]["first_step"] > 0
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["the whole group", "run alone"])
+def test_a_signal_to_run_writes_a_checkpoint_from_which_the_same_line_continues(
+    training: Training, *, whole_group: bool
+) -> None:
+    """A scheduler signals each process of a step, so that `run` and a shell around it both get one."""
+    last = 0
+    for _start in range(2):
+        with (training.folder / "said").open("w") as said:
+            line = f"trap : TERM; {training.line(ALONE)} & echo $! > pid; wait $!; wait $!"
+            job = subprocess.Popen(
+                ["bash", "-c", line],
+                stdout=said,
+                stderr=said,
+                cwd=training.folder,
+                start_new_session=True,
+            )
+        small_slurm.wait(lambda: trains((training.folder / "said").read_text()), "steps of the job")
+        if whole_group:
+            os.killpg(job.pid, signal.SIGTERM)
+        else:
+            os.kill(int((training.folder / "pid").read_text()), signal.SIGTERM)
+        assert job.wait(small_slurm.TIMEOUT_S) == 1
+        told = record_of((training.folder / "said").read_text())
+        assert (told["stopped"], told["first_step"]) == (True, last)
+        last = training.checkpoints()[-1]
+        assert last > told["first_step"]
 
 
 class Pod:
