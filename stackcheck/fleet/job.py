@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, Validati
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.matrix import matrix, resolve
+from stackcheck.matrix import matrix
 from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.oci.tags import label, local_name
 from stackcheck.policy import Tier  # pydantic reads the annotation
@@ -191,7 +191,7 @@ def subject_of(
         return subjects.of_stack(stack, image, policy, vendor=vendor)
     # `test` left the id that one engine has for it; every node loads the layout, under this name.
     image = dataclasses.replace(image, reference=local_name(image.stack_id, image.config_digest))
-    labelled = subjects.labelled_stack(_labels(image), resolve.usable(root), name)
+    labelled = subjects.labelled_stack(_labels(image), root, name)
     if labelled is None and vendor is None:
         raise ConfigurationError(
             "nothing says for which GPUs this image is",
