@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,16 +24,29 @@ CHANGING = (  # what another day, machine or folder prints in another way -> its
     (re.compile(r"\d{4}-\d\d-\d\d"), "<day>"),
     (re.compile(r"tini \(\d+\)"), "tini (<pid>)"),
     (re.compile(r"\[ *\d+\.\d s\]"), "[<seconds>]"),
+    (re.compile(r"\b\d+(\.\d+)? s\b"), "<seconds>"),
     (re.compile(r"\b(localhost|127\.0\.0\.1):\d+"), "<registry>"),
 )
+
+
+STARTED = {  # a program on the user's PATH -> what this Python is told
+    "stackcheck": "-m stackcheck ",
+    "python": "",
+    "as-the-unit": f"{ROOT}/tests/unit/shared/sandboxed.py ",  # what systemd does with a service
+}
 
 
 class Journey:
     """One user's terminal: each line that is typed, what it printed and its exit code."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self.folder, self.env = folder, env
-        self.hidden: dict[str, str] = {str(folder): "<folder>", str(ROOT): "<checkout>"}
+        self.folder, self.env, self.home = folder, env, Path(env["HOME"])
+        self.hidden: dict[str, str] = {
+            str(folder): "<folder>",
+            str(ROOT): "<checkout>",
+            sys.executable: "<python>",
+        }
+        self.changing: tuple[tuple[re.Pattern[str], str], ...] = ()  # more, of one journey
         self.text = ""
 
     def types(self, line: str, *, code: int = 0, timeout: float = 600) -> str:
@@ -54,11 +68,28 @@ class Journey:
         assert "Traceback" not in done.stdout, done.stdout
         return done.stdout
 
+    def checkout(self, *built: str) -> Path:
+        """A checkout with a copy of the suites; stacks that this one built are not built again."""
+        own = self.folder / "checkout"
+        own.mkdir()
+        for path in ROOT.iterdir():
+            if path.name not in {"build", "tests"} and not path.name.startswith("."):
+                (own / path.name).symlink_to(path)
+        shutil.copytree(ROOT / "tests", own / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in built:
+            (own / "build" / name).mkdir(parents=True)
+            shutil.copy(ROOT / "build" / name / "image.json", own / "build" / name)
+            (own / "build" / name / "oci").symlink_to(ROOT / "build" / name / "oci")
+            self.hidden[name] = "<stack>"
+        if built:
+            (own / "build" / "bases").symlink_to(ROOT / "build" / "bases")
+        return own
+
     def normal(self, text: str) -> str:
         """The text without what changes from run to run; `hidden` has more of it."""
         for value in sorted(self.hidden, key=len, reverse=True):
             text = text.replace(value, self.hidden[value])
-        for pattern, placeholder in CHANGING:
+        for pattern, placeholder in (*CHANGING, *self.changing):
             text = pattern.sub(placeholder, text)
         return text
 
@@ -84,9 +115,10 @@ def journey(tmp_path: Path) -> Journey:
     folder, programs = tmp_path / "work", tmp_path / "bin"
     folder.mkdir()
     programs.mkdir()
-    program = programs / "stackcheck"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stackcheck "$@"\n')
-    program.chmod(0o755)
+    for name, starts in STARTED.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {starts}"$@"\n')
+        program.chmod(0o755)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "STACKCHECK_"))}
     env = {
         **kept,
