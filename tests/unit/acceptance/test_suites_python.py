@@ -39,6 +39,7 @@ WHERE_PRESENT = {
     "trainers/shards.py": {"numpy"},
     "trainers/streams.py": {"numpy", "tokenizers"},
     "trainers/initial.py": {"safetensors"},
+    "trainers/trackers.py": {"wandb"},
     "benchmarks/training/rows.py": {"yaml"},
     "trainers/layouts/fp8_weights.py": {"torchao"},
     "trainers/layouts/prepare.py": {"torchao"},
