@@ -177,6 +177,8 @@ WORKS: dict[str, tuple[str, ...]] = {
     "history": (),
     "report": (),
     "key": (),
+    "gate": ("--install", "systemd", "--dry-run"),
+    "status": (),
 }
 NEEDS: dict[str, tuple[str, ...]] = {
     "find": (),
@@ -207,6 +209,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "prove": (),
     "mirror": (STACK, "--print"),  # this environment has no pip, as pipx and uv make them
     "baseline": ("result.json",),
+    "contribute": ("result.json",),
     "first-host": (STACK, "--record", "../first-host.json"),
 }
 
