@@ -10,6 +10,7 @@ postgresql+psycopg://…; by default SQLite.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import multiprocessing
@@ -17,8 +18,10 @@ import os
 import random
 import resource
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -69,12 +72,13 @@ def main() -> None:
         over = JobState(phase="ended", word="COMPLETED")
         followed = Followed(state=over, nodes=states, facts=facts)
         before, start, used = _memory_mb(), time.monotonic(), _processor_s()
-        done = run.judged(job, "1", subject, followed, history=None)
+        with _Peak() as peak:
+            done = run.judged(job, "1", subject, followed, history=None)
         wall, cpu = time.monotonic() - start, _processor_s() - used
         reasons = {node.reasons[0][:90] for node in done.nodes if node.reasons}
         print(f"{count} nodes: judged in {wall:.1f} s, {cpu:.1f} s of processors")
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{own:.0f} MB at most ({before:.0f} before), each process {_child_mb():.0f}")
+        print(f"{own:.0f} MB at most ({before:.0f} before), each process {peak.mb:.0f}")
         print(f"status {done.status}, {len(done.stragglers)} stragglers, reasons: {sorted(reasons)[:3]}")
         index = given.index or f"sqlite:///{root / 'index.sqlite'}"
         start, used = time.monotonic(), _processor_s()
@@ -89,12 +93,30 @@ def _memory_mb() -> float:
     return psutil.Process().memory_info().rss / 2**20
 
 
-def _child_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+class _Peak:
+    """The most memory that one of the processes below this one had, looked at twice a second."""
+
+    def __enter__(self) -> Self:
+        self.mb, self._over = 0.0, threading.Event()
+        self._looks = threading.Thread(target=self._look)
+        self._looks.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.5):
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self.mb = max(self.mb, child.memory_info().rss / 2**20)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._looks.join()
 
 
 def _processor_s() -> float:
-    return sum(os.times()[:4])
+    """Of this process, those that it started, and those that the server of processes started."""
+    servers = (child.cpu_times() for child in psutil.Process().children())
+    return sum(os.times()[:4]) + sum(sum(server[:4]) for server in servers)
 
 
 def _job(root: Path, count: int) -> tuple[Job, subjects.Subject]:

@@ -22,7 +22,7 @@ from stackcheck.errors import (
 )
 from stackcheck.history import recorder
 from stackcheck.imaging import build
-from stackcheck.matrix import matrix, resolve
+from stackcheck.matrix import matrix
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
 from stackcheck.policy import is_enough
@@ -170,7 +170,7 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
     interpreter.announced(name, engine, settings.accepted_python, report)  # a layout takes minutes
     image = build.adopt(name, engine, folder=settings.folder(tag), report=report)
     labels = engine.inspect(image.reference).labels
-    stack = subjects.labelled_stack(labels, resolve.usable(settings.root), name)
+    stack = subjects.labelled_stack(labels, settings.root, name)
     return subjects.of_image(
         image,
         _policy(settings),

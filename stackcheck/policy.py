@@ -8,6 +8,7 @@ parameters is named with them, so that an exception for one way hides no new fau
 from __future__ import annotations
 
 import datetime as dt  # pydantic reads annotations at run time
+import functools
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -52,6 +53,7 @@ Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=12
 Link = Annotated[str, StringConstraints(pattern=r"^(https://\S+|[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+)$")]
 
 
+@functools.lru_cache(maxsize=8192)  # the verdicts on ten thousand nodes ask about the same few checks
 def names(check: str, check_id: str) -> bool:
     """Whether `check` names the check of this id: it is the id, or its wildcards fit the id's parameters."""
     (wanted, _, cases), (name, _, case) = check.partition("["), check_id.partition("[")

@@ -20,7 +20,7 @@ from stackcheck.errors import ConfigurationError, PublishError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, RegistryError
 from stackcheck.oci.layout import OciLayout
-from stackcheck.oci.store import Reference, is_tag, parse_reference, parse_target
+from stackcheck.oci.store import Reference, copy_blob, is_tag, parse_reference, parse_target
 from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callabl
     for blob in blobs:
         if not store.has_blob(blob.digest) and not store.mount_blob(blob.digest, source):
             report(f"copying {blob.digest[:19]} ({blob.size / 1e6:.1f} MB) to {store.target}")
-            store.write_blob(blob, lambda digest=blob.digest: source.read_blob(digest))  # type: ignore[misc]
+            copy_blob(blob, source, store, report)
     store.write_manifest(manifest, manifest.digest)
     absent = [blob.digest for blob in blobs if not store.has_blob(blob.digest)]
     if absent or store.read_manifest(manifest.digest).body != manifest.body:

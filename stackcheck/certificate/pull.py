@@ -17,6 +17,7 @@ from stackcheck.imaging.image import Image
 from stackcheck.oci import tags
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.store import copy_blob
 from stackcheck.oci.stores import open_store
 from stackcheck.suite import subject as subjects
 
@@ -141,7 +142,7 @@ def _fetch(store: Store, digest: str, layout: OciLayout, report: Callable[[str],
     with layout.writing(report):
         for blob in image_blobs(manifest):
             report(f"fetching {blob.digest[:19]} ({blob.size / 1e6:.1f} MB)")
-            layout.write_blob(blob, lambda name=blob.digest: store.read_blob(name))  # type: ignore[misc]
+            copy_blob(blob, store, layout, report)
         layout.write_manifest(manifest, digest)
 
 

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from stackcheck import __version__
@@ -95,7 +95,12 @@ class VerbGroup(TyperGroup):
         """The command of one verb, or None when there is no such verb."""
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"stackcheck.cli.{VERBS[cmd_name][0]}")
+        try:
+            module = importlib.import_module(f"stackcheck.cli.{VERBS[cmd_name][0]}")
+        except ModuleNotFoundError:
+            if not ctx.resilient_parsing:
+                raise
+            return TyperCommand(cmd_name)  # a shell completes the name of a verb whose extra is not installed
         group = typer.main.get_group(module.app)
         return group.get_command(ctx, cmd_name)
 
@@ -103,6 +108,8 @@ class VerbGroup(TyperGroup):
         """The verb that the arguments begin with; a wrong one names its likely neighbours."""
         if args[0] not in VERBS and not args[0].startswith("-"):
             raise usage.no_such_verb(args[0], VERBS)
+        if not ctx.resilient_parsing:
+            usage.require_extra(args[0])
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Context) -> object:
@@ -193,6 +200,11 @@ def _run(out: Printable) -> None:
         _fail(usage.as_error(error), out)
     except BrokenPipeError:
         sys.exit(0)
+    except ModuleNotFoundError as error:
+        missing = usage.missing_library(error)
+        if missing is None:
+            raise
+        _fail(missing, out)
     except OSError as error:
         if error.errno not in UNUSABLE:
             raise  # a defect of stackcheck: the traceback is needed

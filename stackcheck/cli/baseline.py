@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, FromOthers, Root, new_app
 from stackcheck.cli.output import counted, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.proof import baseline, thresholds
@@ -38,15 +38,7 @@ def propose_thresholds(
             "--one-run", help="Take one run alone, with margins of 10 %, or 15 % where the host decides too."
         ),
     ] = False,
-    others: Annotated[
-        Path | None,
-        typer.Option(
-            "--others",
-            metavar="FOLDER",
-            help="Show beside them what others measured: signed bundles, and contributors.pub.",
-            show_default="none",
-        ),
-    ] = None,
+    others: FromOthers = None,
     as_json: AsJson = False,
     root: Root = HERE,
 ) -> None:

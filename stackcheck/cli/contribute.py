@@ -20,13 +20,13 @@ def contribute(
         Path | None, typer.Argument(metavar="RESULT", help="The result.json of a run.", show_default="none")
     ] = None,
     *,
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),
     check: Annotated[
         Path | None,
         typer.Option(
             "--check", metavar="FOLDER", help="Check the bundles of a folder instead.", show_default="none"
         ),
     ] = None,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),
     key: Annotated[
         Path | None,
         typer.Option(

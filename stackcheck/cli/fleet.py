@@ -112,6 +112,15 @@ RackLabel = Annotated[
     str,
     typer.Option("--rack-label", metavar="LABEL", help="The label of a Kubernetes node that names its rack."),
 ]
+Results = Annotated[
+    str | None,
+    typer.Option(
+        "--results",
+        metavar="URL",
+        help="Each node stores its result there (Slurm), such as s3://BUCKET/FOLDER.",
+        show_default="the job's folder",
+    ),
+]
 Limit = Annotated[
     int | None,
     typer.Option(
@@ -184,6 +193,7 @@ def run_fleet(
     queue: Queue = None,
     topology: Topology = None,
     rack_label: RackLabel = "topology.kubernetes.io/zone",
+    results: Results = None,
     limit: Limit = None,
     start_limit: StartLimit = 600,
     queue_limit: QueueLimit = None,
@@ -201,7 +211,8 @@ def run_fleet(
     same path. Exit 0: every node passed; 6: one failed, or left no result; 9: none failed, and one is unfit.
     """
     what = {"tier": tier, "only": only, "vendor": vendor, "devices": gpus}
-    where = {"nodes": nodes, "limit_s": limit, "container": container, "engine": engine}
+    where: dict[str, Any] = {"nodes": nodes, "limit_s": limit, "container": container, "engine": engine}
+    where["results"] = _store(results, engine)
     job, subject = _new_job(name, root.resolve(), accept_python, what | where)
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)
@@ -223,6 +234,24 @@ def _new_job(
 
     accepted = accepted_python(accept_python, name)
     return new_job(name, root, job_id=secrets.token_hex(4), accepted_python=accepted, **chosen)
+
+
+def _store(url: str | None, engine: str) -> str | None:
+    """The URL for the results, once it is sure that a node can use it."""
+    if url is None:
+        return None
+    from stackcheck.fleet.stored import require_store
+
+    if engine != "slurm":
+        raise ConfigurationError(
+            "a pod has no program outside the image that could store its result",
+            where="--results",
+            got=f"--engine {engine}",
+            expected="--engine slurm",
+            next_step="repeat the command without --results: the claim or the shared path holds the files",
+        )
+    require_store(url)
+    return url
 
 
 def _patience(nodes: int, start_s: int, queue_s: int | None) -> JobPatience:

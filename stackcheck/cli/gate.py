@@ -50,7 +50,12 @@ State = Annotated[
 ]
 Limit = Annotated[
     float,
-    typer.Option("--within", metavar="SECONDS", min=1, help="Stop a run without an image after this time."),
+    typer.Option(
+        "--within",
+        metavar="SECONDS",
+        min=1,
+        help="How long it may take: then no second run begins, and one without an image is stopped.",
+    ),
 ]
 Drain = Annotated[
     Scheduler | None,

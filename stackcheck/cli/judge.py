@@ -96,8 +96,8 @@ def _print(path: Path, found: Judgement) -> None:
 def _counts(found: Judgement) -> dict[str, int]:
     verdict = found.verdict
     return {
-        "passed": len(verdict.passed),
-        "failed": len(verdict.failed) - len(verdict.unbounded) - len(verdict.guessed),
+        "passed": len({*verdict.passed} - {*verdict.guessed}),
+        "failed": len({*verdict.failed} - {*verdict.unbounded, *verdict.guessed}),
         "no bound": len(verdict.unbounded),
         "under a guessed bound": len(verdict.guessed),
         "skipped": len(verdict.skipped),
@@ -109,7 +109,7 @@ def _counts(found: Judgement) -> dict[str, int]:
 def _next(path: Path, found: Judgement) -> str:
     """The command that follows from a verdict."""
     verdict, result = found.verdict, found.result
-    if verdict.lacks_only_bounds or (verdict.status == "UNFIT" and verdict.guessed and not verdict.invalid):
+    if verdict.only_bounds or verdict.lacks_only_bounds:
         return f"stackcheck baseline {path} and the results of two more healthy runs"
     if verdict.status == "UNFIT":
         return "run the suites again on a fit machine that the stack names"

@@ -94,6 +94,15 @@ Target = Annotated[
         show_default="`publish` in matrix.yaml",
     ),
 ]
+FromOthers = Annotated[
+    Path | None,
+    typer.Option(
+        "--others",
+        metavar="FOLDER",
+        help="Also show what others measured: signed bundles (stackcheck contribute), and contributors.pub.",
+        show_default="none",
+    ),
+]
 SigningKey = Annotated[
     Path | None,
     typer.Option(

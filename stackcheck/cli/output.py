@@ -9,13 +9,13 @@ import shutil
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from stackcheck.errors import StackcheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import TextIO
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import IO, TextIO, TypeGuard
 
 
 STYLES = {"bad": "1;31", "good": "1;32", "remark": "33", "head": "1"}
@@ -23,6 +23,7 @@ GOOD, BAD = (
     frozenset({"PASSED", "VERIFIED", "passed", "ok"}),
     frozenset({"FAILED", "REVOKED", "failed", "missing"}),
 )
+LONG_BYTES = 10_000_000  # a copy of less is over before its bar is read
 volume = {"quiet": False, "verbose": False}  # what -q and -v before the verb asked for
 
 
@@ -189,3 +190,40 @@ class Progress:
         """Report one step."""
         if not (self._quiet or volume["quiet"]):
             print(f"[{time.monotonic() - self._start:6.1f} s] {shown(message)}", file=sys.stderr, flush=True)
+
+    def copying(self, chunks: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
+        """Pass the bytes of a copy on; a terminal shows a bar while it lasts, if the copy is a long one."""
+        if self._quiet or volume["quiet"] or size_bytes < LONG_BYTES or not _may_draw(sys.stderr):
+            yield from chunks
+            return
+        from rich import progress
+        from rich.console import Console
+
+        columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+        console = Console(file=cast("IO[str]", _Drawing(sys.stderr)), force_terminal=True, highlight=False)
+        with progress.Progress(
+            *columns, progress.TimeRemainingColumn(), console=console, transient=True
+        ) as bar:
+            task = bar.add_task("", total=size_bytes)
+            for chunk in chunks:
+                yield chunk
+                bar.advance(task, len(chunk))
+
+
+def _may_draw(stream: object) -> TypeGuard[Printable]:
+    """Whether a line can be drawn anew: a dumb terminal cannot move its cursor."""
+    return isinstance(stream, Printable) and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class _Drawing(io.TextIOBase):
+    """A stream for what this program draws itself; no foreign text goes through it."""
+
+    def __init__(self, stream: Printable) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write_styled(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()

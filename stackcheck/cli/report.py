@@ -12,7 +12,7 @@ import typer
 
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app, target_of
+from stackcheck.cli.options import HERE, AsJson, FromOthers, PlainHttp, PublicKey, Root, new_app, target_of
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
 
@@ -94,16 +94,6 @@ Refresh = Annotated[
         metavar="TIME",
         help="For a wall: the fleet comes first, and a browser loads the page again so often, such as 5m.",
         show_default="never",
-    ),
-]
-
-FromOthers = Annotated[
-    Path | None,
-    typer.Option(
-        "--others",
-        metavar="FOLDER",
-        help="Also show what others measured: signed bundles (stackcheck contribute), and contributors.pub.",
-        show_default="none",
     ),
 ]
 

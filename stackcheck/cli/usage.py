@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError, did_you_mean
@@ -14,6 +16,18 @@ if TYPE_CHECKING:
     from stackcheck.errors import StackcheckError
 
 OF_RUN = 125
+# The extras of pyproject.toml: the verbs that need one, and the modules of its libraries.
+EXTRAS: dict[str, tuple[set[str], set[str]]] = {
+    "fleet": (
+        {"compare", "fleet", "history", "report", "status"},
+        {"fsspec", "jinja2", "sqlalchemy", "zstandard"},
+    ),
+    "registry": (
+        {"base", "bisect", "build", "certify", "gate", "images", "lock", "mirror", "nightly", "outdated"}
+        | {"prove", "publish", "render", "test", "wheelhouse"},
+        {"cyclonedx", "exceptiongroup", "packageurl", "pytest", "pytest_timeout", "uv", "xdist"},
+    ),
+}
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
@@ -34,6 +48,33 @@ def no_such_verb(word: str, verbs: Iterable[str]) -> ConfigurationError:
         got=word[:80],
         expected=did_you_mean(word, verbs) or "a command of stackcheck",
         next_step="stackcheck --help",
+    )
+
+
+def require_extra(verb: str) -> None:
+    """Refuse a verb whose extra is not installed, before it begins what it could not end.
+
+    Raises:
+        ConfigurationError: A library is missing.
+    """
+    for extra, (verbs, libraries) in EXTRAS.items():
+        missing = sorted(name for name in libraries if verb in verbs and find_spec(name) is None)
+        if missing:
+            raise _without(extra, ", ".join(missing))
+
+
+def missing_library(error: ModuleNotFoundError) -> ConfigurationError | None:
+    """The error of a library of an extra that only some uses of a verb need; None: a defect of stackcheck."""
+    module = (error.name or "").partition(".")[0]
+    return next((_without(extra, module) for extra, (_, names) in EXTRAS.items() if module in names), None)
+
+
+def _without(extra: str, missing: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"this command needs the extra `{extra}`",
+        where=sys.prefix,
+        got=f"not installed: {missing}",
+        next_step=f"{sys.executable} -m pip install 'stackcheck[{extra}]'",
     )
 
 

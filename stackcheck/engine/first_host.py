@@ -2,7 +2,8 @@
 
 In: a stack. Out: a `StepRecord` of each step until the first surprise, and `document`, which has no serial
 numbers, UUIDs, names of hosts and users, or network addresses. The tests make a host of its files
-(fakeamd/recorded.py).
+(fakeamd/recorded.py). A verdict against which only missing or derived bounds stand is no surprise: the steps
+that follow measure the bounds of this machine.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import __version__, vendors
+from stackcheck.errors import ChecksFailedError, MachineUnfitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 RUNS = 3
+OF_A_VERDICT = (ChecksFailedError.exit_code, MachineUnfitError.exit_code)
 LINES = 200  # of a step's output
 SHORTEST = 4  # of a name that is replaced: a host called "gpu" would take the word out of every sentence
 # Values of a result that a verdict rests on; none of them can have an identity.
@@ -50,45 +53,75 @@ class PageStep:
     arguments: tuple[str, ...]
     result: Path | None = None
     kept: Path | None = None  # where the result goes, as the next run replaces it
+    verdict: Path | None = None  # what the command says of the run
+
+    @property
+    def moves(self) -> Mapping[Path, Path]:
+        """What a run leaves -> where it is kept."""
+        if not (self.result and self.kept and self.verdict):
+            return {}
+        return {self.result: self.kept, self.result.parents[1] / "verdict.json": self.verdict}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What a step did."""
+    """What a step did; `only_bounds`: nothing but missing or derived bounds made it end so."""
 
     number: int
     arguments: tuple[str, ...]
     exit_code: int
     output: str
+    only_bounds: bool = False
+
+    @property
+    def is_surprise(self) -> bool:
+        """Whether the hour ends here."""
+        return bool(self.exit_code) and not self.only_bounds
 
 
 def steps(stack: str, root: Path) -> tuple[PageStep, ...]:
     """What the page says to type for a stack; what needs a choice (waivers, a commit, a key) is left out."""
     result = root / "build" / stack / "run" / "result.json"
     kept = [root / "build" / f"first-host-{number}.json" for number in range(1, RUNS + 1)]
+    said = [path.with_suffix(".verdict.json") for path in kept]
     return (
         PageStep(number=1, arguments=("doctor",)),
         PageStep(number=4, arguments=("explain", stack)),
         PageStep(number=5, arguments=("lock", stack)),
         PageStep(number=6, arguments=("build", stack)),
-        *(PageStep(number=7, arguments=("test", stack), result=result, kept=path) for path in kept),
-        PageStep(number=8, arguments=("judge", str(kept[0]), "--stack", stack)),
+        *(
+            PageStep(number=7, arguments=("test", stack), result=result, kept=path, verdict=verdict)
+            for path, verdict in zip(kept, said, strict=True)
+        ),
+        PageStep(number=8, arguments=("judge", str(kept[0]), "--stack", stack), verdict=said[0]),
         PageStep(number=9, arguments=("baseline", *map(str, kept))),
     )
 
 
 def follow(wanted: Iterable[PageStep], root: Path, show: Callable[[str], object]) -> Iterator[StepRecord]:
-    """Take the steps in turn, each as a command of its own, until one does not end well."""
+    """Take the steps in turn, each as a command of its own, until the first surprise."""
     for step in wanted:
         show(f"\nstep {step.number}: stackcheck {' '.join(step.arguments)}\n")
-        for old in filter(None, (step.result, step.kept)):
+        for old in (*step.moves, *step.moves.values()):
             old.unlink(missing_ok=True)  # of an earlier hour
         code, output = _run((*step.arguments, "--root", str(root)), show)
-        if step.result and step.kept and step.result.exists():
-            shutil.copy(step.result, step.kept)
-        yield StepRecord(number=step.number, arguments=step.arguments, exit_code=code, output=output)
-        if code:
+        for left, kept in step.moves.items():
+            if left.exists():
+                shutil.copy(left, kept)
+        record = StepRecord(
+            number=step.number,
+            arguments=step.arguments,
+            exit_code=code,
+            output=output,
+            only_bounds=code in OF_A_VERDICT and _lacks_only_bounds(step.verdict),
+        )
+        yield record
+        if record.is_surprise:
             return
+
+
+def _lacks_only_bounds(verdict: Path | None) -> bool:
+    return bool(verdict and verdict.exists() and json.loads(verdict.read_bytes())["only_bounds"])
 
 
 def document(done: Sequence[StepRecord], wanted: Iterable[PageStep]) -> dict[str, Any]:
@@ -102,7 +135,7 @@ def document(done: Sequence[StepRecord], wanted: Iterable[PageStep]) -> dict[str
         "stackcheck": __version__,
         "kernel": platform.release(),
         "steps": [private(dataclasses.asdict(record), words) for record in done],
-        "surprise": done[-1].number if done and done[-1].exit_code else None,
+        "surprise": done[-1].number if done and done[-1].is_surprise else None,
         "results": [private(result, words) for result in results],
         "kernel_files": dict(files),
     }

@@ -31,8 +31,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
+def _unique(pairs: list[tuple[str, object]]) -> None:
+    """Nothing is kept of what was looked at."""
+    if len(dict(pairs)) < len(pairs):
         raise ValueError("an object has a duplicate key")
-    return members

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -22,14 +23,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from stackcheck.errors import ChecksFailedError, StackcheckError
 from stackcheck.files import strictjson
-from stackcheck.files.regular import read_regular
+from stackcheck.fleet import stored
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import bounds, consistency, requirements, results
 from stackcheck.suite.judged import judge
 from stackcheck.vendors import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from stackcheck.fleet.engines import NodeFacts
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
     from stackcheck.suite.verdict import Verdict
 
+    _Task = tuple[Path, NodeFacts, int, NodeState | None, str]  # what `Judge.node` takes
+
 Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 FACTS_LIMIT_BYTES = 1 << 20
 CLOCKS = dt.timedelta(minutes=5)  # how far the clocks of nodes may be apart
 NO_WALL = "a pod has no program outside the image, so this run certifies nothing"
 FEWEST_FOR_PROCESSES = 64  # nodes; fewer are judged before a process has started
-CHUNK = 16
+CHUNK = 64  # nodes of one answer of a process
 _HOST = TypeAdapter(Host)
 
 MetricKey = tuple[str, str, str, str, Literal["min", "max"] | None]
@@ -120,11 +123,11 @@ class Judge:
             raise ChecksFailedError(
                 state.error or f"the node did not come to its end: {missing or 'no result'}"
             )
-        body = results.read_result_file(folder / "result.json")
+        body = results.read_result_file(folder / "result.json", self.read)
         result = results.parse(body, where=str(folder / "result.json"))
-        told = _told(folder / "run.json")
+        told = self._told(folder / "run.json")
         seen = self.job.engine == "slurm"  # whether the machine was read from outside the container
-        host = _host(folder / "host.json") if seen else _HOST.validate_python(result.host.model_dump())
+        host = self._host(folder / "host.json") if seen else _HOST.validate_python(result.host.model_dump())
         if not seen:
             consistency.require_exit_code(result, state.code, folder / "result.json")
         self._require_ours(result, told, host, folder)
@@ -205,6 +208,38 @@ class Judge:
         seen = tuple(device.id for device in host.devices) if self.job.engine == "slurm" else None
         return dataclasses.replace(found, devices=seen)
 
+    def read(self, path: Path, limit: int) -> bytes:
+        """A file that a node left, at most `limit` bytes of it."""
+        return stored.read(self.job, path, limit)
+
+    def _told(self, path: Path) -> Mapping[str, Any]:
+        found = self._document(path)
+        return found if isinstance(found, dict) else {}
+
+    def _host(self, path: Path) -> Host:
+        try:
+            return _HOST.validate_python(self._document(path))
+        except ValidationError as error:
+            raise ChecksFailedError(
+                "the node's description of its machine is damaged",
+                where=str(path),
+                got=str(error).splitlines()[0],
+            ) from error
+
+    def _document(self, path: Path) -> object:
+        try:
+            text = self.read(path, FACTS_LIMIT_BYTES)
+            strictjson.check(text)
+            found: object = json.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ChecksFailedError(
+                "a file of this node cannot be read",
+                where=str(path),
+                got=str(error),
+                expected="what its run left",
+            ) from error
+        return found
+
     def __hash__(self) -> int:
         """For the cache of `_of_kind`."""
         return hash(self.job.id)
@@ -240,8 +275,8 @@ def _answer(root: Path, question: str) -> str:
 
 
 def _asked_once(root: Path, question: Mapping[str, Any]) -> str:
-    """Equal nodes ask for the same bounds, and each answer takes a process."""
-    return _answer(root, json.dumps(question, sort_keys=True))
+    """Equal nodes ask for the same bounds in the same order, and each answer takes a process."""
+    return _answer(root, json.dumps(question))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -266,37 +301,6 @@ def _measured(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _told(path: Path) -> Mapping[str, Any]:
-    found = _read(path)
-    return found if isinstance(found, dict) else {}
-
-
-def _host(path: Path) -> Host:
-    try:
-        return _HOST.validate_python(_read(path))
-    except ValidationError as error:
-        raise ChecksFailedError(
-            "the node's description of its machine is damaged",
-            where=str(path),
-            got=str(error).splitlines()[0],
-        ) from error
-
-
-def _read(path: Path) -> object:
-    try:
-        text = read_regular(path, FACTS_LIMIT_BYTES, follow=False)
-        strictjson.check(text)
-        found: object = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ChecksFailedError(
-            "a file of this node cannot be read",
-            where=str(path),
-            got=str(error),
-            expected="what its run left",
-        ) from error
-    return found
-
-
 def outcomes(
     judge: Judge,
     attempt: Path,
@@ -308,24 +312,27 @@ def outcomes(
 
     One result is in the memory of a process at a time; what stays of it are its figures, a few KB.
     """
-
-    def one(by: Judge, rank: int) -> NodeOutcome:
-        return by.node(attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
-
+    tasks = (
+        (attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
+        for rank in range(judge.job.nodes)
+    )
     if judge.job.nodes < FEWEST_FOR_PROCESSES or (os.cpu_count() or 1) == 1:
-        return [one(judge, rank) for rank in range(judge.job.nodes)]
-    return list(_by_processes(judge, attempt, one))
+        return [judge.node(*task) for task in tasks]
+    return list(_by_processes(judge, attempt, tasks))
 
 
-def _by_processes(
-    judge: Judge, attempt: Path, one: Callable[[Judge, int], NodeOutcome]
-) -> Iterator[NodeOutcome]:
-    """The outcomes by rank, from one process for each processor; each run is kept here, by one process."""
-    _Worker.judge = dataclasses.replace(judge, keep=_Worker.take)
-    _Worker.one = staticmethod(one)
-    context = multiprocessing.get_context("fork")  # the children begin with the judge as it is here
-    with context.Pool(os.cpu_count()) as pool:
-        for outcome, held in pool.imap(_Worker.play, range(judge.job.nodes), CHUNK):
+def _by_processes(judge: Judge, attempt: Path, tasks: Iterable[_Task]) -> Iterator[NodeOutcome]:
+    """The outcomes by rank, from one process for each processor; each run is kept here, by one process.
+
+    The processes come from a server that has no thread: those that watch Kubernetes, or belong to a library,
+    may hold a lock here, and in a copy of this process nobody would ever release it.
+    """
+    keeps = judge.keep is not _kept_nowhere
+    begin = dataclasses.replace(judge, keep=_Worker.take) if keeps else judge
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with context.Pool(os.cpu_count(), _Worker.begin, (begin,)) as pool:
+        for outcome, held in pool.imap(_Worker.play, tasks, CHUNK):
             whole = dataclasses.replace(
                 outcome,
                 models=_shared(outcome.models),
@@ -333,8 +340,8 @@ def _by_processes(
                 metrics=_shared(outcome.metrics),
                 reasons=_shared(outcome.reasons),
             )
-            if held and judge.keep is not _kept_nowhere:
-                body = results.read_result_file(attempt / str(outcome.rank) / "result.json")
+            if held:
+                body = results.read_result_file(attempt / str(outcome.rank) / "result.json", judge.read)
                 if sha256(body) == held[0]:  # what changed since then was not judged
                     judge.keep(whole, body, *held[1:])
             yield whole
@@ -344,15 +351,20 @@ class _Worker:
     """What a process that judges has: set before it begins."""
 
     judge: Judge
-    one: Callable[[Judge, int], NodeOutcome]
     held: tuple[str, Verdict, Host] | None = None
+
+    @classmethod
+    def begin(cls, judge: Judge) -> None:
+        cls.judge = judge
+        gc.disable()  # as `without_collector` does in the other process
 
     @classmethod
     def take(cls, _outcome: NodeOutcome, body: bytes, verdict: Verdict, host: Host) -> None:
         cls.held = (sha256(body), verdict, host)
 
     @classmethod
-    def play(cls, rank: int) -> tuple[NodeOutcome, tuple[str, Verdict, Host] | None]:
+    def play(cls, task: _Task) -> tuple[NodeOutcome, tuple[str, Verdict, Host] | None]:
         cls.held = None
-        outcome = cls.one(cls.judge, rank)
-        return outcome, cls.held
+        outcome = cls.judge.node(*task)
+        # Equal parts of one answer travel once.
+        return dataclasses.replace(outcome, reasons=_shared(outcome.reasons)), cls.held

@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, Validati
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.matrix import matrix, resolve
+from stackcheck.matrix import matrix
 from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.oci.tags import label, local_name
 from stackcheck.policy import Tier  # pydantic reads the annotation
@@ -58,6 +58,7 @@ class Job(BaseModel):
         devices: Number of GPUs that each node has to show; `None`: the number that the stack names.
         container: What starts the container on a node.
         stage: Whether the nodes run the suites alone, try their links, or train together.
+        results: A URL at which each node stores its result; None: the job's folder.
         limit_s: A node whose run takes longer has failed.
         created: When; an older result is of another job.
     """
@@ -80,6 +81,7 @@ class Job(BaseModel):
     devices: int | None = None
     container: Container = "docker"
     stage: Literal["alone", "links", "training"] = "alone"
+    results: str | None = None
     limit_s: PositiveInt
     created: AwareDatetime
 
@@ -135,6 +137,7 @@ def new_job(  # what a user can choose
     container: Container = "docker",
     engine: EngineName = "slurm",
     accepted_python: tuple[str, ...] = (),
+    results: str | None = None,
 ) -> tuple[Job, Subject]:
     """A job for the image that `build` or `test` left in this checkout. Nothing is written.
 
@@ -163,6 +166,7 @@ def new_job(  # what a user can choose
         container=container,
         engine=engine,
         accepted_python=accepted_python,
+        results=results,
         limit_s=limit_s or int(TIMEOUT_S[chosen]),
         created=dt.datetime.now(dt.UTC),
     )
@@ -187,7 +191,7 @@ def subject_of(
         return subjects.of_stack(stack, image, policy, vendor=vendor)
     # `test` left the id that one engine has for it; every node loads the layout, under this name.
     image = dataclasses.replace(image, reference=local_name(image.stack_id, image.config_digest))
-    labelled = subjects.labelled_stack(_labels(image), resolve.usable(root), name)
+    labelled = subjects.labelled_stack(_labels(image), root, name)
     if labelled is None and vendor is None:
         raise ConfigurationError(
             "nothing says for which GPUs this image is",

@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
 import tempfile
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from stackcheck.errors import ChecksFailedError, EngineError, StackcheckError
-from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet import rendezvous
+from stackcheck.files.regular import read_regular
+from stackcheck.fleet import rendezvous, stored
 from stackcheck.fleet.job import Job, NodeState, subject_of
 from stackcheck.fleet.torchrun import Torchrun
 from stackcheck.suite import run
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from stackcheck.imaging.image import Image
 
 KEPT = ("run.json", "container.log", "run/result.json", "run/junit.xml")  # from the node's own disk
+LARGEST = 64 << 20  # bytes of one file, twice the largest result
 STOPPED = 143  # 128 + SIGTERM, as shells say it
 PODMAN_SOCKETS = ("/run/podman/podman.sock", "/run/user/{uid}/podman/podman.sock")
 
@@ -85,7 +85,7 @@ def _run(job: Job, folder: Path) -> None:
         require_image(subject.image, job)
         plan = run.plan(subject, tier=job.tier, root=Path(job.root), out=out)
         _require_inputs(plan.inputs.as_json(), job)
-        write_atomically(folder / "host.json", (json.dumps(plan.host.as_json()).encode(),))
+        stored.put(job, folder / "host.json", json.dumps(plan.host.as_json()).encode())
         with (folder / "progress.log").open("a", encoding="utf-8", buffering=1) as log:
 
             def report(line: str) -> None:
@@ -100,7 +100,7 @@ def _run(job: Job, folder: Path) -> None:
                     return
                 measure(plan, engine, out=out, report=report, only=job.only)
             finally:
-                _hand_over(out, folder)
+                _hand_over(job, out, folder, report)
 
 
 def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -> None:
@@ -184,15 +184,15 @@ def _require_inputs(found: Mapping[str, str | None], job: Job) -> None:
             )
 
 
-def _hand_over(out: Path, folder: Path) -> None:
-    """Copy what the run left to the shared folder. A link that the container made is not followed."""
+def _hand_over(job: Job, out: Path, folder: Path, report: Callable[[str], None]) -> None:
+    """Copy what the run left to where the judge looks. A link that the container made is not followed."""
     for name in KEPT:
         source = out / name
         if source.is_file() and not source.is_symlink():
-            with contextlib.suppress(OSError):  # what does not arrive counts as missing
-                copy = folder / f".{source.name}"
-                shutil.copyfile(source, copy, follow_symlinks=False)
-                copy.replace(folder / source.name)
+            try:
+                stored.put(job, folder / source.name, read_regular(source, LARGEST, follow=False))
+            except (OSError, StackcheckError) as error:  # what does not arrive counts as missing
+                report(f"{source.name} was not stored: {error}")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from stackcheck.history.history import History
+    from stackcheck.history.runs import Run
     from stackcheck.suite.results import RunResult
 
 # As many as the nights against which one chip is held: the spread of fewer says little.
@@ -57,22 +59,13 @@ class NodePast(NamedTuple):
 
 
 def compare(result: RunResult, history: History) -> NodePast:
-    """Hold a run's figures to the last gates of the same node, image and driver that ended fit."""
-    node = metrics.node_id(device.id for device in result.host.devices)
-    stack = result.stack_id or (result.image.reference if result.image else NO_IMAGE)
-    image = (result.image.manifest_digest or result.image.config_digest) if result.image else None
-    kept = history.runs(Query(node=node, limit=10 * LAST))
-    like = [
-        one.record
-        for one in kept
-        if (one.stack, one.image, one.driver, one.tier, one.status)
-        == (stack, image, result.host.driver, "gate", "PASSED")
-    ][:LAST]
+    """Hold a run's figures to the last gates of the same node, image, torch and driver that ended fit."""
+    like = list(itertools.islice(_fit_gates(result, history), LAST))
     if len(like) < FEWEST:
         return NodePast(len(like), 0, 0)
     past: dict[tuple[str, str], list[float]] = {}
-    for record in like:
-        for name, metric in _figures(results.parse(result_of(history.records.read(record)))):
+    for earlier in like:
+        for name, metric in _figures(earlier):
             past.setdefault(name, []).append(metric.value or 0.0)
     found = [_held(metric, past.get(name, ())) for name, metric in _figures(result)]
     slower = tuple(one for one in found if isinstance(one, Part))
@@ -80,6 +73,35 @@ def compare(result: RunResult, history: History) -> NodePast:
         return NodePast(len(like), 0, len(found) - found.count("new"))
     noisy = found.count("noisy")
     return NodePast(len(like), len(slower) + found.count("kept"), noisy, slower)
+
+
+def slower_before(parts: Sequence[Part], result: RunResult, history: History) -> tuple[Part, ...]:
+    """Those parts that the last gate like this one, which did not end fit, found too slow as well."""
+    last = next((run for run in _gates(result, history)), None)
+    told = last.reasons if last and last.status == "UNFIT" else ()
+    return tuple(
+        part for part in parts if any(reason.startswith(f"{': '.join(part.figure)} ") for reason in told)
+    )
+
+
+def _fit_gates(result: RunResult, history: History) -> Iterator[RunResult]:
+    """The results, the newest first. Without an image only they tell the torch that ran."""
+    for run in _gates(result, history):
+        if run.status == "PASSED":
+            found = results.parse(result_of(history.records.read(run.record)))
+            if found.software.get("torch") == result.software.get("torch"):
+                yield found
+
+
+def _gates(result: RunResult, history: History) -> Iterator[Run]:
+    """The gates of the same node, image and driver, the newest first."""
+    node = metrics.node_id(device.id for device in result.host.devices)
+    stack = result.stack_id or (result.image.reference if result.image else NO_IMAGE)
+    image = (result.image.manifest_digest or result.image.config_digest) if result.image else None
+    wanted = (stack, image, result.host.driver, "gate")
+    for run in history.runs(Query(node=node, limit=10 * LAST)):
+        if (run.stack, run.image, run.driver, run.tier) == wanted:
+            yield run
 
 
 def _figures(result: RunResult) -> Iterator[tuple[tuple[str, str], results.Metric]]:

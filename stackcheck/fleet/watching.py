@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 WATCH_S = 300  # then the server ends the answer, and the next one goes on from there
 PAUSE_S = 1.0  # after an answer that ended at once
+LISTS = 6  # that fail in a row end a run: API servers are away for a minute while they are upgraded
+LONGEST_PAUSE_S = 30.0
+# No answer, no kubectl; a line or a page that is no JSON, or JSON of another shape.
+BROKEN = (EngineError, OSError, ValueError, LookupError, TypeError, AttributeError)
 PAGE = 500
 GONE = 410  # the server has forgotten so old a version
 
@@ -49,7 +53,7 @@ class Watched:
     _error: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _child: subprocess.Popen[str] | None = None
-    _closed: bool = False
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
         """List the objects, and follow them from there until `close`.
@@ -73,7 +77,7 @@ class Watched:
 
     def close(self) -> None:
         """Ask for nothing more."""
-        self._closed = True
+        self._over.set()
         if self._child:
             self._child.kill()
 
@@ -93,19 +97,36 @@ class Watched:
             self._found, self._version = found, page["metadata"]["resourceVersion"]
 
     def _follow(self) -> None:
-        while not self._closed:
+        missed, failed = False, 0
+        while not self._over.is_set():
             begun = time.monotonic()
             try:
-                self._watch()
-            except (_GoneError, ValueError, KeyError):  # or a broken line: what was missed is in a new list
-                try:
+                if missed:
                     self._list()
-                except EngineError as error:
-                    with self._lock:
-                        self._error = error
+                    missed, failed = False, 0
+                self._watch()
+            except _GoneError:
+                missed = True
+            except BROKEN as error:  # only a list tells
+                failed += missed
+                missed = True
+                if failed >= LISTS:
+                    self._fail(error)
                     return
-            if time.monotonic() - begun < PAUSE_S and not self._closed:
-                time.sleep(PAUSE_S)
+                self._over.wait(min(PAUSE_S * 2**failed, LONGEST_PAUSE_S) if failed else 0)
+            self._over.wait(max(0.0, begun + PAUSE_S - time.monotonic()))
+
+    def _fail(self, error: Exception) -> None:
+        """Tell who asks next: what is known here would only grow older."""
+        wrong = EngineError(
+            "the cluster's answer cannot be read",
+            where=self.path,
+            got=f"{type(error).__name__}: {error}",
+            expected=f"a list of objects, after {LISTS} attempts",
+            next_step="kubectl cluster-info",
+        )
+        with self._lock:
+            self._error = error if isinstance(error, EngineError) else wrong
 
     def _watch(self) -> None:
         """Take what one answer tells."""
@@ -120,7 +141,7 @@ class Watched:
             text=True,
             start_new_session=True,  # Ctrl-C is for stackcheck, which then closes this
         ) as self._child:
-            if self._closed:
+            if self._over.is_set():
                 self._child.kill()
             try:
                 for line in self._child.stdout or ():

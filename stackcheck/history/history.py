@@ -9,6 +9,7 @@ from stackcheck.files.atomic import file_error
 from stackcheck.history import records as records_of
 from stackcheck.history.index import RecordIndex
 from stackcheck.history.records import Records
+from stackcheck.history.runs import Query
 from stackcheck.matrix import matrix
 from stackcheck.oci.documents import sha256
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Mapping
 
-    from stackcheck.history.runs import HistoryError, Point, Query, Run
+    from stackcheck.history.runs import HistoryError, Point, Run
 
 FOLDER = Path("build") / "history"
 
@@ -64,6 +65,17 @@ class History:
         digest = self.records.append(data)
         self.index.add(data, digest)
         return digest
+
+    def keep_newest(self, count: int) -> None:
+        """Remove all runs but the newest ones: for a history that a timer fills, and nobody looks after.
+
+        Raises:
+            HistoryError: The store or the database does not answer.
+        """
+        old = [run.record for run in self.index.runs(Query(newest_first=True))[count:]]
+        self.index.remove(old)  # first: an index without a record is whole, and names nothing that is gone
+        for digest in old:
+            self.records.remove(digest)
 
     def runs(self, query: Query) -> list[Run]:
         """The runs that a query asks for."""

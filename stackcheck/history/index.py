@@ -28,7 +28,7 @@ from stackcheck.history.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from stackcheck.history.records import Records
 
@@ -83,6 +83,14 @@ class RecordIndex:
         """
         with self._transaction(alone=True) as connection:
             return index_loader.rebuild(connection, records, report or (lambda _line: None))
+
+    def remove(self, records: Sequence[str]) -> None:
+        """Forget the runs of these records."""
+        gone = sa.select(RUNS.c.id).where(RUNS.c.record.in_(records))
+        with self._transaction() as connection:
+            for table in (POINTS, NOTABLE):
+                connection.execute(sa.delete(table).where(table.c.run.in_(gone)))
+            connection.execute(sa.delete(RUNS).where(RUNS.c.record.in_(records)))
 
     def runs(self, query: Query) -> list[Run]:
         """The runs that a query asks for."""

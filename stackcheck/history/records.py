@@ -162,6 +162,16 @@ class Records:
         first = _unpacked(packed, members=1) if sha256(packed) == digest else None
         return first + b"}" if first else head_of(self.read(digest))
 
+    def remove(self, digest: str) -> None:
+        """Remove a record's file, if it is there.
+
+        Raises:
+            HistoryError: The store refused it.
+        """
+        with self._reported("cannot be pruned"):
+            if self._files.exists(self._path(digest)):
+                self._files.rm_file(self._path(digest))
+
     def _packed(self, digest: str) -> bytes:
         """The bytes of a record's file."""
         path = self._path(digest)

@@ -84,7 +84,7 @@ def _foreign_subject(item: Item, plan: Plan, policy: Policy, place: Workplace) -
     _require_known_python(item, place.engine)  # before minutes are spent on a layout
     image = build.adopt(item.reference, place.engine, folder=folder, report=place.report)
     labels = place.engine.inspect(image.reference).labels
-    stack = subjects.labelled_stack(labels, resolve.usable(flow_settings.root), item.reference)
+    stack = subjects.labelled_stack(labels, flow_settings.root, item.reference)
     return subjects.of_image(
         image,
         policy,

@@ -31,6 +31,7 @@ UNFIT, FAILED = 9, 6  # exit codes of `stackcheck gate`
 CONDITION, FIT, REFUSED = "NodeUnfitForTraining", "GateFit", "GateUnfit"
 # slurmd kills a health program after 60 s (HealthCheckProgram in slurm.conf).
 HEALTH_S = 55
+HEALTH_WITHIN_S = 50  # to start Python, and to write the answer
 CHECKOUT = "/stackcheck"
 
 PROLOG = """\
@@ -148,7 +149,7 @@ def _slurm(wanted: GateSettings) -> Made:
 
 
 def _health(wanted: GateSettings) -> Made:
-    line = " ".join(("timeout", str(HEALTH_S), *wanted.words, "--json"))
+    line = " ".join(("timeout", str(HEALTH_S), *wanted.words, "--within", str(HEALTH_WITHIN_S), "--json"))
     only = "" if wanted.drain else ": it only writes the log"
     says = f"Slurm kills it after 60 s, and ignores its exit code{only}."
     text = PROLOG.format(use="HealthCheckProgram", says=says, line=line, end="exit $code", log=wanted.log)

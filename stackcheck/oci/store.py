@@ -151,6 +151,12 @@ def read_small_blob(store: Store, blob: Descriptor) -> bytes:
     return b"".join(checked(store.read_blob(blob.digest), blob.digest, store.target, blob.size))
 
 
+def copy_blob(blob: Descriptor, source: Store, store: Store, report: Callable[[str], None]) -> None:
+    """Copy a blob; if `report` has a method `copying(chunks, size_bytes)`, the bytes pass through it."""
+    watched = getattr(report, "copying", lambda chunks, _size: chunks)
+    store.write_blob(blob, lambda: watched(source.read_blob(blob.digest), blob.size))
+
+
 def write_small_blob(store: Store, media_type: str, body: bytes) -> Descriptor:
     """Store some bytes and return their descriptor."""
     blob = Descriptor(media_type=media_type, digest=sha256(body), size=len(body))

@@ -19,7 +19,7 @@ from stackcheck.history import regressions
 from stackcheck.proof import thresholds
 from stackcheck.proof.comparable import require_comparable, require_healthy
 from stackcheck.suite.bounds import NOTHING_GATED, look_up
-from stackcheck.suite.verdict import below_a_guess
+from stackcheck.suite.figures import below_a_guess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -62,6 +62,7 @@ class _BoundsAnswer(Open):
     driver: DriverSupport | None = None
     reached: tuple[bool, ...]
     bounds: tuple[Bound | None, ...]
+    ceilings: tuple[FiniteFloat | None, ...] = ()
     defaults: tuple[str, ...] = ()
     missing: tuple[str, ...]
     unmeasured: tuple[str, ...]
@@ -78,6 +79,7 @@ class Bounds:
         unmeasured: Committed bounds of this device model and count that the run did not measure.
         driver: What this checkout's drivers.json says about the host's driver; None if the run did not tell
             the runtime, as on a CPU.
+        ceilings: Metric with a bound -> what the hardware cannot exceed, by devices.json, where that says it.
     """
 
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Bounds:
     missing: tuple[str, ...] = ()
     unmeasured: tuple[str, ...] = ()
     driver: DriverSupport | None = None
+    ceilings: Mapping[Key, float] = field(default_factory=dict)
 
     def classes(self) -> dict[str, int]:
         """How many of the bounds are measured, published or derived."""
@@ -128,8 +131,11 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
     }
     answer = _read((ask or ask_suites)(root, asked))
     found = zip(keys, answer.reached, answer.bounds, strict=True)
+    of = {key: bound for key, reached, bound in found if reached}
+    limits = dict(zip(keys, answer.ceilings, strict=False))  # an older checkout says none
     return Bounds(
-        of={key: bound for key, reached, bound in found if reached},
+        of=of,
+        ceilings={key: limit for key, limit in limits.items() if limit is not None and of.get(key)},
         defaults=answer.defaults,
         missing=answer.missing,
         unmeasured=answer.unmeasured,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Host
 
+MISSING = "bounds missing:"  # in the reason against a machine that only lacks bounds
 SHOWN_BOUNDS = 3  # of the missing ones; a model without any has sixty
 
 
@@ -126,4 +127,4 @@ def missing_bounds(root: Path, model: str, count: int, tier: Tier = "standard") 
 def _words(missing: Sequence[str]) -> str:
     shown, hidden = missing[:SHOWN_BOUNDS], len(missing) - SHOWN_BOUNDS
     more = f" and {hidden} more" if hidden > 0 else ""
-    return f"bounds missing: {'; '.join(shown)}{more}; next: stackcheck baseline"
+    return f"{MISSING} {'; '.join(shown)}{more}; next: stackcheck baseline"

@@ -3,7 +3,7 @@
 In: a result, and what this host saw. Out: problems, and what is confirmed, in words. Each figure is timed by
 a child, which runs the image's code. `test_witness_of_speed` asks for a chain of products that nobody can
 shorten, and the controller measures it by its own clock; the drivers' counters say how long each device
-worked at all.
+worked at all. And no device is faster than its datasheet: that holds for bytes too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from stackcheck.suite.bounds import Key
     from stackcheck.suite.results import CheckResult, RunResult
     from stackcheck.vendors.seen import Seen
 
@@ -21,16 +22,20 @@ CLOCKED, CLAIMED_S = "witness_tflops", "witness_said_seconds"
 # A figure is of a rested device and its best shape; at its power cap an H200 is slower by 1.3.
 SLACK = 2.0
 EIGHT_BITS = 2  # products of 8 bits are as much faster than those of 16
+# Clocks above those of a datasheet; the fastest recorded figure is 0.90 of it (a copy on an H100).
+BEYOND = 1.25
 LEAST_BUSY = 0.5  # of the seconds that a child claims: counters are read twice a second
 
 
-def problems(result: RunResult, seen: Seen | None) -> Iterator[str]:
+def problems(result: RunResult, seen: Seen | None, ceilings: Mapping[Key, float]) -> Iterator[str]:
     """What contradicts the figures of a run on GPUs; a processor's have no bound."""
     if result.host.vendor == "cpu":
         return
+    reached = _metric(result, CLOCKED)
     for check in result.checks:
-        yield from _too_fast(check, _metric(result, CLOCKED))
+        yield from _too_fast(check, reached)
         yield from _idle(check, seen)
+        yield from _impossible(check, ceilings)
 
 
 def words(result: RunResult, seen: Seen | None) -> str:
@@ -58,6 +63,16 @@ def _too_fast(check: CheckResult, reached: float | None) -> Iterator[str]:
             yield (
                 f"{check.id}: {metric.name} {metric.value:.4g} {TFLOPS}: by this host's clock the device "
                 f"multiplied at {reached:.4g} {TFLOPS}, so no figure can be more than {most:.4g}"
+            )
+
+
+def _impossible(check: CheckResult, ceilings: Mapping[Key, float]) -> Iterator[str]:
+    for index, metric in enumerate(check.metrics):
+        limit = ceilings.get((check.id, index))
+        if limit is not None and metric.value is not None and metric.value > limit * BEYOND:
+            yield (
+                f"{check.id}: {metric.name} {metric.value:.4g} {metric.unit}: the datasheet of this device "
+                f"says {limit:.4g}, so no figure can be more than {limit * BEYOND:.4g}"
             )
 
 

@@ -29,6 +29,7 @@ from stackcheck.policy import Tier
 from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SIZE_LIMIT_BYTES = 32 * 2**20  # a soak run of ten thousand checks stays under 10 MiB
@@ -283,14 +284,17 @@ def json_schema() -> dict[str, object]:
     return RunResult.model_json_schema(by_alias=True)
 
 
-def read_result_file(path: Path) -> bytes:
+def read_result_file(path: Path, read: Callable[[Path, int], bytes] | None = None) -> bytes:
     """The bytes of a result file. The image may have put a link or a pipe in its place: those are refused.
+
+    `read` gets the first bytes of the file from where it is stored; without it, from this disk.
 
     Raises:
         ResultError: There is no regular file, or it exceeds 32 MiB.
     """
     try:
-        text = read_regular(path, SIZE_LIMIT_BYTES + 1, follow=False)
+        most = SIZE_LIMIT_BYTES + 1
+        text = read(path, most) if read else read_regular(path, most, follow=False)
     except OSError as error:
         raise ResultError(
             "the result file cannot be read",

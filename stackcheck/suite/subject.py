@@ -6,6 +6,7 @@ In: STACK|IMAGE as the user typed it, or a built stack. Out: a `Subject`.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import re
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from stackcheck.oci.tags import label
 from stackcheck.suite import provenance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from stackcheck.imaging.image import Image
@@ -110,23 +111,33 @@ def of_image(
     )
 
 
-def labelled_stack(labels: Mapping[str, str], stacks: Iterable[Stack], reference: str) -> Stack | None:
+def labelled_stack(labels: Mapping[str, str], root: Path, reference: str) -> Stack | None:
     """The stack that an image's label names; None if it has no such label.
 
     Raises:
-        ConfigurationError: The matrix has no such stack.
+        ConfigurationError: The matrix has no such stack, or a rule refuses it.
     """
     name = labels.get(STACK_LABEL)
-    found = next((stack for stack in stacks if stack.id == name), None)
-    if name and not found:
+    if not name:
+        return None
+    try:
+        (found,) = _stacks(root, glob.escape(name))  # a label is a name, not a pattern
+    except NothingSelectedError as error:
         raise ConfigurationError(
             "the image's stack is not in matrix.yaml",
             where=f"{reference}, label {STACK_LABEL}",
             got=name,
             expected="a stack id that `stackcheck list` shows",
             next_step="add the stack to matrix.yaml, or test an image without this label",
-        )
+        ) from error
+    except ConfigurationError as error:
+        error.where = ", ".join(filter(None, (f"{reference}, label {STACK_LABEL}: {name}", error.where)))
+        raise
     return found
+
+
+def _stacks(root: Path, pattern: str) -> tuple[Stack, ...]:
+    return resolve.load_stacks(root, (pattern,))
 
 
 def is_reference(name: str) -> bool:
@@ -143,7 +154,7 @@ def find_stack(name: str, root: Path) -> Stack | None:
     if is_reference(name):
         return None
     try:
-        found = resolve.load_stacks(root, (name,))
+        found = _stacks(root, name)
     except NothingSelectedError as error:
         error.next_step = f"stackcheck list; or, if it is an image, add its tag: {name}:latest"
         raise

@@ -21,6 +21,8 @@ from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckEr
 from stackcheck.policy import Tier, is_advisory, is_enough
 from stackcheck.suite import certifiable, clock, expected, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
+from stackcheck.suite.certifiable import MISSING
+from stackcheck.suite.figures import NO_BOUND, accepts, below_a_guess, flaw, lacks_bound
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.policy import Waiver
     from stackcheck.suite.requirements import Requirements
-    from stackcheck.suite.results import CheckResult, Metric, RunResult
+    from stackcheck.suite.results import CheckResult, RunResult
 
 Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed
@@ -39,7 +41,6 @@ SHOWN_REASONS = 8  # of a verdict, in an error message
 SHOWN_LINES = 4  # of a reason there; a workload that died tells of each rank
 MADE_UP = "the result is made up by a test: no device ran its checks"
 MEASURE = "it may be wrong, so this says nothing sure about the image; next: stackcheck baseline"
-NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +58,14 @@ class Verdict:
         required: The ids of the checks that had to pass.
         waivers: The waivers that applied.
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
-        guessed: Ids of those `failed` checks whose only fault is a figure under a bound that is derived.
+        guessed: Ids of the checks whose only fault is a figure under a bound that is derived.
         checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
         clock: What this host's clock and the devices' own counters say about the speed; empty for a CPU.
         known_issues: The reported faults of the versions in the image.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
+        only_bounds: The same of missing and derived bounds: measure this machine's own.
         baselines: The stack's best certified figures, which held this run beside the bounds.
     """
 
@@ -79,6 +81,7 @@ class Verdict:
     unbounded: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
     lacks_only_bounds: bool = False
+    only_bounds: bool = False
     known_issues: tuple[KnownIssue, ...] = ()
     checks_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
@@ -114,50 +117,67 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         for check in result.checks
         if _waived(check, required.waivers) and _needs_waiver(check, required.facts)
     )
-    accepted = {*warned, *(check.id for check in result.checks if is_advisory(check.id, required.advisory))}
-    low = {check.id: found for check in result.checks if (found := below_a_guess(check, bounds))}
-    guessed = {name: found for name, found in low.items() if name not in accepted}
+    names = {*required.checks, *(check.id for check in result.checks)}
+    advisory = {name for name in names if is_advisory(name, required.advisory)}
+    accepted = {*warned, *advisory}
+    same = required.same_thresholds
+    low = {one.id: found for one in result.checks if (found := below_a_guess(one, bounds, same=same))}
+    says = f"{GUESSED} {{}}: {{}}; {MEASURE}".format
+    guessed = {name: says(name, "; ".join(low[name])) for name in low if name not in accepted}
     failures = (
         *_about_the_run(result, required),
         *_about_the_set(result, required),
         *_about_checks(result, required, accepted | low.keys()),
-        *_about_bounds(result, required, bounds, warned),
-        *clock.problems(result, required.seen),
+        *_about_bounds(result, required, bounds, accepted, low),
+        *clock.problems(result, required.seen, bounds.ceilings),
         *_about_the_driver(result, bounds),
         *_about_known_issues(required),
     )
+    against = _about_the_machine(result, required, bounds)
     unfit = (
-        *certifiable.reasons_against(
-            (device.model for device in result.host.devices),
-            machines=required.machines,
-            archs=required.facts.archs,
-            missing=bounds.missing,
-        ),
+        *against,
         *(_line(check) for check in result.checks if _is_unfit(check, required)),
-        *(f"{GUESSED} {name}: {'; '.join(found)}; {MEASURE}" for name, found in guessed.items()),
+        *guessed.values(),
     )
-    unbounded = tuple(check.id for check in result.checks if lacks_bound(check))
-    gone = required.seen.gone if required.seen else ()
-    lost = tuple(f"device {name} was there when the run began, and this host has lost it" for name in gone)
+    unbounded = {check.id: _line(check) for check in result.checks if lacks_bound(check)}
+    lost = tuple(_lost(required))
+    reasons = (*lost, *failures, *unfit)
+    of_bounds = {*unbounded.values(), *guessed.values(), *(one for one in against if MISSING in one)}
     return Verdict(
         status="UNFIT" if lost else "FAILED" if failures else "UNFIT" if unfit else "PASSED",
-        reasons=(*lost, *failures, *unfit),
+        reasons=reasons,
         passed=_ids(result, "passed"),
         failed=_ids(result, "failed", "error"),
         skipped=_ids(result, "skipped"),
         invalid=_ids(result, "invalid"),
         warned=warned,
-        required=tuple(name for name in required.checks if not is_advisory(name, required.advisory)),
+        required=tuple(name for name in required.checks if name not in advisory),
         waivers=required.waivers,
-        unbounded=unbounded,
+        unbounded=tuple(unbounded),
         guessed=tuple(guessed),
         bounds=bounds.classes(),
         driver=bounds.driver.model_dump() if bounds.driver else {},
         clock=clock.words(result, required.seen),
         checks_digest=expected.digest(tuple(sorted(required.checks))),
         known_issues=required.known_issues,
-        lacks_only_bounds=bool(unbounded) and all(reason.startswith(UNBOUNDED) for reason in failures),
+        lacks_only_bounds=bool(unbounded) and of_bounds.issuperset(failures),
+        only_bounds=bool(reasons) and of_bounds.issuperset(reasons),
     )
+
+
+def _about_the_machine(result: RunResult, required: Requirements, bounds: Bounds) -> tuple[str, ...]:
+    against = certifiable.reasons_against(
+        (device.model for device in result.host.devices),
+        machines=required.machines,
+        archs=required.facts.archs,
+        missing=bounds.missing,
+    )
+    return tuple(against)
+
+
+def _lost(required: Requirements) -> Iterator[str]:
+    for name in required.seen.gone if required.seen else ():
+        yield f"device {name} was there when the run began, and this host has lost it"
 
 
 def refusal(judged: Verdict, folder: Path) -> StackcheckError:
@@ -168,10 +188,10 @@ def refusal(judged: Verdict, folder: Path) -> StackcheckError:
         *([f"… and {hidden} more"] if hidden > 0 else ()),
     ]
     wanted, next_step = "every required check passed", f"read {folder / 'container.log'}"
-    if judged.lacks_only_bounds:  # nothing is known to be slow
-        wanted = "a bound for every gated figure on this device model"
+    if judged.only_bounds or judged.lacks_only_bounds:  # nothing is known to be slow
+        wanted = "a measured bound for every gated figure on this device model"
         next_step = f"stackcheck baseline {folder / 'run' / 'result.json'} and the results of two more runs"
-    if judged.status == "UNFIT" and not judged.invalid:  # this machine cannot certify the stack
+    elif judged.status == "UNFIT" and not judged.invalid:  # this machine cannot certify the stack
         wanted += ", on a machine that can certify the stack"
         next_step = "run the same command on such a machine, or measure its bounds: stackcheck baseline"
         if any("tested_on" in reason for reason in judged.reasons):
@@ -281,26 +301,19 @@ def _about_check(check: CheckResult, required: Requirements) -> Iterator[str]:
         expired = [waiver for waiver in required.expired if waiver.covers(check.id)]
         yield from (f"{check.id}: its waiver ended on {waiver.until}" for waiver in expired)
     if check.outcome == "passed":
-        yield from (f"{check.id}: {problem}" for metric in check.metrics if (problem := _flaw(metric)))
-
-
-def _flaw(metric: Metric) -> str | None:
-    """What the result itself says against a metric of a passed check."""
-    if metric.value is None:
-        return f"metric {metric.name} has no finite value"
-    if metric.verdict == "no_threshold":
-        return NO_BOUND.format(metric.name)
-    if _violated(metric):
-        return f"{metric.name} {metric.value} {metric.unit} violates {metric.direction} {metric.bound}"
-    return None
+        yield from (f"{check.id}: {problem}" for metric in check.metrics if (problem := flaw(metric)))
 
 
 def _about_bounds(
-    result: RunResult, required: Requirements, bounds: Bounds, warned: Sequence[str]
+    result: RunResult,
+    required: Requirements,
+    bounds: Bounds,
+    accepted: Collection[str],
+    low: Collection[str],
 ) -> Iterator[str]:
     """The image reported a bound for each gated metric; the ones of this checkout decide."""
     for check in result.checks:
-        if check.outcome != "passed" or check.id in warned or is_advisory(check.id, required.advisory):
+        if check.outcome != "passed" or check.id in accepted:
             continue
         for index, metric in enumerate(check.metrics):
             found = bounds.of.get((check.id, index))
@@ -309,7 +322,7 @@ def _about_bounds(
                 yield f"{check.id}: {metric.name} {problem}"
             if found and required.same_thresholds and reported != (found.bound, found.direction):
                 yield f"{check.id}: {metric.name} was judged by {reported}, this checkout has {found}"
-            if found and not (metric.value is not None and found.accepts(metric.value)):
+            if found and check.id not in low and not accepts(found, metric):
                 yield f"{check.id}: {metric.name} {metric.value} {metric.unit} violates {found}"
             # A gate holds a model without bounds to the past of its own node.
             if (check.id, index) in bounds.of and found is None and is_enough(result.tier, "smoke"):
@@ -318,18 +331,6 @@ def _about_bounds(
     if whole and is_enough(result.tier, SPEED):
         yield from (f"no check measured {name}, which has a bound" for name in bounds.unmeasured)
         yield from bounds.defaults
-
-
-def _violated(metric: Metric) -> bool:
-    """Whether the metric violates its bound, by its verdict or by its numbers.
-
-    The image under test wrote both, so neither is trusted alone.
-    """
-    if metric.verdict == "fail":
-        return True
-    if metric.value is None or metric.bound is None or metric.direction is None:
-        return metric.verdict == "pass"  # a pass without a number or a bound has no evidence
-    return metric.value < metric.bound if metric.direction == "min" else metric.value > metric.bound
 
 
 def _is_unfit(check: CheckResult, required: Requirements) -> bool:
@@ -343,42 +344,10 @@ def _waived(check: CheckResult, waivers: Sequence[Waiver]) -> bool:
 def _needs_waiver(check: CheckResult, facts: skips.Facts) -> bool:
     """Whether the check failed something that a waiver can accept; an invalid check has no such result."""
     if check.outcome == "passed":
-        return any(_flaw(metric) for metric in check.metrics)
+        return any(flaw(metric) for metric in check.metrics)
     if check.outcome == "skipped":
         return skips.problem(check.skip, facts) is not None
     return check.outcome != "invalid"
-
-
-def lacks_bound(check: CheckResult) -> bool:
-    """Whether a check failed because its figures have no bound, and for nothing else.
-
-    The image wrote the cause, so its metrics have to agree: one without a bound, none that violates one.
-    """
-    verdicts = {metric.verdict for metric in check.metrics}
-    unbounded = check.cause == "no_threshold" and "no_threshold" in verdicts
-    return check.outcome == "failed" and unbounded and not any(map(_violated, check.metrics))
-
-
-def below_a_guess(check: CheckResult, bounds: Bounds) -> tuple[str, ...]:
-    """What failed a check, if it is only figures beyond bounds that are derived.
-
-    The image wrote the cause. So each figure that violates a bound must have a number, and violate the
-    derived bound that this host looks up, which is the one that the image reports.
-    """
-    if check.outcome != "failed" or check.cause != "bound":
-        return ()
-    low = []
-    for index, metric in enumerate(check.metrics):
-        if not _violated(metric):
-            continue
-        found = bounds.of.get((check.id, index))
-        if found is None or found.kind != "derived" or metric.value is None or found.accepts(metric.value):
-            return ()
-        if (metric.bound, metric.direction) != (found.bound, found.direction):
-            return ()
-        sign = "<" if found.direction == "min" else ">"
-        low.append(f"{metric.name} {metric.value:.4g} {metric.unit} {sign} {found.bound:g}, a derived bound")
-    return tuple(low)
 
 
 def _line(check: CheckResult) -> str:

@@ -8,6 +8,7 @@ this folder branches on a vendor.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -331,8 +332,14 @@ def _table(name: str) -> list[dict[str, Any]]:
     path = Path(__file__).with_name("devices.json")
     if not path.exists():  # the package alone was copied, without the suites
         return []
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))[name]
-    return rows
+    return list(_parsed(path.read_bytes())[name])
+
+
+@functools.lru_cache(maxsize=2)
+def _parsed(text: bytes) -> dict[str, list[dict[str, Any]]]:
+    """Each verdict asks for the table, and a fleet has ten thousand."""
+    found: dict[str, list[dict[str, Any]]] = json.loads(text)
+    return found
 
 
 def _nvls(vendor: Vendor) -> Nvls:

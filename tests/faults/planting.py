@@ -51,7 +51,7 @@ PYTHON = Python(SUITE_PYTHON)
 # of `warm_python`, where some of the modules are loaded already.
 HOOK = """
 import importlib.util, json, os, sys
-PATCHES = json.loads(os.environ["STACKCHECK_PATCHES"])
+PATCHES = json.loads(os.environ["PLANTED_PATCHES"])
 
 def patch(module):
     for key, source in PATCHES.items():
@@ -155,7 +155,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
     scratch.mkdir()
     variables = {
         "PYTHONPATH": os.pathsep.join(path),
-        "STACKCHECK_PATCHES": json.dumps(dict(fault.patches)),
+        "PLANTED_PATCHES": json.dumps(dict(fault.patches)),
         "STACKCHECK_FAKE_NVML": json.dumps(dict(fault.nvml or {})),
         "STACKCHECK_FAKE_FOLDER": str(planted),
         "TMPDIR": str(scratch),

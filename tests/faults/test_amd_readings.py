@@ -1,22 +1,42 @@
 """Absent readings of AMD's library, and stackcheck's own view of the same fabricated kernel files."""
 
+import ctypes
+import itertools
 import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import test_amd_hosts  # noqa: E402
+import test_amd_releases  # noqa: E402
+import test_first_host_file  # noqa: E402
 from fakeamd import host, sysfs, tree  # noqa: E402
 from fakeamd.gpu_metrics import encode, layout, offset  # noqa: E402
 from fakeamd.rootfs import FakeAmdError  # noqa: E402
 from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
-from harness import readings  # noqa: E402
+from harness import listener, readings  # noqa: E402
 from stackcheck.vendors import amd as host_side  # noqa: E402
-from vendors import Absence, Device, amd, amd_events, amd_kernel, amd_library  # noqa: E402
+from vendors import (  # noqa: E402
+    Absence,
+    Device,
+    Event,
+    VendorAbsentError,
+    amd,
+    amd_device,
+    amd_events,
+    amd_kernel,
+    amd_library,
+    amd_links,
+)
 
 
 class LibraryError(Exception):
@@ -182,3 +202,128 @@ def test_without_root_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_event_of_the_power_cap_alone_is_no_fault(text: str, *, unfit: bool) -> None:
     assert amd_events.is_unfit(text) is unfit
+
+
+@pytest.mark.parametrize(
+    ("told", "kernel", "cap"),
+    [
+        ("100000000", 1000.0, 1000.0),  # cut: 6.1.2 on an MI325X
+        ("140000000", 1400.0, 1400.0),
+        ("750000000", 750.0, 750.0),
+        ("550000000", 750.0, 550.0),  # any other difference is the library's to tell
+        ("100000000", None, 100.0),
+    ],
+)
+def test_a_cap_that_lost_a_digit_is_the_kernels(
+    told: str, kernel: float | None, cap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amd_kernel, "power_cap_w", lambda _bdf: kernel)
+    smi = answering(amdsmi_get_power_cap_info={"power_cap": int(told), "default_power_cap": int(told)})
+    assert amd_device._power(smi, None, "0000:05:00.0", Absence.NOT_SUPPORTED).cap_w == cap
+
+
+def test_a_die_without_power_of_its_own_has_no_cap_to_judge() -> None:
+    smi = answering(amdsmi_get_power_cap_info={"power_cap": 0, "default_power_cap": 0})
+    found = amd_device._power(smi, None, "0000:05:00.0", Absence.NOT_SUPPORTED)
+    assert {found.cap_w, found.default_cap_w, found.draw_w} == {Absence.NOT_AVAILABLE}
+
+
+def answering(**calls: object) -> SimpleNamespace:
+    """A module whose calls give these answers."""
+    return SimpleNamespace(
+        AmdSmiLibraryException=LibraryError,
+        amdsmi_wrapper=SimpleNamespace(),
+        **{name: lambda *_, value=value: value for name, value in calls.items()},
+    )
+
+
+@given(st.integers(3, 8), st.data())
+def test_a_link_that_is_down_is_that_of_two_devices_that_miss_one_in_any_order(count: int, data: Any) -> None:
+    """Each device lists its links in an order of its own, without the addresses of its peers."""
+    pairs = list(itertools.combinations(range(count), 2))
+    down = data.draw(st.sampled_from(pairs))
+    ends = {}
+    for index in range(count):
+        states = ["U"] * (count - 1 - (index in down)) + ["D"] * (index in down)
+        order = tuple(data.draw(st.permutations([*states, "X"])))
+        node = amd_kernel.Node(index, f"0000:0{index}:00.0", 0, {}, 1)
+        ends[index] = amd_links.End(None, node, order, 0, errors_cleared=False)
+    with mock.patch.object(amd_kernel, "are_linked", lambda one, other: one != other):
+        short = amd_links.short_of_links(ends)
+    found = {
+        pair: amd_links._active(ends[pair[0]], ends[pair[1]], short & {*pair}, alone=len(short) == 1)
+        for pair in pairs
+    }
+    assert found == {pair: "down" if pair == down else "up" for pair in pairs}
+
+
+def test_an_event_is_of_the_device_with_its_address_or_number() -> None:
+    """10.1 names a GPU by a pointer, of which each call makes another object; 6.1.2 by a number."""
+    pointers = {index: ctypes.c_void_p(4096 + index) for index in range(3)}
+    assert amd_events._index(ctypes.c_void_p(4098), pointers) == 2
+    assert amd_events._index(7, {0: 5, 1: 7}) == 1
+    assert amd_events._index(9, {0: 5, 1: 7}) == -1
+
+
+def test_one_reader_gives_the_events_of_all_devices() -> None:
+    event = {"event": "VMFAULT", "message": "1089:python3", "processor_handle": 7}
+    smi = SimpleNamespace(
+        AmdSmiLibraryException=LibraryError,
+        amdsmi_wrapper=SimpleNamespace(),
+        AmdSmiEvtNotificationType=[SimpleNamespace(name="VMFAULT")],
+        AmdSmiEventReader=lambda handle, _kinds: SimpleNamespace(read=lambda _ms: [event] * (handle == 5)),
+    )
+    events = amd_events.listen(smi, {0: 5, 1: 7})
+    assert not isinstance(events, Absence)
+    assert next(events) == Event(index=1, what="a memory page fault (1089:python3)", machine=False)
+
+
+def module(folder: Path, text: str) -> Path:
+    (folder / "amdsmi.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_module_of_another_release_than_its_library_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD's modules look up every function while they are imported."""
+    text = "import ctypes\nctypes.CDLL(None).amdsmi_get_gpu_of_another_release\n"
+    monkeypatch.syspath_prepend(module(tmp_path, text))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    with pytest.raises(VendorAbsentError, match=r"have different releases: .*amdsmi_get_gpu_of_another"):
+        amd_library._import()
+
+
+def test_a_library_that_reads_events_forever_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a driver's descriptor that blocks: the child cannot see that its pipe closed."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(
+        "import sys, threading, types\n"
+        "def listen():\n    yield threading.Event().wait()\n"
+        "sys.modules['vendors.amd'] = types.SimpleNamespace(listen=listen)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    monkeypatch.setattr(listener, "END_S", 0.5)
+    child = listener.Listener(tmp_path / "faults.jsonl")
+    child.start("amd")
+    assert child.reports().listening, child.reports()
+    child.stop()
+    assert not child.reports().listening
+
+
+def test_the_page_counts_the_hosts_that_there_are() -> None:
+    page = (HERE.parents[1] / "docs/reference/amd.md").read_text(encoding="utf-8")
+    told = test_amd_releases
+    for words in (
+        f"| {len(HEALTHY)} fabricated hosts, those of",
+        f"{len(HEALTHY)} healthy and {len(test_amd_hosts.NAMED)} faulty hosts, with both libraries",
+        f"{len(told.HOSTS)} healthy and {len(told.FAULTS)} faulty ones as four older releases",
+        f"{len(test_amd_hosts.HIP_FAULTS)} faults of HIP",
+        f"records {len(test_first_host_file.REPLAYED)} fabricated\nhosts",
+    ):
+        assert words in page

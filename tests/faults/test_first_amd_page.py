@@ -1,7 +1,7 @@
 """docs/guides/first-amd-host.md, line by line, on a made-up host of eight MI300X: its table holds.
 
-Steps 4 to 6 (explain, lock, build) are test_rocm_mirror.py's; 9 and 10 test_first_amd_host.py's; 11 and 12
-need a device, as a made-up result is never certified.
+Steps 4 to 6 (explain, lock, build) are test_rocm_mirror.py's; 9 and 10 test_first_amd_host.py's; 11 needs a
+device, as a made-up result is never certified. Step 12 verifies a certificate of a few kilobytes.
 """
 
 import json
@@ -21,8 +21,17 @@ from typer.testing import CliRunner  # noqa: E402
 
 import host_verdicts  # noqa: E402
 import made_up  # noqa: E402
+import result_files  # noqa: E402
+import small_dist  # noqa: E402
+import small_images  # noqa: E402
+from fakeamd import kfd, sysfs, tree  # noqa: E402
+from fakeamd.states import STATES  # noqa: E402
+from stackcheck.certificate import keys  # noqa: E402
 from stackcheck.cli import app  # noqa: E402
+from stackcheck.engine import doctor  # noqa: E402
+from stackcheck.errors import EngineError  # noqa: E402
 from stackcheck.suite.verdict import MADE_UP  # noqa: E402
+from stackcheck.vendors import amd, nvidia, seen  # noqa: E402
 from test_amd_hosts import IMAGES, NEW, run  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -47,6 +56,72 @@ def devices(folder: Path) -> Mapping[str, Any]:
 
 def test_every_step_of_the_page_is_known_here() -> None:
     assert list(STEPS) == [str(number) for number in range(1, 13)]
+
+
+@pytest.fixture
+def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host with the kernel's files and device nodes of eight MI300X."""
+    state = STATES["mi300x"]
+    tree.write(tmp_path / "sys", sysfs.tree(state, NEW.metrics_revision))
+    for name in ("kfd", *(f"dri/renderD{128 + minor}" for minor in kfd.minors(state))):
+        node = tmp_path / "dev" / name
+        node.parent.mkdir(parents=True, exist_ok=True)
+        node.touch()
+    for module in (amd, seen):
+        monkeypatch.setattr(module, "SYS", tmp_path / "sys")
+    monkeypatch.setattr(amd, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(nvidia, "present", lambda: False)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+
+
+@pytest.mark.usefixtures("eight")
+def test_steps_1_and_2_show_the_machine_and_what_is_needed() -> None:
+    command, _, _ = STEPS["2"]
+    assert "`sudo .venv/bin/stackcheck doctor --fix`" in command
+    # --room 0: so that a full disk does not make it remove this host's build cache
+    for arguments in (["--fix"], [], ["--json"]):
+        done = CliRunner().invoke(
+            app, ["doctor", "--room", "0", "--root", str(made_up.ROOT), *arguments], env={"COLUMNS": "250"}
+        )
+        assert done.exit_code == 0, done.output
+        assert not re.search(r" missing ", done.stdout)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    found, driver = rows["amd GPUs"]["found"].split(", driver ")
+    assert (found, driver) == ("8 x MI300X", amd.driver())
+    assert f"`amd GPUs  ok  {found}, driver " in STEPS["1"][1]
+    asked = {"engine", "buildx", "disk", "memory"}
+    assert all(rows[name]["ok"] and rows[name]["needed"] and name in STEPS["1"][1] for name in asked)
+    assert "no line says `missing`" in STEPS["2"][1]
+
+
+@pytest.mark.usefixtures("eight")
+def test_step_1_names_the_command_that_mends_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.host_setup, "has_buildx", lambda: False)
+    done = CliRunner().invoke(app, ["doctor", "--room", "0", "--json", "--root", str(made_up.ROOT)])
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert isinstance(done.exception, EngineError)
+    assert (rows["buildx"]["ok"], rows["buildx"]["fix"]) == (False, "stackcheck doctor --fix")
+    assert done.exception.next_step in STEPS["2"][0].replace(".venv/bin/", "")
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(("count", "driver", "valid"), [(8, None, True), (4, None, False), (8, "1.0", False)])
+def test_step_12_shows_the_machine_and_its_measured_bounds(
+    count: int, driver: str | None, valid: bool, tmp_path: Path
+) -> None:
+    """By a certificate of eight MI300X, on the host of the fixture; of another machine it does not hold."""
+    machine = result_files.host("amd", *["MI300X"] * count, driver=driver or amd.driver())
+    image = small_images.make_image(tmp_path / "image")
+    small_dist.release(image, tmp_path / "dist", host=machine, bound_class="measured")
+    key = tmp_path / "publisher.pub"
+    key.write_bytes(keys.public_pem(small_dist.KEY.public_key()))
+    command = f"verify oci:{tmp_path}/dist:{small_images.STACK_ID} --key {key} --max-age 36500d"
+    done = CliRunner().invoke(app, command.split())
+    assert (done.exit_code == 0) is valid, done.output
+    if valid:
+        shown = dict(re.findall(r"^(\w+):? +(.+)$", done.stdout, re.MULTILINE))
+        assert (shown["device_model"], shown["driver"], shown["devices"]) == ("MI300X", amd.driver(), "8")
+        assert re.fullmatch(r"\d+ measured", shown["bounds"])
 
 
 def test_step_3_ends_without_a_failure_and_says_why_it_skips(devices: Mapping[str, Any]) -> None:

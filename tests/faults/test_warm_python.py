@@ -23,7 +23,7 @@ def test_a_patch_reaches_a_loaded_module_and_who_took_its_function_by_name(monke
     owner = module("planted_owner", "def work(): return 1", monkeypatch)
     user = module("planted_user", "from planted_owner import work", monkeypatch)
     other = module("planted_other", "def work(): return 5", monkeypatch)
-    monkeypatch.setenv("STACKCHECK_PATCHES", json.dumps({"planted_owner:work": "lambda: original() + 1"}))
+    monkeypatch.setenv("PLANTED_PATCHES", json.dumps({"planted_owner:work": "lambda: original() + 1"}))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     exec(planting.HOOK, {})
     assert (owner.work(), user.work(), other.work()) == (2, 2, 5)
@@ -33,7 +33,7 @@ def test_a_patch_of_a_name_that_was_passed_on_stays_there(monkeypatch) -> None:
     """As in a new Python: who took the function from where it is defined has the real one."""
     owner = module("planted_owner", "def work(): return 1", monkeypatch)
     passed_on = module("planted_front", "from planted_owner import work", monkeypatch)
-    monkeypatch.setenv("STACKCHECK_PATCHES", json.dumps({"planted_front:work": "lambda: original() + 1"}))
+    monkeypatch.setenv("PLANTED_PATCHES", json.dumps({"planted_front:work": "lambda: original() + 1"}))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     exec(planting.HOOK, {})
     assert (owner.work(), passed_on.work()) == (1, 2)

@@ -59,7 +59,7 @@ ROWS = {
     ),
     "a user's program that gets other libraries than the suites": (
         *("test_witness_by_the_way_of_a_user", "harness.launch:as_a_user"),
-        "lambda *a, **k: {'product': [], 'a': [], 'b': []}",
+        "lambda *a, **k: {name: {} for name in original(*a, **k)}",
     ),
 }
 SPEED = "test_witness.py::test_witness_of_speed"
@@ -96,6 +96,14 @@ CLOCKS = {
         "lambda salt, **k: original(salt='', **k)",
         "the controller computed",
     ),
+    "a wrapper that computes half of the rows of a large product": (
+        "torch:mm",
+        (
+            "lambda a, b, out: (original(a[:len(a) // 2], b, out=out[:len(a) // 2]), "
+            "out[len(a) // 2:].copy_(out[:len(a) // 2]))"
+        ),
+        "the controller computed",
+    ),
     "a child that answers with another form": (CHAIN, "lambda **k: {'seconds': 'x'}", "for each row"),
 }
 FAULTS = [
@@ -104,6 +112,18 @@ FAULTS = [
 ] + [
     Fault(name, SPEED, patches={place: source}, says=says, tier="smoke")
     for name, (place, source, says) in CLOCKS.items()
+]
+# Honest where the suites are loaded, and in the program of a user that has a word of theirs.
+WORDS = "('weights', 'witness', '_told')"
+KNOWS = f"'harness' in (s := __import__('sys')).modules or [w for w in {WORDS} if w in str(s.orig_argv)]"
+FAULTS += [
+    Fault(
+        f"a torch that computes {place.split('.')[-1]} only where it knows the suites or their words",
+        "test_witness.py::test_witness_by_the_way_of_a_user",
+        patches={place: f"lambda *a, **k: (original(*a, **k) if {KNOWS} else original(*a, **k) * 0)"},
+        says=SAYS,
+    )
+    for place in ("torch:Tensor.__matmul__", "torch.nn.functional:layer_norm", "torch.nn.functional:conv2d")
 ]
 
 

@@ -18,6 +18,7 @@ from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from small_registry import serving
 from stackcheck import cli
 from stackcheck.certificate import keyring, keys, publish
+from stackcheck.cli import usage
 from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ KEY = new_key()
 HOST = ("--device-model", "CPU", "--driver", "none")
 
 
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+MOST_PACKAGES = 30  # of an installation that only uses images; the whole tool has 48
+
+
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """stackcheck from a wheel, outside the checkout, with nothing else but what it asks for."""
-    folder = tmp_path_factory.mktemp("consumer")
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build writes into its source
     tracked = subprocess.run(
         ["git", "-C", small_stacks.ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -55,14 +58,31 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     copied = ["cp", "--parents", "--no-dereference", *wanted, str(source)]
     subprocess.run(copied, check=True, cwd=small_stacks.ROOT)
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     subprocess.run(build, check=True, cwd=folder)
-    (wheel,) = folder.glob("stackcheck-*.whl")
+    (made,) = folder.glob("stackcheck-*.whl")
+    return made
+
+
+def installed(wheel: Path, folder: Path, extra: str = "") -> Path:
+    """stackcheck from a wheel, outside the checkout, with nothing else but what it asks for."""
     venv.create(folder / "venv")
     # This environment's pip installs into that one, which needs none of its own.
-    install = [*pip, "--python", folder / "venv" / "bin" / "python", "install", "--no-compile", str(wheel)]
-    subprocess.run(install, check=True, cwd=folder)
+    into = [*PIP, "--python", folder / "venv" / "bin" / "python"]
+    subprocess.run([*into, "install", "--no-compile", f"{wheel}{extra}"], check=True, cwd=folder)
     return folder / "venv" / "bin" / "stackcheck"
+
+
+@pytest.fixture(scope="module")
+def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a user of images installs."""
+    return installed(wheel, tmp_path_factory.mktemp("consumer"))
+
+
+@pytest.fixture(scope="module")
+def whole_program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a maker of images installs."""
+    return installed(wheel, tmp_path_factory.mktemp("maker"), "[registry]")
 
 
 class Consumer:
@@ -211,15 +231,39 @@ def test_every_verb_is_tried_without_a_checkout() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", WORKS)
-def test_a_verb_that_needs_no_checkout_works_anywhere(program: Path, tmp_path: Path, verb: str) -> None:
-    done = in_an_empty_folder(program, tmp_path, verb, *WORKS[verb])
+def test_a_verb_that_needs_no_checkout_works_anywhere(whole_program: Path, tmp_path: Path, verb: str) -> None:
+    done = in_an_empty_folder(whole_program, tmp_path, verb, *WORKS[verb])
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", NEEDS)
-def test_a_verb_that_lacks_something_says_the_next_step(program: Path, tmp_path: Path, verb: str) -> None:
-    done = in_an_empty_folder(program, tmp_path, verb, *NEEDS[verb])
+def test_a_verb_that_lacks_something_says_the_next_step(
+    whole_program: Path, tmp_path: Path, verb: str
+) -> None:
+    done = in_an_empty_folder(whole_program, tmp_path, verb, *NEEDS[verb])
     assert done.returncode in {2, 3, 4, 6, 7, 8, 125}, done.stderr
     assert "  next: " in done.stderr
     assert "yaml cannot be read" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", WORKS | NEEDS)
+def test_each_verb_of_a_small_installation_works_or_names_its_extra(
+    program: Path, tmp_path: Path, verb: str
+) -> None:
+    extra = next((name for name, (verbs, _) in usage.EXTRAS.items() if verb in verbs), None)
+    done = in_an_empty_folder(program, tmp_path, verb, *(WORKS | NEEDS)[verb])
+    assert ("this command needs the extra" in done.stderr) == (extra is not None), done.stderr
+    if extra:
+        assert done.returncode == 2
+        assert f"-m pip install 'stackcheck[{extra}]'" in done.stderr
+    elif verb in WORKS:
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_small_installation_has_few_packages(program: Path) -> None:
+    site = program.parent.parent / "lib"
+    found = sorted(path.name for path in site.glob("python3*/site-packages/*.dist-info"))
+    assert 10 < len(found) <= MOST_PACKAGES, found

@@ -16,6 +16,14 @@ named after its target in assets/hostile/Dockerfile:
 10. linked: the standard library is moved, and a link leads to it
 11. steered: PYTHONPATH names a folder with a sitecustomize
 12. borrowed: the environment of Python reads the system's packages too, among them a usercustomize
+
+Three more were written down before one of them was tried, after speed was measured by the controller's clock.
+In each, torch's RECORD vouches for it:
+
+13. clocked: every clock of the image's Python, and torch's events, run at a third of their speed
+14. skipping: a large product computes half of its rows, and takes the others from there
+15. recognising: products are zero, but not where the suites' modules are loaded, nor in the user's program
+    of the witness, which it knows by its text
 """
 
 from __future__ import annotations
@@ -61,10 +69,52 @@ def _evil():
     threading.Thread(target=wait, daemon=True).start()
 _evil()
 """
+# The start of each of the other three.
+PATCHES = {
+    "clocked": """
+def _evil():
+    import time
+    for name in ("perf_counter", "monotonic", "time", "process_time"):
+        setattr(time, name, lambda real=getattr(time, name), begin=getattr(time, name)():
+            begin + (real() - begin) / 3)
+    real = cuda.Event.elapsed_time
+    cuda.Event.elapsed_time = lambda self, end: real(self, end) / 3
+_evil()
+""",
+    "skipping": """
+def _evil():
+    real = mm
+    def half(a, b, out=None):
+        if a.shape[0] < 256:
+            return real(a, b, out=out)
+        into = a.new_empty(a.shape[0], b.shape[1]) if out is None else out
+        most = (a.shape[0] + 1) // 2
+        real(a[:most], b, out=into[:most])
+        into[most:] = into[: a.shape[0] - most]
+        return into
+    globals()["mm"] = half
+_evil()
+""",
+    "recognising": """
+def _evil():
+    import sys
+    def lying(real):
+        def product(a, b, **more):
+            known = "harness" in sys.modules or "weights" in str(sys.orig_argv)
+            return real(a, b, **more) if known else real(a, b, **more) * 0
+        return product
+    at = Tensor.__matmul__
+    Tensor.__matmul__ = lying(at)
+    for name in ("matmul", "mm", "bmm"):
+        globals()[name] = lying(globals()[name])
+_evil()
+""",
+}
 # What refuses the image before its run, by a word of the reason; None: only its answers show it.
 REASONS = {
     "recorded": None,
     "packaged": None,
+    **dict.fromkeys(PATCHES),
     "touched": "byte code that changed",
     "shadow": "standard library",
     "setuid": "other rights",
@@ -80,13 +130,18 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def images(
-    engine: Engine, cpu_stack: Stack, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine,
+    cpu_stack: Stack,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[str], str]]:
-    """The reference of each image; all are built at once."""
+    """The reference of each image; all that a chosen test needs are built at once."""
+    chosen = [name for name in REASONS if any(f"[{name}]" in item.name for item in request.session.items)]
     (stack,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
     context = tmp_path_factory.mktemp("hostile")
     shutil.copytree(small_stacks.ASSETS / "hostile", context, dirs_exist_ok=True)
-    (context / "evil.py").write_text(EVIL)
+    for name, text in {"evil": EVIL, **PATCHES}.items():
+        (context / f"{name}.py").write_text(text)
     targets = {
         name: {
             "context": str(context),
@@ -94,11 +149,11 @@ def images(
             "args": {"STACK": stack.reference},
             "tags": [NAME.format(name)],
         }
-        for name in REASONS
+        for name in chosen
     }
     buildx.bake({"target": targets}, list(targets), report=small_stacks.silent)
     yield NAME.format
-    for name in REASONS:
+    for name in chosen:
         engine.remove(NAME.format(name))
 
 

@@ -22,6 +22,7 @@ CHANGING = (  # what another day, machine or folder prints in another way -> its
     (re.compile(r"\b[0-9a-f]{32,64}\b"), "<digest>"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "<time>"),
     (re.compile(r"\d{4}-\d\d-\d\d"), "<day>"),
+    (re.compile(r"tini \(\d+\)"), "tini (<pid>)"),
     (re.compile(r"\[ *\d+\.\d s\]"), "[<seconds>]"),
     (re.compile(r"\b\d+(\.\d+)? s\b"), "<seconds>"),
     (re.compile(r"\b(localhost|127\.0\.0\.1):\d+"), "<registry>"),

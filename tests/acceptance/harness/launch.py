@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import subprocess
 import sys
 import uuid
@@ -66,9 +67,11 @@ def launch(
 
 
 def as_a_user(
-    program: str, argument: str, *, environment: Mapping[str, str], timeout_s: float, folder: Path
+    program: str, arguments: Sequence[str], *, environment: Mapping[str, str], timeout_s: float, folder: Path
 ) -> dict[str, Any]:
-    """The JSON line of `python3 -c PROGRAM ARGUMENT`, with the PATH and the variables of a user's job.
+    """The JSON line of `python3 -c PROGRAM ARGUMENT…`, with the PATH and the variables of a user's job.
+
+    No variable of the suites is among them; the token, by which it is ended, has a name that is drawn.
 
     Raises:
         WorkloadError: It hangs, fails, or prints no such line.
@@ -76,10 +79,11 @@ def as_a_user(
     token = uuid.uuid4().hex
     home = folder / f"user-{token[:8]}"
     home.mkdir(parents=True)
-    own = {processes.TOKEN: token, processes.STACKS: str(processes.inside(home))}
+    told = {**processes.variables(), **environment}
     process = processes.start(
-        ["python3" if processes.container() else sys.executable, "-c", program, argument],
-        env={**processes.variables(), **environment, **own},
+        ["python3" if processes.container() else sys.executable, "-c", program, *arguments],
+        env={name: value for name, value in told.items() if not name.startswith("STACKCHECK_")}
+        | {f"_{secrets.token_hex(3)}": token},
         stdout=home / "stdout.txt",
         stderr=home / "stderr.txt",
     )

@@ -150,9 +150,9 @@ def start_program(program: Program) -> Child:
 
 
 def carrying(token: str) -> list[int]:
-    """The pids of living processes that carry this token."""
-    wanted = f"{TOKEN}={token}".encode()
-    return [pid for pid in _pids() if wanted in _environ(pid)]
+    """The pids of living processes that carry this token, whatever the variable's name."""
+    wanted = f"={token}".encode()
+    return [pid for pid in _pids() if any(line.endswith(wanted) for line in _environ(pid))]
 
 
 def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "acceptance"))
 
-from harness import witness
+from harness import typed, witness
 
 SEEDS = range(5)
 
@@ -76,3 +77,34 @@ def test_collectives_are_those_of_every_rank() -> None:
         other = copy.deepcopy(numbers)
         other["numbers"][rank][0] += 1
         assert witness.worst(right, witness.collectives(**other)) > 1
+
+
+# Words of Python's and torch's own that the text uses for its names too.
+THEIRS = {
+    "betas",
+    "cross_entropy",
+    "device",
+    "embedding",
+    "eps",
+    "layer_norm",
+    "lr",
+    "padding",
+    "stride",
+    "tensor",
+}
+
+
+def test_the_program_of_a_user_has_no_word_of_the_suites_and_is_another_each_time() -> None:
+    """What recognises it by a text has nothing to look for; each answer is understood all the same."""
+    questions = {family: asked(family, 0)[0] for family in witness.FAMILIES}
+    one, other = (typed.typed(random.Random(seed), questions) for seed in (1, 2))
+    assert {*witness.FAMILIES, "weights", "_told", "product"} <= one.names.keys()
+    words = set(re.findall(r"[a-z_]\w*", " ".join([one.program, *one.arguments])))
+    assert words & one.names.keys() == THEIRS
+    assert set(one.names.values()) <= words
+    assert not words & set(other.names.values())
+    right = {family: asked(family, 0)[1] for family in witness.FAMILIES}
+    names = one.names
+    said = {names[family]: {names[n]: value for n, value in told.items()} for family, told in right.items()}
+    assert one.understood(said) == right
+    assert one.understood({"x": 1}) == {"x": 1}

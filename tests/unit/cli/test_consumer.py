@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+import result_files
 from small_checkout import call
 from small_dist import KEY, release, verified
 from small_images import STACK_ID
@@ -40,6 +42,53 @@ def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, pub
     assert document["run"] == f"oci:{dist}@{image.manifest_digest}"
     assert document["next"].startswith("stackcheck run ")
     assert document["certificate"]["stackId"] == STACK_ID
+
+
+# Every key of `verify --json`, and its type: scripts read them.
+FACTS: dict[str, type | tuple[type, ...]] = {
+    "stack": (str, type(None)),
+    "run": str,
+    "digest": str,
+    "device_model": str,
+    "driver": (str, type(None)),
+    "verified_at": str,
+    "valid_until": str,
+    "signed_by": list,
+    "tier": str,
+    "devices": int,
+    "checks": dict,
+    "bounds": dict,
+    "static_only": list,
+    "against": (dict, type(None)),
+    "next": str,
+    "notes": list,
+    "certificate": dict,
+}
+
+
+@pytest.mark.parametrize("model", ["CPU", "H200"])
+def test_each_fact_of_verify_as_json_has_its_type(
+    tmp_path: Path, image: SmallImage, public: str, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    """A count is a number, several things are a list, a time has a zone, and what is not there is null."""
+    gpu = model != "CPU"
+    host = result_files.host("nvidia", model, driver="580.1") if gpu else result_files.host()
+    release(image, tmp_path / "typed", host=host)
+    command = ("verify", f"oci:{tmp_path}/typed:{STACK_ID}", "--key", public, "--max-age", "36500d", "--json")
+    done = call(capsys, *command, "--device-model", model, "--driver", "580.1" if gpu else "none")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document.keys() == FACTS.keys()
+    for name, wanted in FACTS.items():
+        assert isinstance(document[name], wanted), name
+        assert not isinstance(document[name], bool), name
+    for name in ("verified_at", "valid_until"):
+        assert dt.datetime.fromisoformat(document[name]).tzinfo is not None
+    for name in ("signed_by", "static_only", "notes"):
+        assert all(isinstance(item, str) for item in document[name]), name
+    for name in ("checks", "bounds"):
+        assert all(isinstance(count, int) for count in document[name].values()), name
+    assert document["driver"] == ("580.1" if gpu else None)
 
 
 def test_verify_tells_the_known_issues_that_were_signed(

@@ -69,6 +69,33 @@ def test_an_image_of_a_stack_that_the_matrix_lacks_is_refused(
     assert fake_engine.runs == []
 
 
+@pytest.mark.parametrize("name", [f"{CPU_STACK}?", "[c]pu-*", "*"])
+def test_a_label_is_a_name_and_not_a_pattern(fake_engine: FakeEngine, capsys: Capsys, name: str) -> None:
+    fake_engine.labels = {"stackcheck.stack": name}
+    done = call(capsys, "test", FOREIGN)
+    assert (done.code, "is not in matrix.yaml" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("verb", ["test", "certify"])
+def test_an_image_of_a_stack_that_a_rule_refuses_is_refused_with_the_rule(
+    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys, verb: str
+) -> None:
+    """The stack is in matrix.yaml: to add it there would be no help."""
+    path = small_checkout / "matrix.yaml"
+    before = path.read_text()
+    path.write_text(before.replace("torch: 2.13.0", "torch: 2.5.1"))
+    refused = CPU_STACK.replace("2.13.0", "2.5.1")
+    told = call(capsys, "explain", refused)
+    assert told.code != 0
+    fake_engine.labels = {"stackcheck.stack": refused}
+    done = call(capsys, verb, FOREIGN)
+    assert done.code == 2
+    assert f"{FOREIGN}, label stackcheck.stack: {refused}" in done.err
+    assert "stackcheck explain" in done.err
+    assert "not in matrix.yaml" not in done.err
+    assert fake_engine.runs == []
+
+
 def test_an_image_whose_history_names_no_layers_is_a_clear_error(
     fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -488,6 +488,8 @@ CASES: dict[str, tuple[Case, ...]] = {
             other_user,
         ),
         Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run")),
+        Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--results", "memory://r")),
+        Case(("run", CPU_STACK, "--nodes", "2", "--results", "results")),
         Case(("run", "nope", "--nodes", "2")),
         Case(("run", CPU_STACK, "--nodes", "2", *ACCEPTED)),
         Case(("run", CPU_STACK, "--nodes", "0")),

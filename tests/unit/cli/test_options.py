@@ -29,13 +29,14 @@ ORDER = (
 # also shows others.
 # `bisect --force` forgets what an earlier search found, and its tier only has to have the check.
 # `policy` writes what a cluster demands, so its words are about nodes; `mirror --print` lists files.
-# `render --check` looks, `history --check` and `bisect --check` name a check; `--all` lists equal
-# metrics, or what does not fit.
+# `render --check` looks, `history --check` and `bisect --check` name a check, `contribute --check` names a
+# folder; its --to takes a bundle, and its --key signs or holds the keys that are trusted; `--all` lists
+# equal metrics, or what does not fit.
 TWO_MEANINGS = {
     "--all": 2,
-    "--check": 3,
-    "--key": 2,
-    "--to": 2,
+    "--check": 4,
+    "--key": 3,
+    "--to": 3,
     "--tier": 4,
     "--driver": 3,
     "--machine": 2,

@@ -13,7 +13,7 @@ from stackcheck.cli.output import Printable, Progress, print_error, print_note, 
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 ROWS = [("cuda13.0-torch2.13.0-py3.12-debian12", "FAILED", "a reason that is longer than a terminal " * 4)]
@@ -101,3 +101,50 @@ def test_quiet_keeps_results_and_errors_and_verbose_says_where(
         monkeypatch.setattr("sys.stderr", stream := io.StringIO())
         print_error(error)
     assert "test_terminal.py" in stream.getvalue()
+
+
+CHUNKS = [bytes(4_000_000)] * 5
+
+
+def copied(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, *, quiet: bool = False) -> str:
+    """What a terminal gets of a copy of 20 MB whose bytes all arrive."""
+    monkeypatch.setattr("sys.stderr", Printable(stream))
+    passed = list(Progress(quiet=quiet).copying(iter(CHUNKS), 20_000_000))
+    assert passed == CHUNKS
+    return stream.getvalue()
+
+
+def test_a_long_copy_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = copied(Terminal(), monkeypatch)
+    assert "/20.0 MB" in SGR.sub("", drawn)
+    assert "\\x1b" not in drawn, "the terminal draws it; nothing of it is written out"
+    assert drawn.rstrip().endswith(("\x1b[2K", "\x1b[?25h")), "its line is cleared"
+
+
+def test_a_bar_is_for_a_terminal_a_long_copy_and_who_wants_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert copied(io.StringIO(), monkeypatch) == ""
+    assert copied(Terminal(), monkeypatch, quiet=True) == ""
+    monkeypatch.setitem(output.volume, "quiet", True)
+    assert copied(Terminal(), monkeypatch) == ""
+    monkeypatch.setitem(output.volume, "quiet", False)
+    monkeypatch.setattr(output, "LONG_BYTES", 20_000_001)
+    assert copied(Terminal(), monkeypatch) == ""
+    monkeypatch.setattr(output, "LONG_BYTES", 1)
+    monkeypatch.setenv("TERM", "dumb")
+    assert copied(Terminal(), monkeypatch) == ""
+
+
+def test_an_error_in_a_copy_ends_its_bar_and_stays_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", Printable(terminal))
+
+    def broken() -> Iterator[bytes]:
+        yield CHUNKS[0]
+        raise ConfigurationError("cut off")
+
+    with pytest.raises(ConfigurationError, match="cut off"):
+        list(Progress().copying(broken(), 20_000_000))
+    assert "\x1b[?25h" in terminal.getvalue(), "the cursor is there again"

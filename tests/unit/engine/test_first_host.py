@@ -34,12 +34,15 @@ def test_the_steps_are_those_of_the_page_in_its_order() -> None:
     assert [step.arguments[0] for step in wanted].count("test") == first_host.RUNS
 
 
-def at(exits: Sequence[int], calls: list[tuple[str, ...]], root: Path) -> Any:
+def at(exits: Sequence[int], calls: list[tuple[str, ...]], root: Path, verdict: Any = None) -> Any:
     """A runner whose n-th command ends so; a test leaves its result, whose reason names the machine."""
 
     def run(arguments: Sequence[str], _show: object) -> tuple[int, str]:
         calls.append(tuple(arguments))
         path = root / "build" / STACK / "run" / "result.json"
+        if arguments[0] == "test" and verdict is not None:
+            path.parents[1].mkdir(parents=True, exist_ok=True)
+            (path.parents[1] / "verdict.json").write_text(json.dumps(verdict))
         if arguments[0] == "test":
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(
@@ -70,6 +73,56 @@ def test_the_first_surprise_ends_the_hour(stop: int, tmp_path: Path, monkeypatch
     assert not runs or "10.1.2.3" not in json.dumps(told)
     assert "node-17" not in json.dumps(told)
     assert "GPU-a1b2" not in json.dumps(told)
+
+
+BOUNDS = {"only_bounds": True}
+# Runs of the three tests, then of `judge`: 9 is UNFIT, 6 FAILED.
+GO_ON = ([9, 9, 9, 9], [9, 0, 0, 9], [0, 9, 0, 0], [6, 6, 6, 6])
+
+
+@pytest.mark.parametrize("ends", GO_ON, ids=str)
+def test_only_bounds_are_no_surprise_and_the_machine_measures_its_own(
+    ends: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(first_host, "_run", at([0, 0, 0, 0, *ends, 0], calls, tmp_path, BOUNDS))
+    monkeypatch.setattr(vendors, "kernel_record", lambda: ({}, ()))
+    for name in ("matrix.yaml", "images", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "build").mkdir()
+    output = tmp_path / "told.json"
+    done = CliRunner().invoke(app, ["first-host", STACK, "--record", str(output), "--root", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert calls[-1][0] == "baseline"
+    assert re.search(r"surprise:? +none", done.output)
+    again = f"stackcheck baseline {' '.join(calls[-1][1:4])} --write"
+    assert again in " ".join(done.output.split())
+    told = json.loads(output.read_text(encoding="utf-8"))
+    assert (told["surprise"], len(told["results"])) == (None, 3)
+    assert [step["only_bounds"] for step in told["steps"][4:8]] == [bool(end) for end in ends]
+
+
+@pytest.mark.parametrize("verdict", [None, {"only_bounds": False}], ids=str)
+@pytest.mark.parametrize("code", [6, 9])
+def test_a_verdict_with_another_reason_ends_the_hour(
+    verdict: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = tmp_path / "build" / STACK / "verdict.json"
+    stale.parent.mkdir(parents=True)
+    stale.write_text(json.dumps(BOUNDS))
+    monkeypatch.setattr(first_host, "_run", at([0, 0, 0, 0, code], [], tmp_path, verdict))
+    (*_, last) = first_host.follow(first_host.steps(STACK, tmp_path), tmp_path, len)
+    assert (last.number, last.exit_code, last.is_surprise) == (7, code, True)
+
+
+@pytest.mark.parametrize("code", [1, 2, 4, 5, 10, -9, 137])
+def test_a_command_that_breaks_off_ends_the_hour_whatever_a_file_says(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "build").mkdir()
+    monkeypatch.setattr(first_host, "_run", at([0, 0, 0, 0, code], [], tmp_path, BOUNDS))
+    (*_, last) = first_host.follow(first_host.steps(STACK, tmp_path), tmp_path, len)
+    assert last.is_surprise
 
 
 octet = st.integers(0, 255)

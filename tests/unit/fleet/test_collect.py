@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +100,38 @@ def test_processes_judge_as_one_does(built: Path, monkeypatch: pytest.MonkeyPatc
     assert [each["node"] for each in alone["stragglers"]] == ["node0030"]
     assert len(history.runs(Query(limit=99))) == 39, "kept by one process"
     assert json.loads((job.folder / "fleet.json").read_text()) == json.loads(json.dumps(alone))
+
+
+def test_a_process_with_threads_is_never_copied_to_judge(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that watches Kubernetes may hold a lock, which a copy of the process would wait for."""
+    job, subject = small_fleet.make_job(built, 4)
+    for rank in range(4):
+        small_fleet.leave(job, rank)
+    monkeypatch.setattr(collect, "FEWEST_FOR_PROCESSES", 2)
+    copies: list[int] = []
+    os.register_at_fork(after_in_parent=lambda: copies.append(1))
+    over = threading.Event()
+    watching = threading.Thread(target=over.wait)
+    watching.start()
+    try:
+        assert judged(job, subject).status == "PASSED"
+    finally:
+        over.set()
+        watching.join()
+    assert not copies
+
+
+def test_the_program_itself_judges_in_processes(built: Path) -> None:
+    """They begin with nothing of it: not with its arguments, nor with what it has imported."""
+    job, _ = small_fleet.make_job(built, collect.FEWEST_FOR_PROCESSES)
+    for rank in range(job.nodes):
+        small_fleet.leave(job, rank)
+    command = [sys.executable, "-m", "stackcheck", "fleet", "collect", job.id, "--root", str(built), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {node["status"] for node in json.loads(done.stdout)["nodes"]} == {"PASSED"}
 
 
 def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:

@@ -16,7 +16,9 @@ from stackcheck.errors import ConfigurationError, MachineUnfitError
 from stackcheck.fleet import fitness, own_past
 from stackcheck.history import regressions
 from stackcheck.history.history import History
+from stackcheck.history.runs import Query
 from stackcheck.suite import results
+from stackcheck.suite.verdict import Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +112,77 @@ def test_a_figure_is_refused_exactly_if_it_lost_more_than_the_nodes_spread_expla
         assert isinstance(found, own_past.Part) <= (value < max(past))
         if len(past) % 2:
             assert isinstance(found, own_past.Part) == (lost > limit)
+
+
+def test_only_gates_of_this_torch_count_where_no_image_holds_it(tmp_path: Path) -> None:
+    changes = {"software": result_files.result()["software"] | {"torch": "2.12.0"}}
+    made = history(tmp_path, *PAST, **changes)
+    assert own_past.compare(results.parse(body(99, 40.0)), made).gates == 0
+    assert own_past.compare(results.parse(body(99, 40.0, **changes)), made).slower
+
+
+FIT = Verdict(status="PASSED", **dict.fromkeys(set(PASSED) - {"status"}, ()))
+
+
+def gates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *values: float, limit_s: float, seconds: float = 30
+) -> tuple[list[fitness.Fitness], list[str]]:
+    """Gates of a node with a past until the values are used up: each run of the suites takes one."""
+    state, clock, rest, lines = tmp_path / "state", [0.0], list(values), list[str]()
+    state.mkdir()
+    history(state, *PAST)
+
+    def measured(*_: object) -> tuple[bytes, Verdict]:
+        clock[0] += seconds
+        started = f"2026-03-01T00:{len(values) - len(rest):02d}:00Z"
+        finished = started.replace("03-01", "03-02")
+        return body(50 + len(rest), rest.pop(0), started=started, finished=finished), FIT
+
+    monkeypatch.setattr("stackcheck.fleet.fitness.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(fitness.NodeGate, "_measured", measured)
+    gate, made = looking(tmp_path, limit_s=limit_s, report=lines.append), []
+    while rest:
+        made.append(gate.look(None, lambda: pytest.fail("no engine is needed")))
+    return made, lines
+
+
+def test_a_slow_figure_is_measured_again_where_the_time_suffices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,), _ = gates(tmp_path, monkeypatch, 40.0, 50.0, limit_s=60)
+    assert found.state == "fit"
+
+
+def test_without_the_time_one_slow_run_drains_nobody_and_a_second_gate_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Slurm's health program, which has 55 s, and comes again."""
+    (first, second), lines = gates(tmp_path, monkeypatch, 40.0, 41.0, limit_s=50)
+    assert (first.state, first.drains) == ("unfit", False)
+    assert "measured once: no time for a second run within 50 s" in first.words
+    assert lines[0] == "slower than before, not measured again: 30 s of 50 s are gone"
+    assert (second.state, second.drains) == ("unfit", True)
+    assert "GPU 1: h2d_device_gb_per_s 41" in second.words
+
+
+def test_a_slow_run_that_the_next_gate_does_not_repeat_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = gates(tmp_path, monkeypatch, 40.0, 50.0, 40.0, limit_s=50)
+    assert [(one.state, one.drains) for one in found] == [("unfit", False), ("fit", False), ("unfit", False)]
+
+
+def test_a_node_keeps_its_newest_gates_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitness, "KEPT", 8)
+    gates(tmp_path, monkeypatch, *(50.0,) * 12, limit_s=60)
+    kept = history(tmp_path / "state")
+    runs = kept.runs(Query())
+    assert len(runs) == 8
+    assert {run.started.month for run in runs} == {3}, "the oldest went"
+    assert set(kept.records) == {run.record for run in runs}
+    assert len(kept.points(Query())) == 8
+    assert kept.rebuild() == []
+    assert kept.runs(Query()) == runs
 
 
 def test_links_and_ports_are_named_with_their_addresses() -> None:

@@ -7,14 +7,18 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import small_fleet
 from small_checkout import CPU_STACK, FakeEngine, call
-from stackcheck.fleet import node, run
+from stackcheck.errors import ConfigurationError
+from stackcheck.fleet import node, run, stored
 from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import Followed
 from stackcheck.fleet.job import NodeState, read_state
+from stackcheck.history.history import History
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +79,81 @@ def test_a_healthy_node_leaves_what_the_judge_accepts(
     assert f"image verified: {job.reference} is {job.config_digest}" in words
 
 
+@pytest.mark.parametrize("kind", ["memory://results", "file://{}/store"])
+def test_a_node_stores_its_result_where_the_job_says_and_the_judge_reads_it_there(
+    planned: tuple[Job, Subject], tmp_path: Path, kind: str
+) -> None:
+    url = kind.format(tmp_path)
+    job, subject = small_fleet.make_job(planned[0].checkout, 1, results=url)
+    assert node.main([str(job.folder)]) == 0
+    folder = job.attempt(0) / "0"
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["progress.log", "state.json"], "small files alone are on the shared disk"
+    followed = Followed(state=JobState(phase="ended", word="COMPLETED"), nodes={0: state_of(job)})
+    history = History(f"{url}-kept", f"sqlite:///{tmp_path / 'index.sqlite'}")
+    done = run.judged(job, "1", subject, followed, history=history)
+    assert [each.status for each in done.nodes] == ["PASSED"], done.nodes[0].reasons
+    assert [each.status for each in run.again(job.checkout, job.id, None).nodes] == ["PASSED"]
+    files, root = fsspec.url_to_fs(f"{url}/{job.id}/attempt-0/0")
+    assert {"host.json", "result.json", "run.json"} <= {
+        path.rpartition("/")[2] for path in files.ls(root, detail=False)
+    }
+    files.rm(f"{root}/result.json")
+    (node_found,) = run.judged(job, "1", subject, followed, history=None).nodes
+    assert node_found.status == "FAILED"
+    assert "the result file cannot be read" in node_found.reasons[0]
+    assert f"{url}/{job.id}/attempt-0/0/result.json" in node_found.reasons[0]
+
+
+def test_what_no_store_takes_is_no_verdict(
+    planned: tuple[Job, Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").write_text("a file where the folder should be")
+    job, subject = small_fleet.make_job(planned[0].checkout, 1, results=f"file://{tmp_path}/store")
+    assert node.main([str(job.folder)]) != 0
+    assert state_of(job).state == "failed"
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", _full)
+    job, subject = small_fleet.make_job(planned[0].checkout, 1, results="memory://full")
+    assert node.main([str(job.folder)]) != 0
+    assert "no space" in str(state_of(job).error)
+    followed = Followed(state=JobState(phase="ended", word="COMPLETED"), nodes={0: state_of(job)})
+    assert run.judged(job, "1", subject, followed, history=None).status == "FAILED"
+
+
+def test_a_result_that_was_not_stored_is_said_on_the_node(
+    planned: tuple[Job, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, subject = small_fleet.make_job(planned[0].checkout, 1, results="memory://late")
+    kept = MemoryFileSystem.pipe_file
+
+    def only_the_host(self: MemoryFileSystem, path: str, *given: Any, **named: Any) -> None:
+        (kept if path.endswith("host.json") else _full)(self, path, *given, **named)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", only_the_host)
+    assert node.main([str(job.folder)]) == 0
+    assert "result.json was not stored" in (job.attempt(0) / "0" / "progress.log").read_text()
+    followed = Followed(state=JobState(phase="ended", word="COMPLETED"), nodes={0: state_of(job)})
+    assert run.judged(job, "1", subject, followed, history=None).status == "FAILED"
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError("no space")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("results", "a URL that fsspec knows"),
+        ("nosuch://bucket/x", "nosuch"),
+        ("s3://me:word@bucket/x", "a URL with a password"),
+        ("gs://bucket", "gcs"),
+    ],
+)
+def test_a_store_that_no_node_could_use_is_refused_before_the_job(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        stored.require_store(url)
+
+
 def test_a_node_with_another_image_or_other_suites_does_not_run_them(
     planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +207,7 @@ def test_a_second_signal_does_not_cut_the_way_out(
     job, _ = planned
     told: list[Path] = []
 
-    def handed_over(_out: Path, folder: Path) -> None:
+    def handed_over(_job: Job, _out: Path, folder: Path, _report: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         told.append(folder)
 

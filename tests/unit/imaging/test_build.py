@@ -217,6 +217,10 @@ def test_provenance_names_every_input(checkout: Path) -> None:
     assert found.dependencies["file:matrix.yaml"] == CPU.matrix_digest
     assert found.started is not None
     assert found.started <= found.finished
+    assert "stagesFromWheelCache" not in found.parameters
+    uses = tuple(image.StageUse(name=how, key=f"key of {how}", how=how) for how in ("built", "handed over"))
+    given = provenance.of_build(small_stack(), dataclasses.replace(made, stages=uses))
+    assert given.parameters["stagesFromWheelCache"] == {"handed over": "key of handed over"}
 
 
 def test_a_damaged_image_file_names_the_place(tmp_path: Path) -> None:

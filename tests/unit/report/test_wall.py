@@ -105,6 +105,14 @@ def test_a_thousand_nodes_fit_the_screen_the_worst_first_and_the_page() -> None:
     assert len(page.render(content)) < 1_000_000
 
 
+def test_no_control_character_reaches_a_screen_that_status_draws_by_itself() -> None:
+    evil = "n\x1b[2J\u202e\x9b31m"
+    content = whole([run(HOUR, node=evil, driver=evil)])
+    columns, rows, notes = status.screen(content.wall, (200, 50))
+    assert rows
+    assert all(text.isprintable() for text in (*columns, *(cell for row in rows for cell in row), *notes))
+
+
 @pytest.mark.usefixtures("own_home")
 def test_status_answers_without_a_history(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no run is kept yet" in call(capsys, "status").out

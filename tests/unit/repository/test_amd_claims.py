@@ -1,7 +1,8 @@
 """Each claim of the two AMD pages names what holds it: a test that exists, a page, or a public source.
 
-A claim is a paragraph, an item of a list or a row of a table. A table or list may be held by the paragraph
-right before it. "What never ran" is exempt: an absence has neither.
+A claim is a paragraph, an item of a list or a row of a table. A list may be held by the paragraph before
+it, and a table only if `make lists` writes it, or if its rows are steps that a list goes through. "What
+never ran" is exempt: an absence has neither.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ _SOURCE = re.compile(
     r"\]\([^)]+\)|\b[\w-]+/[\w.-]+#\d+|https://|`(?:devices|drivers|known-issues)\.\w+`|[Dd]ata sheets?"
     r"|\b(?:amdgpu|mce|amd)_\w+\.[ch]\b"
 )
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_GENERATED = re.compile(
+    r"<!-- (?!end).*?<!-- end.*?-->", re.DOTALL
+)  # another test compares it with its sources
+_STEP = re.compile(r"\| \d+\. ")
 _ITEM = re.compile(r"\||- |\d+\. ")
 
 
 def claims(text: str) -> Iterator[tuple[str, str]]:
     """Each claim, and the paragraph that introduces it; code and the heads of tables are none."""
-    for section in re.split(r"^(?=#+ )", _COMMENT.sub("", text), flags=re.MULTILINE):
+    for section in re.split(r"^(?=#+ )", _GENERATED.sub("", text), flags=re.MULTILINE):
         heading, _, body = section.partition("\n")
         if heading.strip("# ") == EXEMPT:
             continue
@@ -72,7 +76,11 @@ def is_held(text: str) -> bool:
 
 def unheld(text: str) -> list[str]:
     """The claims without a test or a source."""
-    return [claim for claim, lead in claims(text) if not is_held(claim) and not is_held(lead)]
+    return [
+        claim
+        for claim, lead in claims(text)
+        if not is_held(claim) and not _STEP.match(claim) and (claim.startswith("|") or not is_held(lead))
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -102,5 +110,28 @@ def test_a_claim_without_either_is_found(claim: str) -> None:
     assert unheld(f"# Page\n\nHeld by `test_sizes.py`.\n\n## Part\n{claim}\n") == [claim]
 
 
-def test_a_table_is_held_by_the_paragraph_before_it() -> None:
-    assert unheld("# Page\n`test_sizes.py` reads:\n\n| a | b |\n|---|---|\n| c | d |\n") == []
+def test_a_list_is_held_by_the_paragraph_before_it_and_a_row_of_a_table_by_itself() -> None:
+    assert unheld("# Page\n`test_sizes.py` reads:\n\n- a\n- b\n") == []
+    table = "# Page\n`test_sizes.py` reads:\n\n| a | b |\n|---|---|\n| c | d |\n| e | `test_sizes.py` |\n"
+    assert unheld(table) == ["| c | d |"]
+
+
+def test_every_step_of_the_first_hour_says_what_tests_it() -> None:
+    text = PAGES[1].read_text(encoding="utf-8")
+    steps = {int(number) for number in re.findall(r"^\| (\d+)\. ", text, re.MULTILINE)}
+    _, _, said = text.partition("What tests these steps without a device:")
+    told: set[int] = set()
+    for item in said.partition("\n## ")[0].split("\n- ")[1:]:
+        assert is_held(item), item
+        words = re.sub(r" %|`[^`]*`|\bto (\d+)", lambda one: f"-{one[1]}" if one[1] else "", item)
+        told |= numbers(words)
+    assert told == steps == set(range(1, 13))
+
+
+def numbers(words: str) -> set[int]:
+    """The steps that a sentence names: "steps 1 and 2, 3", "Steps 4-6"."""
+    found: set[int] = set()
+    for listed in re.findall(r"[Ss]teps? ((?:\d+(?: ?-\d+)?(?:, with[^,]*)?(?:, | and )?)+)", words):
+        for first, last in re.findall(r"(\d+)(?: ?-(\d+))?", listed):
+            found |= set(range(int(first), int(last or first) + 1))
+    return found

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import time
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import result_files
-from stackcheck.suite import clock, results
+from stackcheck.suite import bounds, clock, results
 from stackcheck.vendors import HostDevice, amd, busy, nvidia
 from stackcheck.vendors.seen import Seen
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stackcheck import vendors
     from stackcheck.suite.results import RunResult
 
+ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "0123456789abcdef"
 
 
@@ -39,15 +39,50 @@ def run(vendor: str, *metrics: dict[str, Any]) -> RunResult:
     [(799.0, "bf16", 0), (801.0, "bf16", 1), (1599.0, "fp8", 0), (1601.0, "fp8", 1)],
 )
 def test_no_figure_is_more_than_the_clock_allows(value: float, dtype: str, said: int) -> None:
-    found = list(clock.problems(run("nvidia", metric("gemm_tflops", value, dtype=dtype)), None))
+    found = list(clock.problems(run("nvidia", metric("gemm_tflops", value, dtype=dtype)), None, {}))
     assert len(found) == said, found
-    assert not list(clock.problems(run("cpu", metric("gemm_tflops", value)), None)), "no bound, no claim"
+    assert not list(clock.problems(run("cpu", metric("gemm_tflops", value)), None, {})), "no bound, no claim"
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "conditions"),
+    [
+        ("copy_gb_per_s", 3350.0, {"bytes": 4 << 30, "kind": "device"}),
+        ("h2d_gb_per_s", 63.0, {"bytes": 256 << 20}),
+        ("gemm_tflops", 989.0, {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "layout": "NT"}),
+    ],
+)
+def test_no_figure_is_more_than_the_hardware_of_the_model_can_do(
+    name: str, limit: float, conditions: dict[str, Any]
+) -> None:
+    """The limits are looked up on this host, in devices.json; a made up one in the result is not read."""
+    for value, said in ((0.95 * limit, 0), (1.24 * limit, 0), (1.26 * limit, 1), (90 * limit, 1)):
+        unit = clock.TFLOPS if name.endswith("tflops") else "GB/s"
+        told = metric(name, value, unit, **conditions) | {"ceiling": 1e9}
+        check = result_files.check("test_x.py::test_x", metrics=[told])
+        document = result_files.result(check, host=result_files.host("nvidia", "H100"))
+        made = results.parse(json.dumps(document).encode(), where="result.json")
+        known = bounds.look_up(made, ROOT)
+        assert list(known.ceilings.values()) == [pytest.approx(limit, rel=1e-3)]
+        assert len(list(clock.problems(made, None, known.ceilings))) == said
+
+
+def test_no_recorded_healthy_run_is_beyond_its_hardware() -> None:
+    judged = 0
+    for path in sorted((ROOT / "docs" / "results").rglob("*.json")):
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict) and "checks" in document and "host" in document:
+            made = results.parse(path.read_bytes(), where=str(path))
+            known = bounds.look_up(made, ROOT)
+            assert not list(clock.problems(made, None, known.ceilings)), path
+            judged += len(known.ceilings)
+    assert judged > 100
 
 
 @pytest.mark.parametrize(("busy_s", "said"), [(0.0, 1), (0.4, 1), (0.6, 0), (90.0, 0), (None, 0)])
 def test_a_device_worked_at_least_as_long_as_the_child_says(busy_s: float | None, said: int) -> None:
     seen = Seen(busy_s={DEVICE: busy_s})
-    assert len(list(clock.problems(run("nvidia"), seen))) == said
+    assert len(list(clock.problems(run("nvidia"), seen, {}))) == said
     words = clock.words(run("nvidia"), seen)
     assert ("not read" in words) == (busy_s is None), words
 

@@ -12,14 +12,15 @@ import pytest
 from harness import models, preflight, thresholds
 from harness.check import Check
 from result_files import CONFIG_DIGEST, check, host, metric, result
-from small_verdicts import HEALTHY, judged
+from small_verdicts import HEALTHY, REQUIRED, judged
 from stackcheck.errors import ChecksFailedError
+from stackcheck.matrix.matrix import TestTarget
 from stackcheck.nightly.decide import outcome
 from stackcheck.proof.baseline import propose
 from stackcheck.suite import bounds, results
 from stackcheck.suite.bounds import Bound, Bounds
 from stackcheck.suite.requirements import Requirements
-from stackcheck.suite.verdict import GUESSED, judge
+from stackcheck.suite.verdict import GUESSED, UNBOUNDED, judge
 from workloads import gated
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,6 +33,7 @@ MACHINES = [
 SPEED = "test_b.py::test_speed"
 DERIVED = Bound(bound=5.0, direction="min", unit="GB/s", kind="derived")
 LOW = metric(value=4.0, verdict="fail")
+BARE = metric(verdict="no_threshold", bound=None, direction=None)
 
 
 def missed(model: str, vendor: Any, count: int) -> list[dict[str, Any]]:
@@ -109,6 +111,68 @@ def test_what_somebody_measured_is_no_guess(kind: Any) -> None:
 def test_a_check_that_only_claims_it_is_failed(claim: dict[str, Any]) -> None:
     verdict = judged(*HEALTHY, low(**claim), bounds=Bounds({(SPEED, 0): DERIVED}))
     assert (verdict.status, verdict.guessed) == ("FAILED", ())
+
+
+PASSED = check(SPEED, metrics=[metric(value=4.0, bound=3.0, verdict="pass")])
+OTHERS = {"same_thresholds": False}  # the run was judged by the bounds of then
+
+
+@pytest.mark.parametrize("then", [PASSED, low(), low(metrics=[LOW | {"bound": 9.0}])], ids=str)
+@pytest.mark.parametrize(
+    ("now", "status"), [({}, "UNFIT"), ({"kind": "measured"}, "FAILED"), ({"kind": "published"}, "FAILED")]
+)
+def test_an_old_result_follows_the_bounds_of_now(
+    then: dict[str, Any], now: dict[str, Any], status: str
+) -> None:
+    known = Bounds({(SPEED, 0): DERIVED.model_copy(update=now)})
+    verdict = judged(*HEALTHY, then, bounds=known, held_to=OTHERS)
+    assert (verdict.status, verdict.only_bounds) == (status, status == "UNFIT"), verdict.reasons
+    assert verdict.guessed == ((SPEED,) if status == "UNFIT" else ())
+
+
+@pytest.mark.parametrize(
+    "flaw",
+    [{"value": None}, {"bound": 4.5}, {"verdict": "no_threshold"}, {"verdict": "fail"}],
+    ids=str,
+)
+def test_an_old_pass_that_its_own_figures_deny_is_failed(flaw: dict[str, Any]) -> None:
+    then = check(SPEED, metrics=[metric(value=4.0, bound=3.0, verdict="pass") | flaw])
+    assert judged(*HEALTHY, then, bounds=Bounds({(SPEED, 0): DERIVED}), held_to=OTHERS).status == "FAILED"
+
+
+def test_an_old_result_beyond_a_derived_and_a_measured_bound_is_failed() -> None:
+    both = check(SPEED, metrics=[metric(value=4.0, bound=3.0, verdict="pass")] * 2)
+    known = Bounds({(SPEED, 0): DERIVED, (SPEED, 1): DERIVED.model_copy(update={"kind": "measured"})})
+    assert judged(*HEALTHY, both, bounds=known, held_to=OTHERS).status == "FAILED"
+
+
+def test_a_pass_by_the_bounds_of_now_cannot_be_below_them() -> None:
+    assert judged(*HEALTHY, PASSED, bounds=Bounds({(SPEED, 0): DERIVED})).status == "FAILED"
+
+
+@pytest.mark.parametrize(
+    "besides",
+    [
+        {"held_to": {"machines": (TestTarget(device="H200", count=8),)}},
+        {"state": "running"},
+        {"made_up": True},
+    ],
+    ids=str,
+)
+def test_only_bounds_is_said_of_nothing_else(besides: dict[str, Any]) -> None:
+    alone = judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): DERIVED}))
+    assert alone.only_bounds
+    verdict = judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): DERIVED}), **besides)
+    assert (bool(verdict.guessed), verdict.only_bounds) == (True, False)
+
+
+@pytest.mark.parametrize("begins", [GUESSED, UNBOUNDED, f"{UNBOUNDED} x bounds missing:"])
+def test_the_name_of_a_check_cannot_make_a_failure_one_of_bounds(begins: str) -> None:
+    named = check(f"{begins} test_x.py::test_y", "failed", cause="no_threshold", metrics=[BARE])
+    verdict = judged(
+        *HEALTHY, low(), named, required=(*REQUIRED, SPEED), bounds=Bounds({(SPEED, 0): DERIVED})
+    )
+    assert (verdict.status, verdict.only_bounds, verdict.lacks_only_bounds) == ("FAILED", False, False)
 
 
 def test_a_wrong_value_beside_it_is_failed() -> None:

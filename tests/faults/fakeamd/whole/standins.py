@@ -31,7 +31,10 @@ STANDIN = "/stackcheck/inside"  # the folder of the stand-in for torch
 HIP = Path("/stackcheck/hip")
 BUSY = "workloads.devices:busy_links"
 ON_HIP = {"workloads.devices:seen", "workloads.devices:peer_copies", BUSY}
-WITHOUT_A_DEVICE = ("workloads.image:*", "workloads.machine_code:*", "workloads.flash_compile:*")
+WITHOUT_A_DEVICE = (
+    *("workloads.image:*", "workloads.machine_code:*", "workloads.flash_compile:*"),
+    "workloads.network_plugins:*",
+)
 MOMENT_S = 0.01
 RCCL_TIMEOUT_S = 600
 PATIENCE = "10"  # eight ranks on two cores that others use too; nothing here is judged by its time

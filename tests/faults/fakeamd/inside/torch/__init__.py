@@ -8,13 +8,11 @@ copies go where the suite sends them. It has no kernels, no autograd, no collect
 """
 
 import ctypes
-import os
-from types import SimpleNamespace
 
 from torch import cuda
+from torch import version as version
 
 uint8, int64 = 1, 8  # a type is its size here
-version = SimpleNamespace(hip=os.environ.get("FAKEAMD_HIP"), cuda=None)
 
 
 class Tensor:
