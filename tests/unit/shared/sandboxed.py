@@ -166,7 +166,7 @@ def own_command(unit: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    service = Path(sys.argv[1])
+    service = Path(sys.argv[1]).resolve()
     words = sys.argv[2:] or own_command(service)
     enter(service)
     os.execvp(words[0], words)  # the program under test
