@@ -45,7 +45,7 @@ def test_half_of_the_bound_fails_and_says_all_five_things(tmp_path) -> None:
         tmp_path, "test_figure", value="400.0", vendor="nvidia", env={"STACKCHECK_FAKE_NVML": "{}"}
     )
     reason = only(result)["reason"]
-    assert (only(result)["outcome"], only(result)["cause"]) == ("failed", None)
+    assert (only(result)["outcome"], only(result)["cause"]) == ("failed", "bound")
     for part in (
         "gemm_tflops 400 TFLOP/s < 756.4 TFLOP/s",
         "H200 x1",

@@ -58,11 +58,15 @@ class _Module(types.ModuleType):
         return _name(f"{self.__name__}.{name}")
 
 
+_NONE = _Module("none")
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         del path, target
-        if fullname.partition(".")[0] not in PACKAGES:
-            return None
+        top = fullname.partition(".")[0]
+        if top not in PACKAGES or not isinstance(sys.modules.get(top, _NONE), _Module):
+            return None  # not ours, or loaded in truth, as in a fork of a process that has torch
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -41,3 +42,16 @@ def test_a_package_is_installed_only_if_another_finder_finds_it() -> None:
         command, cwd=ACCEPTANCE, capture_output=True, text=True, check=True, timeout=60
     ).stdout
     assert printed.split() == ["True", "False", "True", "False", "False", "triton.language.constexpr"]
+
+
+def test_a_process_that_has_loaded_torch_gets_no_names_for_parts_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a fork of a process with torch: a name for `torch.testing` would be half of another torch."""
+    finder = unloaded._Finder()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert finder.find_spec("torch")
+    assert finder.find_spec("torch.testing")
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert not finder.find_spec("torch.testing")
+    assert not finder.find_spec("torchvision")
