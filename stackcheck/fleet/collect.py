@@ -180,11 +180,8 @@ class Judge:
         ours = {
             "tier": self.job.tier,
             "stack_id": self.job.stack_id,
-            "image": {
-                "reference": self.job.reference,
-                "config_digest": self.job.config_digest,
-                "manifest_digest": self.job.manifest_digest,
-            },
+            "image": self.subject.as_tested
+            | {"config_digest": self.job.config_digest, "manifest_digest": self.job.manifest_digest},
             "inputs": self.job.inputs,
             "host": json.loads(json.dumps(host.as_json())),
         }

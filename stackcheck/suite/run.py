@@ -253,18 +253,11 @@ def _write_run_file(plan: RunPlan, found: Interpreter, path: Path) -> str:
 
 def _run_file(plan: RunPlan, run_id: str) -> dict[str, Any]:
     """The content of run.json: what the suites cannot find out inside the container."""
-    image = plan.subject.image
     return {
         "run_id": run_id,
         "tier": plan.tier,
-        "stack_id": image.stack_id,
-        "image": {
-            # An image from elsewhere is run by its id, or by a name that only this engine has; people and the
-            # history know it by the name under which it was tested.
-            "reference": image.reference if image.stack_id else plan.subject.name,
-            "config_digest": image.config_digest,
-            "manifest_digest": image.manifest_digest,
-        },
+        "stack_id": plan.subject.image.stack_id,
+        "image": plan.subject.as_tested,
         "inputs": plan.inputs.as_json(),
         "host": plan.host.as_json(),
     }

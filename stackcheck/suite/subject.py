@@ -57,6 +57,19 @@ class Subject:
     experimental: bool = False
     accepted_python: tuple[str, ...] = ()
 
+    @property
+    def as_tested(self) -> dict[str, str | None]:
+        """The image as run.json and a result name it.
+
+        An image from elsewhere is run by its id, or by a name that only one engine has. People and the
+        history know it by the name under which it was tested.
+        """
+        return {
+            "reference": self.image.reference if self.image.stack_id else self.name,
+            "config_digest": self.image.config_digest,
+            "manifest_digest": self.image.manifest_digest,
+        }
+
 
 def of_stack(stack: Stack, image: Image, policy: Policy, *, vendor: Vendor | None = None) -> Subject:
     """The subject of a stack that was built here; `vendor` overrides the stack's own."""

@@ -77,7 +77,7 @@ def checkout(
 
 
 def let_pass(checkout: Path) -> None:
-    scripted.let_pass(checkout, label(REFERENCE), on_nodes=True)
+    scripted.let_pass(checkout, label(REFERENCE))
 
 
 class Fleet(Command):
