@@ -239,7 +239,7 @@ def _become_train(flags: tuple[str, ...], stderr: Path) -> None:
 def test_a_run_within_a_budget_warms_up_by_time_and_ends_itself_on_every_rank(
     ranks: int, record: Record
 ) -> None:
-    got = record(ranks, "--steps", "1000000", "--warmup-s", "1", "--budget-s", "3", "--no-digest")
+    got = record(ranks, "--steps", "1000000", "--warmup-s", "1", "--budget-s", "8", "--no-digest")
     assert got["ranks_agree"]
     assert got["last_step"] == len(got["losses"]) < 1000000
     assert not got["stopped"]
