@@ -41,14 +41,22 @@ def watched(host: Host) -> Iterator[dict[str, float | None]]:
 
 
 def _read(host: Host, found: dict[str, float | None], done: threading.Event) -> None:
+    """Add up what the driver says. A time without an answer counts as busy: it refuses no healthy image."""
     backend, last = vendors.module(host.vendor), time.monotonic()
+    missed = dict.fromkeys(found, 0.0)
     while not done.wait(PERIOD_S):
         try:
             shares = backend.busy()
-        except Exception:  # noqa: BLE001  # a counter that fails is not read; the run goes on
+        except (OSError, RuntimeError, ValueError):
             shares = {}
         now = time.monotonic()
-        for name, share in shares.items():
-            if name in found and share is not None:
-                found[name] = (found[name] or 0.0) + share * (now - last)
+        for name, seconds in found.items():
+            share = shares.get(name)
+            if share is None:
+                missed[name] += now - last
+            else:
+                found[name] = (seconds or 0.0) + share * (now - last) + missed[name]
+                missed[name] = 0.0
         last = now
+    for name, seconds in found.items():
+        found[name] = None if seconds is None else seconds + missed[name]

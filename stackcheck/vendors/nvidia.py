@@ -78,8 +78,11 @@ def addresses() -> Mapping[str, str]:
 
 def busy() -> Mapping[str, float | None]:
     """By NVML's utilisation."""
-    with _nvml() as up:
-        return {_id(handle): _busy(handle) for handle in _handles()} if up else {}
+    try:
+        with _nvml() as up:
+            return {_id(handle): _busy(handle) for handle in _handles()} if up else {}
+    except pynvml.NVMLError:
+        return {}
 
 
 def partition() -> str | None:

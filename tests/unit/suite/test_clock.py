@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import types
@@ -112,6 +113,20 @@ def test_a_counter_that_fails_is_not_read_and_ends_no_run(monkeypatch: pytest.Mo
     with busy.watched(host("amd", "a")) as found:
         time.sleep(0.1)
     assert found == {"a": None}
+
+
+@pytest.mark.parametrize("lost", [1, 3, 10, 1000])
+def test_a_counter_that_is_lost_for_a_while_refuses_nobody(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is always busy, and its driver does not answer `lost` times after each answer."""
+    answers = itertools.cycle([{"a": 1.0}, *({"a": None} if number % 2 else {} for number in range(lost))])
+    monkeypatch.setattr(busy, "PERIOD_S", 0.005)
+    monkeypatch.setattr(nvidia, "busy", lambda: next(answers))
+    with busy.watched(host("nvidia", "a")) as found:
+        time.sleep(0.4)
+    assert found["a"]
+    assert found["a"] > clock.LEAST_BUSY * 0.4
 
 
 def test_amd_says_how_busy_a_device_is_in_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
