@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,14 +28,17 @@ def said(line: str, code: int) -> int:
     """Say in one line why this rank ends, and the exit code, which is returned.
 
     Under torchrun the line is also in the error file of this rank, so that torchrun's report has it with its
-    rank and exit code; torchrun itself always ends with 1. There only rank 0 prints it.
+    rank and exit code; torchrun itself always ends with 1. There only rank 0 prints it. The rank keeps this
+    code if torchrun stops it before it has ended, because another rank was refused too.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the file is written whole
         told = {"py_callstack": line, "timestamp": str(int(time.time()))}  # the report shows py_callstack
         Path(path).write_text(
             json.dumps({"message": {"message": line, "extraInfo": told, "errorCode": code}})
         )
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     if path is None or os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
     return code

@@ -1,6 +1,7 @@
 """What is refused is one line and an exit code, with torchrun too, whose report has both."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,33 @@ def test_torchrun_reports_the_line_and_the_exit_code(name: str) -> None:
     assert done.stdout.count("{") == 0
 
 
+@pytest.mark.parametrize("moment", ["while the file is written", "before it ends"])
+def test_a_refused_rank_that_is_stopped_keeps_its_code(moment: str, tmp_path: Path) -> None:
+    """torchrun stops the other ranks as soon as one ends: its report had "exitcode : -15" for the cause."""
+    program = f"""
+import os, pathlib, signal, sys, time
+sys.path.insert(0, {str(launch.TRAIN.parent)!r})
+import errors
+write = pathlib.Path.write_text
+def stopped(path, text):
+    write(path, text[:9])
+    if {moment.startswith("while")}:
+        os.kill(os.getpid(), signal.SIGTERM)
+    write(path, text)
+pathlib.Path.write_text = stopped
+code = errors.said("train.py: no", 5)
+if {moment.startswith("before")}:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(600)
+sys.exit(code)
+"""
+    path = tmp_path / "error.json"
+    variables = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path), "RANK": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, check=False)
+    assert done.returncode == 5
+    assert json.loads(path.read_text())["message"]["errorCode"] == 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_process_says_one_line(name: str) -> None:
@@ -58,6 +86,7 @@ def test_the_error_file_of_a_rank_has_its_line_and_code(
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(errors.signal, "signal", lambda *_: None)  # this process is pytest's
     assert errors.said("train.py: no", 5) == 5
     message = json.loads(path.read_text())["message"]
     assert (message["message"], message["errorCode"]) == ("train.py: no", 5)
