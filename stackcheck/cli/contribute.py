@@ -32,17 +32,28 @@ def contribute(
         typer.Option(
             "--key",
             metavar="FILE",
-            help="The private key; with --check the public keys that are trusted.",
+            help="The private key; with --check the public keys that are trusted, or a folder with "
+            "contributors.pub and contributors.yaml.",
             show_default="your own",
+        ),
+    ] = None,
+    without_key: Annotated[
+        str | None,
+        typer.Option(
+            "--keyless",
+            metavar="public|FILE",
+            help="Sign as the identity of this workflow, or as yours in a browser, with the public services "
+            "of sigstore or those in a ClientTrustConfig.",
+            show_default="a key signs",
         ),
     ] = None,
     root: Root = HERE,
 ) -> None:
     """Write a signed bundle of a run for others: model, driver, versions, figures, verdict, no identity.
 
-    With --check: exit 0 if a trusted key signed each bundle, and none says more than a bundle may.
+    With --check: exit 0 if a contributor signed each bundle, and none says more than a bundle may.
     """
-    from stackcheck.certificate import keys, signers
+    from stackcheck.certificate import keyless, keys, signers
     from stackcheck.files.atomic import write_atomically
     from stackcheck.proof import contribution
 
@@ -51,16 +62,26 @@ def contribute(
             "one of RESULT and --check is needed", expected="a result.json, or a folder of bundles"
         )
     if check is not None:
-        found = list(contribution.folder(check, root.resolve(), keys.load_public(key)))
+        found = contribution.folder(check, root.resolve(), contribution.contributors(key))
         rows = [
-            (b.file.name, f"{b.told.model} x{b.told.count}", b.told.verdict, str(len(b.told.figures)))
+            (
+                b.file.name,
+                f"{b.told.model} x{b.told.count}",
+                b.told.verdict,
+                str(len(b.told.figures)),
+                b.signer,
+            )
             for b in found
         ]
-        print_table(("BUNDLE", "DEVICES", "VERDICT", "FIGURES"), rows)
+        print_table(("BUNDLE", "DEVICES", "VERDICT", "FIGURES", "SIGNED BY"), rows)
         return
     assert result is not None
     told = contribution.of_result(result, root.resolve())
-    body = contribution.sign(told, signers.choose(key or keys.default_path(), create=True))
+    body = (
+        keyless.sign(contribution.statement_of(told), without_key)
+        if without_key
+        else contribution.sign(told, signers.choose(key or keys.default_path(), create=True))
+    )
     path = to / contribution.name_of(told)
     write_atomically(path, (body,))
     print_facts(
