@@ -26,6 +26,16 @@ def contribute(
             "--check", metavar="FOLDER", help="Check the bundles of a folder instead.", show_default="none"
         ),
     ] = None,
+    without_key: Annotated[
+        str | None,
+        typer.Option(
+            "--keyless",
+            metavar="public|FILE",
+            help="Sign as the identity of this workflow, or as yours in a browser, with the public services "
+            "of sigstore or those in a ClientTrustConfig.",
+            show_default="a key signs",
+        ),
+    ] = None,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),
     key: Annotated[
         Path | None,
@@ -35,16 +45,6 @@ def contribute(
             help="The private key; with --check the public keys that are trusted, or a folder with "
             "contributors.pub and contributors.yaml.",
             show_default="your own",
-        ),
-    ] = None,
-    without_key: Annotated[
-        str | None,
-        typer.Option(
-            "--keyless",
-            metavar="public|FILE",
-            help="Sign as the identity of this workflow, or as yours in a browser, with the public services "
-            "of sigstore or those in a ClientTrustConfig.",
-            show_default="a key signs",
         ),
     ] = None,
     root: Root = HERE,
