@@ -53,30 +53,34 @@ def contribute(
 
     With --check: exit 0 if a contributor signed each bundle, and none says more than a bundle may.
     """
-    from stackcheck.certificate import keyless, keys, signers
-    from stackcheck.files.atomic import write_atomically
-    from stackcheck.proof import contribution
-
     if (result is None) == (check is None):
         raise ConfigurationError(
             "one of RESULT and --check is needed", expected="a result.json, or a folder of bundles"
         )
     if check is not None:
-        found = contribution.folder(check, root.resolve(), contribution.contributors(key))
-        rows = [
-            (
-                b.file.name,
-                f"{b.told.model} x{b.told.count}",
-                b.told.verdict,
-                str(len(b.told.figures)),
-                b.signer,
-            )
-            for b in found
-        ]
-        print_table(("BUNDLE", "DEVICES", "VERDICT", "FIGURES", "SIGNED BY"), rows)
-        return
-    assert result is not None
-    told = contribution.of_result(result, root.resolve())
+        _check(check, root.resolve(), key)
+    elif result is not None:
+        _write(result, root.resolve(), to, key, without_key)
+
+
+def _check(folder: Path, root: Path, key: Path | None) -> None:
+    """Show the bundles of a folder, if each is accepted."""
+    from stackcheck.proof import contribution
+
+    rows = [
+        (b.file.name, f"{b.told.model} x{b.told.count}", b.told.verdict, str(len(b.told.figures)), b.signer)
+        for b in contribution.folder(folder, root, contribution.contributors(key))
+    ]
+    print_table(("BUNDLE", "DEVICES", "VERDICT", "FIGURES", "SIGNED BY"), rows)
+
+
+def _write(result: Path, root: Path, to: Path, key: Path | None, without_key: str | None) -> None:
+    """Write the bundle of a result."""
+    from stackcheck.certificate import keyless, keys, signers
+    from stackcheck.files.atomic import write_atomically
+    from stackcheck.proof import contribution
+
+    told = contribution.of_result(result, root)
     body = (
         keyless.sign(contribution.statement_of(told), without_key)
         if without_key
