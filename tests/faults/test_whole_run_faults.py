@@ -214,7 +214,16 @@ def test_whole_run_goes_file_by_file_in_several_workers(monkeypatch) -> None:
         {"cores": 64, "plugins": ()},
         {"cores": 64, "worker": True},
     ],
-    ids=["few cores", "one core", "own tests", "chosen checks", "debugger", "one file", "no xdist", "in a worker"],
+    ids=[
+        "few cores",
+        "one core",
+        "own tests",
+        "chosen checks",
+        "debugger",
+        "one file",
+        "no xdist",
+        "in a worker",
+    ],
 )
 def test_any_other_run_goes_one_by_one(monkeypatch, run) -> None:
     workers, dist, reorder = parallel(monkeypatch, **run)
