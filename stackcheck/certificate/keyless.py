@@ -8,12 +8,15 @@ them refuses the bundle. Formats: https://github.com/sigstore/protobuf-specs.
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
 import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cryptography.x509 import load_der_x509_certificate
 from pydantic import Field, StringConstraints, ValidationError
 
 from stackcheck.certificate import statement
@@ -25,7 +28,10 @@ from stackcheck.files import strictjson, yamlfile
 from stackcheck.files.border import Closed
 
 if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
+    from collections.abc import Mapping
+
+    from cryptography.x509 import Certificate, Name
+    from sigstore.models import Bundle
     from sigstore.oidc import IdentityToken
 
 PUBLIC = "public"  # the public instance of sigstore, in place of a file
@@ -134,6 +140,7 @@ def open_bundle(body: bytes, trusted: Identities) -> Envelope:
             raise ValueError(f"a bundle of the kind {kind}")
         bundle = Bundle.from_json(body)
         payload_type, payload = verifier.verify_dsse(bundle, trusted)
+        _require_in_time(bundle, json.loads(body), json.loads(trusted.root.read_bytes()))
         if payload_type != PAYLOAD_TYPE:
             raise ValueError(f"a payload of the type {payload_type}")
         signer = trusted.named(bundle.signing_certificate)
@@ -145,6 +152,45 @@ def open_bundle(body: bytes, trusted: Identities) -> Envelope:
             next_step=f"compare the authority and the logs with those in {trusted.root}",
         ) from error
     return Envelope(statement=statement.parse(payload), body=body, signer=signer.words())
+
+
+def _require_in_time(bundle: Bundle, document: Any, root: Any) -> None:
+    """Refuse a log or an authority that the trusted root no longer names for the time of the signature.
+
+    sigstore-python takes keys of any age, as they were valid once.
+
+    Raises:
+        ValueError: It names none for this time.
+    """
+    (entry,) = document["verificationMaterial"]["tlogEntries"]
+    stamps = bundle.verification_material.timestamp_verification_data
+    times = [one.tst_info.gen_time for one in stamps.rfc3161_timestamps] if stamps else []
+    if "integratedTime" in entry:
+        times.append(dt.datetime.fromtimestamp(int(entry["integratedTime"]), dt.UTC))
+    issuer, log = bundle.signing_certificate.issuer, entry["logId"]["keyId"]
+    parts = {
+        "log": [one["publicKey"]["validFor"] for one in root["tlogs"] if one["logId"]["keyId"] == log],
+        "authority": [
+            one["validFor"] for one in root["certificateAuthorities"] if issuer in _subjects(one["certChain"])
+        ],
+    }
+    for name, periods in parts.items():
+        if not times or not any(all(_within(time, period) for time in times) for period in periods):
+            raise ValueError(
+                f"the trusted root has no {name} for this signature at {', '.join(map(str, times))}"
+            )
+
+
+def _subjects(chain: Any) -> list[Name]:
+    raw = (base64.b64decode(one["rawBytes"]) for one in chain["certificates"])
+    return [load_der_x509_certificate(each).subject for each in raw]
+
+
+def _within(time: dt.datetime, period: Mapping[str, str]) -> bool:
+    begin, end = (
+        dt.datetime.fromisoformat(period[name]) if name in period else None for name in ("start", "end")
+    )
+    return (begin is None or begin <= time) and (end is None or time <= end)
 
 
 def sign(found: statement.Statement, instance: str) -> bytes:

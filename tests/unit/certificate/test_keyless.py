@@ -82,6 +82,57 @@ def test_a_bundle_of_the_identity_is_accepted_years_after_its_certificate(
         assert found.signer == f"{IDENTITY} ({ISSUER})"
 
 
+def trusting(sigstore: Sigstore, trusted: Identities, **changes: Any) -> Identities:
+    trusted.root.write_text(json.dumps(sigstore.trusted_root() | changes))
+    return trusted
+
+
+def test_a_signed_timestamp_stands_for_the_time_of_the_log(trusted: Identities, tmp_path: Path) -> None:
+    clock, minute = Sigstore().with_clock(), dt.timedelta(minutes=1)
+    trusting(clock, trusted)
+    now = dt.datetime.now(dt.UTC)
+    stamped = clock.stamped(clock.bundle(PAYLOAD, since=now - minute), tmp_path)
+    assert opened(stamped, trusted).statement.payload == PAYLOAD
+    for since in (now - 20 * minute, now + 5 * minute):
+        late = clock.stamped(clock.bundle(PAYLOAD, since=since), tmp_path)
+        assert refused(late, trusted), "at the time of the timestamp the certificate was not valid"
+    another = clock.stamped(clock.bundle(PAYLOAD, since=now - minute), tmp_path)
+    name = "timestampVerificationData"
+    stamped["verificationMaterial"][name] = another["verificationMaterial"][name]
+    assert refused(stamped, trusted), "a timestamp of another signature"
+    strange = Sigstore().with_clock()
+    strange.authority, strange.root, strange.certificates, strange.log = (
+        *(clock.authority, clock.root),
+        *(clock.certificates, clock.log),
+    )
+    own = strange.stamped(clock.bundle(PAYLOAD, since=now - minute), tmp_path)
+    assert refused(own, trusting(clock, trusted, timestampAuthorities=[])), "nobody may sign timestamps"
+    assert refused(own, trusting(clock, trusted)), "another signer of timestamps"
+
+
+@pytest.mark.parametrize("part", ["tlogs", "certificateAuthorities"])
+def test_a_log_or_authority_counts_for_its_time_alone(
+    part: str, sigstore: Sigstore, trusted: Identities
+) -> None:
+    at = dt.datetime.now(dt.UTC) - small_sigstore.YEAR / 2
+    bundle, day = sigstore.bundle(PAYLOAD, since=at), dt.timedelta(days=1)
+    for begin, end, good in (
+        (-day, None, True),
+        (-day, day, True),
+        (-2 * day, -day, False),
+        (day, None, False),
+    ):
+        period = {"start": (at + begin).isoformat()} | ({"end": (at + end).isoformat()} if end else {})
+        ((one,),) = (sigstore.trusted_root()[part],)
+        limited = (
+            one | {"validFor": period}
+            if "validFor" in one
+            else one | {"publicKey": one["publicKey"] | {"validFor": period}}
+        )
+        trusting(sigstore, trusted, **{part: [limited]})
+        assert refused(bundle, trusted) != good, (begin, end)
+
+
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of each member of a document, inner ones too."""
     members = (

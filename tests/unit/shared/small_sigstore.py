@@ -13,9 +13,10 @@ import datetime as dt
 import hashlib
 import json
 import struct
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -24,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 IDENTITY, ISSUER = "person@example.org", "https://accounts.example.org"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -62,6 +64,7 @@ class Sigstore:
 
     def __init__(self) -> None:
         self.authority, self.certificates, self.log = new_key(), new_key(), new_key()
+        self.clock: tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None = None
         name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "test authority")])
         now = dt.datetime.now(dt.UTC)
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -103,8 +106,66 @@ class Sigstore:
             "tlogs": logs[:1],
             "ctlogs": logs[1:],
             "certificateAuthorities": [authority],
-            "timestampAuthorities": [],
+            "timestampAuthorities": [self.clock_authority()] if self.clock else [],
         }
+
+    def clock_authority(self) -> dict[str, Any]:
+        """Who signs timestamps (RFC 3161)."""
+        assert self.clock is not None
+        chain = [{"rawBytes": b64(one.public_bytes(DER))} for one in (self.clock[1], self.root)]
+        since = {"start": "2020-01-01T00:00:00Z"}
+        return {
+            "subject": {"organization": "test", "commonName": "clock"},
+            "certChain": {"certificates": chain},
+            "validFor": since,
+        }
+
+    def with_clock(self) -> Self:
+        """Also with an authority for timestamps."""
+        key, now = new_key(), dt.datetime.now(dt.UTC)
+        name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "test clock")])
+        usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+        own = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.TIME_STAMPING])
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.authority.public_key())
+        made = (
+            x509.CertificateBuilder(self.root.subject, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - YEAR)
+            .not_valid_after(now + YEAR)
+            .add_extension(usage, critical=True)
+            .add_extension(own, critical=True)
+            .add_extension(issuer, critical=False)
+            .sign(self.authority, hashes.SHA256())
+        )
+        self.clock = (key, made)
+        return self
+
+    def stamped(self, bundle: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The bundle with a timestamp of now, made by openssl, in place of the time of the log."""
+        assert self.clock is not None
+        pem = serialization.Encoding.PEM
+        key = self.clock[0].private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        names = ("serial", "tsa", "signer.pem", "signer.key", "signature", "query", "reply")
+        serial, config, signer, secret, signature, query, reply = (folder / name for name in names)
+        serial.write_text("01\n")
+        config.write_text(
+            f"[tsa]\nserial={serial}\ndefault_policy=1.2.3.4\ndigests=sha256\nsigner_digest=sha256\n"
+        )
+        signer.write_bytes(self.clock[1].public_bytes(pem))
+        secret.write_bytes(key)
+        signature.write_bytes(base64.b64decode(bundle["dsseEnvelope"]["signatures"][0]["sig"]))
+        asked = ("openssl", "ts", "-query", "-data", signature, "-sha256", "-cert", "-out", query)
+        subprocess.run(asked, check=True, capture_output=True, timeout=60)
+        answer = ("openssl", "ts", "-reply", "-config", config, "-section", "tsa", "-queryfile", query)
+        answer += ("-signer", signer, "-inkey", secret, "-out", reply)
+        subprocess.run(answer, check=True, capture_output=True, timeout=60)
+        changed: dict[str, Any] = json.loads(json.dumps(bundle))
+        (entry,) = changed["verificationMaterial"]["tlogEntries"]
+        del entry["inclusionPromise"], entry["integratedTime"]
+        stamps = [{"signedTimestamp": b64(reply.read_bytes())}]
+        changed["verificationMaterial"]["timestampVerificationData"] = {"rfc3161Timestamps": stamps}
+        return changed
 
     def certificate(
         self,
