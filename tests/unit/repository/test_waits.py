@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TESTS = Path(__file__).resolve().parents[2]
-PIPES = {"stdout", "stderr"}
+PIPES, READS = {"stdout", "stderr"}, {"read", "readline", "readlines"}
 CLOCKS = {"monotonic", "perf_counter", "time"}
 # What others end: the helper itself, programs that their parent kills, a watch that its client ends.
 ENDED_BY_OTHERS = {"unit/shared/waits.py", "faults/fakeamd/moving.py", "unit/shared/small_kubernetes.py"}
@@ -31,6 +31,10 @@ SIGNS = ("communicate", "wait(", "stdout", "stderr", "sleep(")  # a file without
 
 def name_of(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def is_pipe(node: ast.AST) -> bool:
@@ -50,14 +54,15 @@ def called(node: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 def unlimited(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and kind of each wait without a limit."""
     for name, call in called(tree):
-        keywords = {one.arg for one in call.keywords}
+        keywords = {one.arg for one in call.keywords if not is_none(one.value)}
         if name == "communicate" and "timeout" not in keywords:
             yield call.lineno, "communicate without a timeout"
         owner = call.func.value if isinstance(call.func, ast.Attribute) else call
         if name == "wait" and owner is not call and not (call.args or keywords or name_of(owner) == WORK):
             yield call.lineno, "wait without a timeout"
-        if name in {"read", "readline", "readlines"} and is_pipe(owner):
-            yield call.lineno, f"{name} of a program's pipe"
+        reader = call.args[0] if name == "iter" and call.args else call.func
+        if isinstance(reader, ast.Attribute) and reader.attr in READS and is_pipe(reader.value):
+            yield call.lineno, f"{reader.attr} of a program's pipe"
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.comprehension) and is_pipe(node.iter):
             yield node.iter.lineno, "every line of a program's pipe"
@@ -84,6 +89,11 @@ BAD = (
     "process.communicate()",
     "process.communicate(b'x')",
     "process.wait()",
+    "process.wait(timeout=None)",
+    "process.communicate(timeout=None)",
+    "for line in iter(process.stdout.readline, ''): pass",
+    "while process.poll() is None: time.sleep(1)",
+    "lines = process.stderr.readlines()",
     "process.stdout.readline()",
     "process.stderr.read()",
     "for line in process.stdout: pass",
