@@ -17,13 +17,18 @@ app = new_app()
 @app.command("contribute")
 def contribute(
     result: Annotated[
-        Path | None, typer.Argument(metavar="RESULT", help="The result.json of a run.", show_default="none")
+        Path | None,
+        typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.", show_default="none"),
     ] = None,
     *,
     check: Annotated[
         Path | None,
         typer.Option(
-            "--check", metavar="FOLDER", help="Check the bundles of a folder instead.", show_default="none"
+            "--check",
+            metavar="FOLDER",
+            exists=True,
+            help="Check the bundles of a folder instead.",
+            show_default="none",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),

@@ -35,7 +35,7 @@ from stackcheck.cli.options import (
     target_of,
 )
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
-from stackcheck.errors import ChecksFailedError, ConfigurationError, NothingSelectedError
+from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import plans
 from stackcheck.suite import subject as subjects
@@ -112,7 +112,7 @@ def run_suites(
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
         if some or last_failed:
-            _run_some(subject, engine, settings, report, some, as_json=as_json)
+            _run_some(name, subject, engine, settings, report=report, chosen=some, as_json=as_json)
             return
         judged = flow.test(subject, engine, settings, report)
     facts = {
@@ -131,12 +131,13 @@ def run_suites(
 
 
 def _run_some(
+    name: str,
     subject: Subject,
     engine: Engine,
     settings: flow.FlowSettings,
+    *,
     report: Progress,
     chosen: str | None,
-    *,
     as_json: bool,
 ) -> None:
     """Run the checks that -k names, or else those that failed last time; print how each ended."""
@@ -158,10 +159,12 @@ def _run_some(
     else:
         print_table(("CHECK", "OUTCOME"), [(check.id, check.outcome) for check in checks])
         print_facts({"verdict": "none: some checks alone", "result": str(found.file)})
-    if not checks:
-        raise NothingSelectedError("no check matches", where="-k", got=found.only)
     if bad:
-        raise ChecksFailedError(f"{counted(len(bad), 'check')} did not pass", got="\n    ".join(bad))
+        raise ChecksFailedError(
+            f"{counted(len(bad), 'check')} did not pass",
+            got="\n    ".join(bad),
+            next_step=f"correct it, then: stackcheck test {name} --last-failed",
+        )
 
 
 @app.command("certify")
