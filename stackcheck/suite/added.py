@@ -11,6 +11,7 @@ import configparser
 import contextlib
 import dataclasses
 import functools
+import posixpath
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -37,9 +38,20 @@ _SYSTEM = re.compile(
     "|sys|tmp|usr|var)"
 )
 _SITE = re.compile(r"(/.*?/(?:site|dist)-packages)/([^/]+)(/.*)?")
+_IN_PYTHON = re.compile(r"/((?:site|dist)-packages|python3(?:\.\d+)?|lib-dynload)/[^/]+$")
 _PROGRAM = re.compile(r"((?:/usr|/usr/local|/opt/[^/]+)?/bin)/([\w.-]+)")
 _MODULE = re.compile(r"([A-Za-z_]\w*)(?:\.py)?")
 _DIST_INFO = re.compile(r"(\w[\w.]*)-[^/-]+\.dist-info")
+# How programs name a folder or a package: in quotes, as a string of C, after an equals sign, or in an import.
+# Prose is none of these. A program may stand anywhere in a command: each word counts.
+_FOLDER_NAME = r"""(["'\0=`]|["'\0=:]/[\w./-]*:|^)$""", r"(?![\w-])"
+_WORD = r"(^|[^\w-])$", r"(?![\w-])"
+_PACKAGE_NAME = (
+    r"""(["'\0]|=[ \t]*|(^|[^\w.])(from[ \t]+|import[ \t]+([\w.]+([ \t]+as[ \t]+\w+)?[ \t]*,[ \t]*)*))$""",
+    r"""(?=["'.:\[=<>!~@;,\s\0)\\]|$)""",
+)
+BIN = "bin/"  # begins the name of a program
+REACH = 120  # bytes before a name that are looked at
 _ENTRY_POINTS = "/entry_points.txt"
 _COMMANDS = {"console_scripts", "gui_scripts"}
 
@@ -82,12 +94,13 @@ def look(layout: Path, digest: str, below: Mapping[str, Any], suites: Path) -> A
         return Added(layers=count, seen=why)
     before, tree = filesystem.read_from(layout, digest, _wanted, count)
     paths = sorted(_touched(before, tree, count)) if len(config["rootfs"]["diff_ids"]) > count else []
+    modules = PYTHONS | _modules(before)
     for path in paths:
-        if why := _reach(path, before, tree):
+        if why := _reach(path, before, tree, modules):
             return Added(layers=count, paths=len(paths), seen=f"{path} {why}")
     if link := next(_links_to(frozenset(paths), before, tree), None):
         return Added(layers=count, paths=len(paths), seen=f"the link {link} leads to what was added")
-    names = {name: _spelt(name) for name in sorted({_name(path) for path in paths})}
+    names = {name: Spelling.of(name) for name in sorted({_name(path) for path in paths})}
     named, digests = filesystem.search(layout, digest, functools.partial(_named, names=names), count)
     _require_below(digests, expected, layout)
     texts = [path.read_bytes() for name in OURS for path in (suites / name).rglob("*") if path.is_file()]
@@ -151,7 +164,7 @@ def _links_to(paths: frozenset[str], before: Mapping[str, Node], tree: Tree) -> 
                     yield path
 
 
-def _reach(path: str, before: Mapping[str, Node], tree: Tree) -> str:
+def _reach(path: str, before: Mapping[str, Node], tree: Tree, modules: frozenset[str]) -> str:
     """Why a program of the image below could come to a path; empty if it would have to know its name."""
     entry = tree.entries.get(path)
     if path in before or entry is None:
@@ -159,7 +172,9 @@ def _reach(path: str, before: Mapping[str, Node], tree: Tree) -> str:
     if entry.kind not in {"file", "folder"} or entry.privileged or entry.elf:
         return "is a program, a library, a link, or has rights of its own"
     if found := _SITE.fullmatch(path):
-        return _reach_in_site(path, found[1], found[2], before, tree)
+        if found[1] not in before:
+            return "is in a new folder of packages"
+        return _reach_in_site(path, found[2], tree, modules)
     program = _PROGRAM.fullmatch(path)
     if program and program[1] in before and entry.kind == "file":
         return ""
@@ -167,16 +182,19 @@ def _reach(path: str, before: Mapping[str, Node], tree: Tree) -> str:
     return "is in a folder that programs look into" if _SYSTEM.fullmatch(top) or top in before else ""
 
 
-def _reach_in_site(path: str, folder: str, top: str, before: Mapping[str, Node], tree: Tree) -> str:
+def _reach_in_site(path: str, top: str, tree: Tree, modules: frozenset[str]) -> str:
     """The same of a path beside the packages of the image below."""
-    if folder not in before:
-        return "is a new folder of packages"
     if path.endswith(_ENTRY_POINTS) and not _only_commands(tree.bodies.get(path, b"")):
         return "registers a plug-in"
     module = _MODULE.fullmatch(top)
-    if module and module[1] in PYTHONS:
-        return "has a name that Python itself imports"
+    if module and module[1] in modules:
+        return "has a name that is imported already"
     return "" if module or _DIST_INFO.fullmatch(top) else "is read when Python starts, or is no package"
+
+
+def _modules(before: Mapping[str, Node]) -> frozenset[str]:
+    """The names of all modules of the image below, in whatever folder."""
+    return frozenset(posixpath.basename(path).partition(".")[0] for path in before if _IN_PYTHON.search(path))
 
 
 def _only_commands(body: bytes) -> bool:
@@ -194,19 +212,40 @@ def _name(path: str) -> str:
         package = _DIST_INFO.fullmatch(found[2])
         return package[1] if package else found[2].removesuffix(".py")
     program = _PROGRAM.fullmatch(path)
-    return program[2] if program else "/" + path.split("/")[1]
+    return f"{BIN}{program[2]}" if program else "/" + path.split("/")[1]
 
 
-def _spelt(name: str) -> tuple[bytes, re.Pattern[bytes]]:
-    """How a name may be written, in small letters: a part to look for first, and the whole."""
-    low = name.lower()
-    text = "[-_.]+".join(map(re.escape, re.split(r"[-_.]+", low)))
-    before = r"[\w./-]" if low.startswith("/") else r"[\w-]"  # not in another name, nor below another folder
-    return max(re.split(r"\W|_", low), key=len).encode(), re.compile(
-        rf"(?<!{before}){text}(?![\w-])".encode()
-    )
+@dataclasses.dataclass(frozen=True)
+class Spelling:
+    """How a program names something, in small letters.
+
+    Attributes:
+        part: Bytes without which it is not there: they are found quickly.
+        whole: The name and what may follow it.
+        before: What may stand before it.
+    """
+
+    part: bytes
+    whole: re.Pattern[bytes]
+    before: re.Pattern[bytes]
+
+    @classmethod
+    def of(cls, name: str) -> Spelling:
+        """The spellings of a folder (it begins with a slash), of a package or of a program."""
+        kind = _FOLDER_NAME if name.startswith("/") else _WORD if name.startswith(BIN) else _PACKAGE_NAME
+        low = name.removeprefix(BIN).lower()
+        text = "[-_.]+".join(map(re.escape, re.split(r"[-_.]+", low)))
+        part = max(re.split(r"\W|_", low), key=len)
+        return cls(part.encode(), re.compile(f"{text}{kind[1]}".encode()), re.compile(kind[0].encode()))
+
+    def is_in(self, text: bytes) -> bool:
+        """Whether a text, in small letters, names it."""
+        return self.part in text and any(
+            self.before.search(text, max(0, found.start() - REACH), found.start())
+            for found in self.whole.finditer(text)
+        )
 
 
-def _named(text: bytes, names: Mapping[str, tuple[bytes, re.Pattern[bytes]]]) -> list[str]:
+def _named(text: bytes, names: Mapping[str, Spelling]) -> list[str]:
     low = text.lower()
-    return [name for name, (part, whole) in names.items() if part in low and whole.search(low)]
+    return [name for name, spelling in names.items() if spelling.is_in(low)]

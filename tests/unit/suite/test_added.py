@@ -27,6 +27,7 @@ BELOW: Layer = {
     "usr/bin/python3": "python3.11",
     "work": "/dangling",
     "usr/lib/circle": "circle",
+    "usr/lib/python3/dist-packages/elsewhere/__init__.py": b"",
     "usr/lib/there": "../../near/x",
     "etc/ld.so.conf.d/x.conf": b"/usr/lib/x\n",
 }
@@ -52,6 +53,7 @@ SEEN: dict[str, Layer] = {
     "an optional module": {f"{SITE}/optional_name/__init__.py": b""},
     "an optional module, by its distribution": {f"{SITE}/Quoted_Name-1.dist-info/METADATA": b""},
     "a module that a library names": {f"{SITE}/in_a_library.py": b""},
+    "a module of another folder": {f"{SITE}/elsewhere.py": b""},
     "a module inside a package": {f"{SITE}/torch/apart.py": b""},
     "a module in place of a package": {f"{SITE}/torch.py": b""},
     "a plug-in": {f"{SITE}/apart-1.dist-info/entry_points.txt": b"[torch.backends]\nx = apart:y\n"},
@@ -170,9 +172,61 @@ def test_a_layer_that_is_not_what_the_config_says_is_refused(
         added.look(tmp_path / "other", other, honest, suites)
 
 
-def test_a_name_is_found_where_two_pieces_of_a_layer_meet(tmp_path: Path, suites: Path) -> None:
-    name = {f"{SITE}/apart.py": b""}
-    for shift in range(8):
-        big: Layer = {"usr/data": b"." * ((1 << 20) - 1024 - 4 + shift) + b"apart" + b"." * 4096}
-        folder = tmp_path / str(shift)
-        assert look(folder, suites, BELOW, big, name, below=(BELOW, big)).seen
+@pytest.mark.parametrize("shift", range(0, 16, 2))
+def test_a_name_is_found_where_two_pieces_of_a_layer_meet(tmp_path: Path, suites: Path, shift: int) -> None:
+    big: Layer = {"usr/data": b"." * ((1 << 20) - 512 - 14 + shift) + b"\nimport apart\n" + b"." * 4096}
+    assert look(tmp_path, suites, BELOW, big, {f"{SITE}/apart.py": b""}, below=(BELOW, big)).seen
+
+
+NAMED = (
+    *(
+        "import apart",
+        "from apart import x",
+        "import os, apart as a",
+        "import a.b as c,apart",
+        "    import apart.x",
+    ),
+    *(
+        "import_module('apart')",
+        'find_spec("apart.x")',
+        "['apart>=1']",
+        "x = apart:plugin",
+        "x=apart.y",
+        "\0apart\0",
+    ),
+    *("IMPORT Apart", "try:import apart", "r'apart'"),
+)
+UNNAMED = (
+    *(
+        "# set apart, by far",
+        "it is apart",
+        "from .apart import x",
+        "import os.apart",
+        "'set apart'",
+        "apart = 1",
+    ),
+    *("import apartment", "not-apart", "/apart", "x.apart"),
+)
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_a_package_is_named_by_what_imports_it(text: str) -> None:
+    assert added._named(text.encode(), {"apart": added.Spelling.of("apart")})
+
+
+@pytest.mark.parametrize("text", UNNAMED)
+def test_prose_names_no_package(text: str) -> None:
+    assert not added._named(text.encode(), {"apart": added.Spelling.of("apart")})
+
+
+@pytest.mark.parametrize("text", ["'/app'", "X=/app/x", "\0/app\0", "PATH=/bin:/app", "`/app/x`"])
+def test_a_folder_is_named_by_its_whole_path(text: str) -> None:
+    assert added._named(text.encode(), {"/app": added.Spelling.of("/app")})
+    assert not added._named(text.replace("/app", "x/app").encode(), {"/app": added.Spelling.of("/app")})
+
+
+@pytest.mark.parametrize("text", ["gcc -c x", "run gcc", "'gcc'", "/usr/bin/gcc\n", "\0gcc\0"])
+def test_a_program_is_named_by_any_word(text: str) -> None:
+    names = {"bin/gcc": added.Spelling.of("bin/gcc")}
+    assert added._named(text.encode(), names)
+    assert not added._named(text.replace("gcc", "gcc-12").encode(), names)
