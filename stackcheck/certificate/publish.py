@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
 from stackcheck.certificate.floating import move_back
-from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation, valid_verdicts
+from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
 from stackcheck.certificate.statement import (
     Envelope,
     Statement,
@@ -23,7 +23,7 @@ from stackcheck.certificate.statement import (
     name_of,
     time_verified,
 )
-from stackcheck.errors import CertificateError, ConfigurationError, PublishError, StackcheckError
+from stackcheck.errors import ConfigurationError, PublishError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
@@ -219,9 +219,8 @@ def _require_below(store: Store, certified: Statement, public_key: Pinned) -> No
     where = f"{store.target}@{taken['digest']}"
     try:
         below = store.read_manifest(taken["digest"])
-        known = [each.statement for each in attachments.read_envelopes(store, below.digest, public_key)]
-        valid_verdicts(where, known, dt.datetime.now(dt.UTC), MAX_AGE)
-    except (CertificateError, MissingError) as error:
+        admit(below, attachments.read_envelopes(store, below.digest, public_key))
+    except (PublishError, MissingError) as error:
         raise PublishError(
             "the image below is not certified in this target, and checks were taken over from it",
             where=where,
