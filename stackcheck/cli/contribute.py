@@ -14,6 +14,18 @@ from stackcheck.errors import ConfigurationError
 app = new_app()
 
 
+Check = Annotated[
+    Path | None,
+    typer.Option(
+        "--check",
+        metavar="FOLDER",
+        exists=True,
+        help="Check the bundles of a folder instead.",
+        show_default="none",
+    ),
+]
+
+
 @app.command("contribute")
 def contribute(
     result: Annotated[
@@ -21,16 +33,7 @@ def contribute(
         typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.", show_default="none"),
     ] = None,
     *,
-    check: Annotated[
-        Path | None,
-        typer.Option(
-            "--check",
-            metavar="FOLDER",
-            exists=True,
-            help="Check the bundles of a folder instead.",
-            show_default="none",
-        ),
-    ] = None,
+    check: Check = None,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),
     key: Annotated[
         Path | None,

@@ -108,7 +108,7 @@ def run_and_judge(
             report(f"{subject.name}: known issue {issue.id}: {issue.symptom} ({issue.issue}; {issue.fix})")
         if kept is None:
             needed.require(packages, subject, engine)
-    result = kept or run.run(plan, engine, out=out, report=report)
+    result = kept or measure(plan, engine, out=out, report=report, only=plan.only)
     found = judge(result, dataclasses.replace(required, seen=seen.look(plan.host, run.busy_s(out))), root)
     _write(found, out)
     _announce(plan, result, found, report)
