@@ -9,7 +9,15 @@ import typer
 
 from stackcheck.certificate import key_sources, keyring
 from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app, taking
-from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_styled, print_table
+from stackcheck.cli.output import (
+    Progress,
+    counted,
+    print_facts,
+    print_json,
+    print_note,
+    print_styled,
+    print_table,
+)
 from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Certifying as TierName
@@ -301,8 +309,8 @@ def _derived(found: Mapping[str, Any] | None) -> dict[str, object] | None:
 
 def _taken_over(found: Mapping[str, Any]) -> str:
     return (
-        f"{len(found['carried'])} checks did not run in this image: they are those of {found['name']}"
-        f" ({found['digest']}), which {found['paths']} new files cannot have changed"
+        f"{counted(len(found['carried']), 'check')} did not run in this image, but in {found['name']}"
+        f" ({found['digest']}); what lies on it cannot have changed them"
     )
 
 

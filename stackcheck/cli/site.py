@@ -113,7 +113,6 @@ def make_wheelhouse(
         typer.Option(
             "--from-environment",
             metavar="PYTHON",
-            exists=True,
             help="Make the wheels from the packages of this Python interpreter.",
             show_default="none",
         ),

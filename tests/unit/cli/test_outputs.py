@@ -195,8 +195,10 @@ def is_read(parameter: Parameter) -> bool:
     return bool(vars(parameter)["type_descriptor"].parameter_info.exists)
 
 
-# What a verb writes or makes; the signing key is made on first use, or refused by its own sentence.
+# What a verb writes or makes; the signing key is made on first use, or refused by its own sentence. One names
+# a program, which PATH may have.
 WRITTEN = {"--out", "--output", "--record", "--to", "--into", "--state", "--key", "folder"}
+WRITTEN |= {"--from-environment"}
 PATHS = [(words, each) for words in COMMANDS for each in parameters(words) if is_path(each)]
 READ = [(words, each.opts[0], each.param_type_name) for words, each in PATHS if is_read(each)]
 
@@ -213,4 +215,4 @@ def test_a_path_to_read_that_is_not_there_is_named_with_its_option(
     done = call(capsys, *words.split(), *([name] if kind == "option" else []), "/nowhere/at-all")
     assert done.code == (125 if words == "run" else 2)
     assert "/nowhere/at-all" in done.err
-    assert (name if kind == "option" else "Invalid value for") in done.err
+    assert (name if kind == "option" else "names a path that does not exist") in done.err
