@@ -175,11 +175,11 @@ def read_from(
 ) -> tuple[Mapping[str, Node], Tree]:
     """What the first `count` layers of an image have, and the files of the whole image; as `read`."""
     store, tree = OciLayout(layout), Tree()
-    below: dict[str, Node] = {}
+    below = dict(tree.entries)
     for number, name in enumerate(_layers(store, digest)):
-        below = dict(tree.entries) if number == count else below
         with _unpacked(store, name) as stream:
             _add(tree, number, stream, wanted, where=store.blob_path(name))
+        below = dict(tree.entries) if number + 1 == count else below
     return below, tree
 
 

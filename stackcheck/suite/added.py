@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from stackcheck.oci.filesystem import Node, Tree
 
-PYTHONS = sys.stdlib_module_names | {"sitecustomize", "usercustomize"}
+PYTHONS = sys.stdlib_module_names | {"sitecustomize", "usercustomize", "__pycache__"}
 OURS = ("tests", "trainers")  # of the frozen suites, what runs in the image
 # Settings that no check sees: the suites start the image's Python in a folder of their own.
 UNSEEN = ("Cmd", "WorkingDir", "ExposedPorts", "StopSignal", "Labels")
@@ -44,7 +44,7 @@ _MODULE = re.compile(r"([A-Za-z_]\w*)(?:\.py)?")
 _DIST_INFO = re.compile(r"(\w[\w.]*)-[^/-]+\.dist-info")
 # How programs name a folder or a package: in quotes, as a string of C, after an equals sign, or in an import.
 # Prose is none of these. A program may stand anywhere in a command: each word counts.
-_FOLDER_NAME = r"""(["'\0=`]|["'\0=:]/[\w./-]*:|^)$""", r"(?![\w-])"
+_FOLDER_NAME = r"""(["'\0=`]|\n[ \t]*|["'\0=:]/[\w./-]*:|^)$""", r"(?![\w-])"
 _WORD = r"(^|[^\w-])$", r"(?![\w-])"
 _PACKAGE_NAME = (
     r"""(["'\0]|=[ \t]*|(^|[^\w.])(from[ \t]+|import[ \t]+([\w.]+([ \t]+as[ \t]+\w+)?[ \t]*,[ \t]*)*))$""",
@@ -93,7 +93,7 @@ def look(layout: Path, digest: str, below: Mapping[str, Any], suites: Path) -> A
     if why := _other_settings(config, below):
         return Added(layers=count, seen=why)
     before, tree = filesystem.read_from(layout, digest, _wanted, count)
-    paths = sorted(_touched(before, tree, count)) if len(config["rootfs"]["diff_ids"]) > count else []
+    paths = sorted(_touched(before, tree, count))
     modules = PYTHONS | _modules(before)
     for path in paths:
         if why := _reach(path, before, tree, modules):

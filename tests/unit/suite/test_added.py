@@ -85,6 +85,7 @@ SEEN: dict[str, Layer] = {
     "a variable's folder": {"variable/x": b""},
     "what the suites name": {f"{SITE}/of_the_suites.py": b""},
     "another folder of packages": {"app/lib/python3.11/site-packages/apart.py": b""},
+    "byte code of no module": {f"{SITE}/__pycache__/apart.cpython-311.pyc": b""},
     "byte code alone": {f"{SITE}/apart.pyc": b""},
 }
 
@@ -172,6 +173,16 @@ def test_a_layer_that_is_not_what_the_config_says_is_refused(
         added.look(tmp_path / "other", other, honest, suites)
 
 
+def test_a_layer_that_the_config_does_not_name_is_looked_at(
+    tmp_path: Path, suites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = layered.make(tmp_path / "below", BELOW, env=ENV)
+    config = added.config_of(tmp_path / "below", lower)
+    upper = layered.make(tmp_path / "on-top", BELOW, SEEN["a changed library"], env=ENV)
+    monkeypatch.setattr(added, "config_of", lambda *_: config)
+    assert added.look(tmp_path / "on-top", upper, config, suites).seen
+
+
 @pytest.mark.parametrize("shift", range(0, 16, 2))
 def test_a_name_is_found_where_two_pieces_of_a_layer_meet(tmp_path: Path, suites: Path, shift: int) -> None:
     big: Layer = {"usr/data": b"." * ((1 << 20) - 512 - 14 + shift) + b"\nimport apart\n" + b"." * 4096}
@@ -219,7 +230,9 @@ def test_prose_names_no_package(text: str) -> None:
     assert not added._named(text.encode(), {"apart": added.Spelling.of("apart")})
 
 
-@pytest.mark.parametrize("text", ["'/app'", "X=/app/x", "\0/app\0", "PATH=/bin:/app", "`/app/x`"])
+@pytest.mark.parametrize(
+    "text", ["'/app'", "X=/app/x", "\0/app\0", "PATH=/bin:/app", "`/app/x`", "/usr/lib\n/app/lib\n"]
+)
 def test_a_folder_is_named_by_its_whole_path(text: str) -> None:
     assert added._named(text.encode(), {"/app": added.Spelling.of("/app")})
     assert not added._named(text.replace("/app", "x/app").encode(), {"/app": added.Spelling.of("/app")})
