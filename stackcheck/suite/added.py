@@ -44,7 +44,7 @@ _MODULE = re.compile(r"([A-Za-z_]\w*)(?:\.py)?")
 _DIST_INFO = re.compile(r"(\w[\w.]*)-[^/-]+\.dist-info")
 # How programs name a folder or a package: in quotes, as a string of C, after an equals sign, or in an import.
 # Prose is none of these. A program may stand anywhere in a command: each word counts.
-_FOLDER_NAME = r"""(["'\0=`]|\n[ \t]*|["'\0=:]/[\w./-]*:|^)$""", r"(?![\w-])"
+_FOLDER_NAME = r"""(["'\0=`]|\n[ \t]*|["'\0=:]/(?!/)[\w./-]*:|^)$""", r"(?![\w-])"
 _WORD = r"(^|[^\w-])$", r"(?![\w-])"
 _PACKAGE_NAME = (
     r"""(["'\0]|=[ \t]*|(^|[^\w.])(from[ \t]+|import[ \t]+([\w.]+([ \t]+as[ \t]+\w+)?[ \t]*,[ \t]*)*))$""",

@@ -231,7 +231,8 @@ def test_prose_names_no_package(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["'/app'", "X=/app/x", "\0/app\0", "PATH=/bin:/app", "`/app/x`", "/usr/lib\n/app/lib\n"]
+    "text",
+    ["'/app'", "X=/app/x", "\0/app\0", "PATH=/bin:/app", "`/app/x`", "X=/bin:/app", "/usr/lib\n/app/lib\n"],
 )
 def test_a_folder_is_named_by_its_whole_path(text: str) -> None:
     assert added._named(text.encode(), {"/app": added.Spelling.of("/app")})
@@ -243,3 +244,10 @@ def test_a_program_is_named_by_any_word(text: str) -> None:
     names = {"bin/gcc": added.Spelling.of("bin/gcc")}
     assert added._named(text.encode(), names)
     assert not added._named(text.replace("gcc", "gcc-12").encode(), names)
+
+
+@pytest.mark.parametrize(
+    "text", ["run -w /app x", "hf://spaces/org/space:/app", "<id>:/app/x", "a/app", "/apps"]
+)
+def test_prose_and_addresses_name_no_folder(text: str) -> None:
+    assert not added._named(text.encode(), {"/app": added.Spelling.of("/app")})
