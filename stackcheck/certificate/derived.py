@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from stackcheck.suite.added import Added
     from stackcheck.suite.run import RunPlan
 
-# They read the image as a whole or the machine, or have an answer that no image can know before.
-ALWAYS = ("test_image.py", "test_static.py", "test_packages.py", "test_witness.py", "test_devices")
+# They read what is installed, or the machine, or have an answer that no image can know before.
+ALWAYS = ("test_image.py", "test_packages.py", "test_witness.py", "test_devices")
 SAME_INPUTS = ("suites", "trainers", "thresholds", "runner")
 
 
