@@ -97,9 +97,15 @@ def tool(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def run(*words: str, mounts: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """A verb in the image of the tool: no network, nothing to write to but /tmp."""
+    """A verb in the image of the tool: no network, nothing to write to that stays."""
     reference = f"stackcheck/tool:{__version__}"
-    closed = ("--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL")
+    closed = (
+        "--network=none",
+        "--read-only",
+        "--tmpfs=/tmp",
+        "--tmpfs=/home/stackcheck:uid=1000",
+        "--cap-drop=ALL",
+    )
     command = ("docker", "run", "--rm", *closed, *(f"--volume={each}" for each in mounts), reference, *words)
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
