@@ -73,11 +73,9 @@ USUAL = {"default": 1, "avx2": 2, "avx512": 1, "amx": 2}  # threads of each in a
 AT_ONCE = 2  # of those that are not asked for by name
 MOST_THREADS = 2
 ALL = [f"{setting.name}-{threads}" for setting in SETTINGS for threads in range(1, MOST_THREADS + 1)]
-# The others plant each fault in a job of its own, whose figures the trainers' tests and the suites have too.
-FAULTS_OF_NUMBERS = ("tests/faults/test_numeric_faults.py",)
 FAULTS = tuple(
     f"tests/faults/test_{name}_faults.py"
-    for name in ("numeric", "margin", "training", "training_variants", "collective")
+    for name in ("numeric", "margin", "training", "training_variants", "collective", "witness")
 )
 SUITES = tuple(
     f"tests/acceptance/test_{name}.py"
@@ -90,6 +88,7 @@ SUITES = tuple(
         "training_variants",
         "packages",
         "devices_memory",
+        "witness",
     )
 )
 SUITE_FLAGS = ("--gpu-vendor", "cpu", "--tier", "smoke")
@@ -210,7 +209,7 @@ def used(margins: Path) -> str:
 
 def parts(tests: list[str], *, slow: bool) -> list[Run]:
     """What to run: the named tests, or all that compute."""
-    marks = () if slow else ("-m", "not slow")
+    marks = () if slow else ("-m", "not slow and not waits")  # a hang is the same on every processor
     if tests:  # each folder of tests/ has a conftest of its own, and one pytest takes one of that name
         folders = sorted({Path(test.split("::")[0]).parent for test in tests})
         return [
@@ -224,7 +223,7 @@ def parts(tests: list[str], *, slow: bool) -> list[Run]:
     return [
         Run("trainers", (*trainers(), *marks)),
         Run("suites", (*SUITES, *SUITE_FLAGS)),
-        Run("faults", (*(FAULTS if slow else FAULTS_OF_NUMBERS), *marks)),
+        Run("faults", (*FAULTS, *marks)),
     ]
 
 
