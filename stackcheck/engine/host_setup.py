@@ -122,10 +122,9 @@ def way_to_what_is_there() -> str | None:
 
 def _name_of_group(number: int) -> str:
     """Its name, or its number where no file knows it."""
-    try:
+    with contextlib.suppress(KeyError):
         return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
+    return str(number)
 
 
 def has_buildx() -> bool:
@@ -191,13 +190,18 @@ def refuse_podman(answers: Mapping[str, Any]) -> None:
 
 def podman_instead(found: str) -> EngineError:
     """The error for a host on which podman has Docker's place."""
+    steps = ["unset DOCKER_HOST"] if os.environ.get("DOCKER_HOST") else []
+    if _installed([PODMAN_AS_DOCKER]):
+        steps.append(f"sudo apt-get remove {PODMAN_AS_DOCKER}")
+    elif not steps:
+        steps.append(f"stop what answers at {SOCKET}")
     return EngineError(
         "podman is in the place of Docker, and stackcheck builds and tests with Docker",
         where=os.environ.get("DOCKER_HOST"),
         got=found,
         expected="a Docker daemon with buildx; podman may stay beside it, and runs what is published: "
         "stackcheck run REF --print podman",
-        next_step=f"unset DOCKER_HOST; sudo apt-get remove {PODMAN_AS_DOCKER}; {DOCTOR}",
+        next_step="; ".join([*steps, DOCTOR]),
     )
 
 

@@ -117,6 +117,8 @@ def test_podman_is_refused_before_anything_is_installed(host: Drawn, socket: Pat
     silent = host.named is None and not host.answers
     if host.answers == "podman" or (silent and "podman-docker" in host.packages):
         assert (installed, "podman is in the place of Docker" in str(error)) == ([], True)
+        assert ("unset DOCKER_HOST" in str(error)) == bool(host.named)
+        assert ("apt-get remove podman-docker" in str(error)) == ("podman-docker" in host.packages)
 
 
 @given(host=hosts())
