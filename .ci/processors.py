@@ -209,7 +209,7 @@ def used(margins: Path) -> str:
 
 def parts(tests: list[str], *, slow: bool) -> list[Run]:
     """What to run: the named tests, or all that compute."""
-    marks = () if slow else ("-m", "not slow and not waits")  # a hang is the same on every processor
+    marks = () if slow else ("-m", "not slow")
     if tests:  # each folder of tests/ has a conftest of its own, and one pytest takes one of that name
         folders = sorted({Path(test.split("::")[0]).parent for test in tests})
         return [
@@ -223,7 +223,8 @@ def parts(tests: list[str], *, slow: bool) -> list[Run]:
     return [
         Run("trainers", (*trainers(), *marks)),
         Run("suites", (*SUITES, *SUITE_FLAGS)),
-        Run("faults", (*FAULTS, *marks)),
+        # A hang is the same on every processor.
+        Run("faults", (*FAULTS, *(() if slow else ("-m", "not slow and not waits")))),
     ]
 
 
