@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import docker
@@ -88,7 +89,7 @@ def asked(host: Drawn, socket: Path) -> tuple[list[tuple[str, ...]], str | None]
         patch.setattr(host_setup, "install", lambda recipe, _report: installed.append(recipe.packages))
         patch.setattr(host_setup, "start_daemon", lambda _report: None)
         patch.setattr(
-            host_setup.shutil,
+            shutil,
             "which",
             lambda name: f"/usr/bin/{name}" if name != "dockerd" or host.has_dockerd else None,
         )
