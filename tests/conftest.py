@@ -15,8 +15,8 @@ TESTS = Path(__file__).resolve().parent
 ACCEPTANCE = TESTS / "acceptance"
 OWN_TESTS = ("unit", "faults", "integration", "journeys", "trainers")
 
-# More workers would only wait for devices. Each needs a core, and another one while it compiles.
-MOST_WORKERS, CORES_PER_WORKER = 16, 2
+# More workers would only wait for devices. Each needs a core, and on GPUs another one while it compiles.
+MOST_WORKERS, CORES_PER_WORKER = 16, {"amd": 2, "nvidia": 2, "cpu": 1}
 
 XDIST = ("xdist", "xdist.plugin")  # its name where pytest found it by itself, and where it was named
 LAUNCHER = "runner/launcher.py"  # the end of the path of what stackcheck starts in place of pytest
@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """In a whole run on GPUs, run several files at once, if pytest-xdist is installed (-n 0 turns that off).
+    """In a whole run, run several files at once, if pytest-xdist is installed (-n 0 turns that off).
 
     This hook runs before pytest-xdist reads its options. A file whose checks share launches stays in one
     worker.
@@ -84,7 +84,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     option = config.option
     if option.numprocesses is None and _is_whole_run(config):
-        option.numprocesses = _workers()
+        option.numprocesses = _workers(config.getoption("gpu_vendor"))
     if option.numprocesses and option.dist == "no":
         option.dist, option.loadscopereorder = "loadfile", False
 
@@ -175,13 +175,11 @@ def _start_workers_alike(config: pytest.Config) -> None:
 def _is_whole_run(config: pytest.Config) -> bool:
     option = config.getoption
     chosen = any(option(name) for name in ("keyword", "markexpr", "collectonly", "usepdb"))
-    return (
-        option("gpu_vendor") != "cpu" and not chosen and all(_path(config, a).is_dir() for a in config.args)
-    )
+    return not chosen and all(_path(config, a).is_dir() for a in config.args)
 
 
-def _workers() -> int:
-    workers = min(MOST_WORKERS, _cores() // CORES_PER_WORKER)
+def _workers(vendor: str) -> int:
+    workers = min(MOST_WORKERS, _cores() // CORES_PER_WORKER[vendor])
     return workers if workers > 1 else 0
 
 

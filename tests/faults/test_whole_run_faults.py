@@ -194,10 +194,11 @@ AS_ASKED = (None, "no", True)
 
 
 @pytest.mark.healthy
-def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> None:
+def test_whole_run_goes_file_by_file_in_several_workers(monkeypatch) -> None:
     assert parallel(monkeypatch, cores=64) == (16, "loadfile", False)
     assert parallel(monkeypatch, cores=16) == (8, "loadfile", False)
     assert parallel(monkeypatch, cores=64, numprocesses=3) == (3, "loadfile", False)
+    assert parallel(monkeypatch, cores=2, gpu_vendor="cpu") == (2, "loadfile", False)
 
 
 @pytest.mark.healthy
@@ -205,7 +206,7 @@ def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> 
     "run",
     [
         {"cores": 3},
-        {"cores": 64, "gpu_vendor": "cpu"},
+        {"cores": 1, "gpu_vendor": "cpu"},
         {"cores": 64, "gpu_vendor": None},
         {"cores": 64, "keyword": "gemm"},
         {"cores": 64, "usepdb": True},
@@ -213,7 +214,16 @@ def test_whole_run_on_gpus_goes_file_by_file_in_several_workers(monkeypatch) -> 
         {"cores": 64, "plugins": ()},
         {"cores": 64, "worker": True},
     ],
-    ids=["few cores", "cpu", "own tests", "chosen checks", "debugger", "one file", "no xdist", "in a worker"],
+    ids=[
+        "few cores",
+        "one core",
+        "own tests",
+        "chosen checks",
+        "debugger",
+        "one file",
+        "no xdist",
+        "in a worker",
+    ],
 )
 def test_any_other_run_goes_one_by_one(monkeypatch, run) -> None:
     workers, dist, reorder = parallel(monkeypatch, **run)
