@@ -33,8 +33,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import waits
-
 TOKEN = "STACKCHECK_CHILD"  # as tests/acceptance/harness/processes.py reads it
 TOKEN_LENGTH = 32
 HARMLESS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
@@ -59,9 +57,9 @@ class Python:
             request = {"arguments": arguments, "env": dict(env), "cwd": str(folder), **files}
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            pid = int(waits.line(process.stdout, "the fork"))
+            pid = int(process.stdout.readline())
             with _killed_after(timeout_s, pid) as expired:
-                code = int(waits.line(process.stdout, "the end of pytest", limit_s=timeout_s + waits.LIMIT_S))
+                code = int(process.stdout.readline())
             said = {name: Path(path).read_text(errors="replace") for name, path in files.items()}
         command = [self._program, "-m", "pytest", *arguments]
         if expired:
@@ -84,7 +82,7 @@ class Python:
 def _end(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(timeout=waits.LIMIT_S)
+    process.wait()
 
 
 @contextlib.contextmanager

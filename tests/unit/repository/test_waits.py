@@ -24,7 +24,12 @@ TESTS = Path(__file__).resolve().parents[2]
 PIPES, READS = {"stdout", "stderr"}, {"read", "readline", "readlines"}
 CLOCKS = {"monotonic", "perf_counter", "time"}
 # What others end: the helper itself, programs that their parent kills, a watch that its client ends.
-ENDED_BY_OTHERS = {"unit/shared/waits.py", "faults/fakeamd/moving.py", "unit/shared/small_kubernetes.py"}
+ENDED_BY_OTHERS = {
+    "unit/shared/waits.py",
+    "faults/fakeamd/moving.py",
+    "faults/warm_python.py",
+    "unit/shared/small_kubernetes.py",
+}
 WORK = "work"  # of torch.distributed: its process group has the limit
 SIGNS = ("communicate", "wait(", "stdout", "stderr", "sleep(")  # a file without one has no such wait
 
