@@ -22,7 +22,7 @@ from stackcheck.errors import CombinationError
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, expand, explain, matrix, resolve
 from stackcheck.matrix.combination import broken_by_cell, combination, packages_of
-from stackcheck.matrix.query import parse_question
+from stackcheck.matrix.explain import parse_question
 from stackcheck.recipe import render
 
 if TYPE_CHECKING:

@@ -173,7 +173,7 @@ def render(
 ) -> None:
     """Write the Dockerfiles of stacks, or check them with --check."""
     from stackcheck.recipe import render as rendering
-    from stackcheck.recipe import stack_table, stale
+    from stackcheck.recipe import stack_table
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
     pages = () if selectors else [path for path in (images / "README.md",) if path.exists()]
@@ -184,7 +184,7 @@ def render(
             for page in pages
             if not stack_table.is_fresh(page, stacks)
         ]
-        old = [line for stack in stacks for line in stale.stale(stack, images)]
+        old = [line for stack in stacks for line in rendering.stale(stack, images)]
         if (drifted or old) and check:
             steps = ["stackcheck render"] if drifted else []
             steps += [f"stackcheck lock {name}" for name in dict.fromkeys(line.split("/")[1] for line in old)]

@@ -192,14 +192,14 @@ def _planned(settings: NightSettings) -> Plan:
 
 def _run_night(settings: NightSettings, report: Progress) -> Plan:
     from stackcheck.history.history import open_history
-    from stackcheck.nightly import deliver, night
+    from stackcheck.nightly import night, summary
 
     root = settings.flow.root
     with exclusive(root, "stackcheck nightly", report):
         engine = building.connected(report, builds=False)
         plan = night.begin(settings, engine, report)
         plan = night.play(plan, settings, engine, open_history(root), report)
-        deliver.deliver(plan, night.folder_of(root))
+        summary.deliver(plan, night.folder_of(root))
         night.finish(plan, settings)
     return plan
 

@@ -1,7 +1,7 @@
 """Which published images are due for a run on this host, and why each of the others is not.
 
-In: a publish target, the pinned key, this host, the last night. Out: a `Due` or a `Skipped` for each floating
-tag: nothing is left out without a line.
+In: a publish target, the pinned key, this host, the last night. Out: an `Item` or a `NotRun` for each
+floating tag: nothing is left out without a line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from stackcheck.certificate.statement import (
     time_verified,
 )
 from stackcheck.errors import StackcheckError
-from stackcheck.nightly.decide import Certified, standing
+from stackcheck.nightly import floor
+from stackcheck.nightly.decide import standing
+from stackcheck.nightly.state import Figure, Item, NotRun
 from stackcheck.oci import tags
 from stackcheck.oci.documents import is_attachment
 from stackcheck.oci.stores import open_store
@@ -52,40 +54,6 @@ class PublishedTag:
     digest: str
     statements: tuple[Statement, ...] = ()
     problem: StackcheckError | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Due:
-    """An image that is to be run tonight.
-
-    Attributes:
-        reference: By digest, so that a tag that moves during the night changes nothing.
-        reasons: Why tonight.
-        certified: What its certificates say about this host.
-        certificate: The facts of the nearest certificate; empty for an image that has none.
-        image_id: The engine's id of an image that is not published yet.
-    """
-
-    tag: str
-    reference: str
-    digest: str
-    reasons: tuple[str, ...]
-    certified: Certified
-    certificate: Mapping[str, Any]
-    image_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """An image that is not run tonight.
-
-    Attributes:
-        for_here: Whether it is certified for hosts like this one, so that its turn comes.
-    """
-
-    tag: str
-    why: str
-    for_here: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,37 +96,41 @@ def _read(store: Store, tag: str, public_key: Pinned) -> PublishedTag:
     return PublishedTag(tag=tag, reference=f"{store.target}@{digest}", digest=digest, statements=statements)
 
 
-def assess(image: PublishedTag, tonight: Tonight) -> Due | Skipped:
+def assess(image: PublishedTag, tonight: Tonight) -> Item | NotRun:
     """Whether an image that could be read is due tonight on this host, and why. Pure."""
     latest = newest(image.statements)
     if latest is None:
-        return Skipped(tag=image.tag, why="the pinned key signed no certificate for it")
+        return NotRun(tag=image.tag, why="the pinned key signed no certificate for it")
     name = name_of(latest)
     if not tags.names(image.tag, name, facts(latest)["stackId"]):
         owner = name or "an image without a stack"
-        return Skipped(tag=image.tag, why=f"the tag names an image of {owner}, and `verify` refuses it")
+        return NotRun(tag=image.tag, why=f"the tag names an image of {owner}, and `verify` refuses it")
     if status(latest) != "PASSED":
-        return Skipped(tag=image.tag, why=f"revoked: {'; '.join(facts(latest).get('reasons', ()))}")
+        return NotRun(tag=image.tag, why=f"revoked: {'; '.join(facts(latest).get('reasons', ()))}")
     mine = [item for item in _valid(image.statements) if _is_for(facts(item)["host"], tonight.here)]
     if not mine:
-        return Skipped(tag=image.tag, why=f"certified for {_machines(image.statements)}, not for this host")
-    certified, nearest = _certified(mine, tonight.here)
-    reasons = tuple(_reasons(certified, nearest, image, tonight))
-    if not reasons:
-        age = age_text(tonight.now - time_verified(nearest))
-        return Skipped(
-            tag=image.tag,
-            why=f"not due: nothing changed here, and its certificate is {age} old",
-            for_here=True,
-        )
-    return Due(
+        return NotRun(tag=image.tag, why=f"certified for {_machines(image.statements)}, not for this host")
+    standing_, changes, index = standing([facts(item)["host"] for item in mine], tonight.here.model_dump())
+    nearest = facts(mine[index])
+    found = Item(
         tag=image.tag,
         reference=image.reference,
         digest=image.digest,
-        reasons=reasons,
-        certified=certified,
-        certificate=facts(nearest),
+        standing=standing_,
+        changes=changes,
+        passed=tuple(sorted(nearest.get("passed", ()))),
+        suites=nearest.get("inputs", {}).get("suites", ""),
+        stack_id=nearest["stackId"],
+        config_digest=nearest["configDigest"],
+        python=nearest.get("python"),
+        figures=tuple(Figure(**each) for each in floor.figures(nearest)),
     )
+    age = tonight.now - time_verified(mine[index])
+    reasons = tuple(_reasons(found, age, tonight))
+    if reasons:
+        return found.model_copy(update={"reasons": reasons})
+    why = f"not due: nothing changed here, and its certificate is {age_text(age)} old"
+    return NotRun(tag=image.tag, why=why, for_here=True)
 
 
 def _valid(statements: Sequence[Statement]) -> list[Statement]:
@@ -174,26 +146,17 @@ def _is_for(host: Mapping[str, Any], here: Fingerprint) -> bool:
     return host["vendor"] == here.vendor and certified == sorted(device.model for device in here.devices)
 
 
-def _certified(mine: Sequence[Statement], here: Fingerprint) -> tuple[Certified, Statement]:
-    found, changes, index = standing([facts(item)["host"] for item in mine], here.model_dump())
-    nearest = facts(mine[index])
-    passed, suites = frozenset(nearest.get("passed", ())), nearest.get("inputs", {}).get("suites", "")
-    return Certified(standing=found, changes=changes, passed=passed, suites=suites), mine[index]
-
-
-def _reasons(
-    certified: Certified, nearest: Statement, image: PublishedTag, tonight: Tonight
-) -> Iterator[str]:
-    last, age = tonight.last, tonight.now - time_verified(nearest)
+def _reasons(found: Item, age: dt.timedelta, tonight: Tonight) -> Iterator[str]:
+    last = tonight.last
     if last is None:
         yield "the first night on this host"
     yield from tonight.changes
-    if certified.standing == "new driver":
-        yield f"not certified for this driver: {' and '.join(certified.changes)}"
+    if found.standing == "new driver":
+        yield f"not certified for this driver: {' and '.join(found.changes)}"
     if age > tonight.renew_after:
         yield f"its certificate is {age_text(age)} old"
-    if last and image.digest in last.unsettled:
-        yield f"the last night did not settle it: {last.unsettled[image.digest]}"
+    if last and found.digest in last.unsettled:
+        yield f"the last night did not settle it: {last.unsettled[found.digest]}"
     if tonight.force:
         yield "forced"
 

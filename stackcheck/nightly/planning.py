@@ -17,9 +17,9 @@ from stackcheck.certificate.statement import facts, newest
 from stackcheck.errors import EngineError
 from stackcheck.history.metrics import node_id
 from stackcheck.matrix import matrix
-from stackcheck.nightly import candidates, fingerprint, floor
-from stackcheck.nightly.candidates import Due, PublishedTag, Skipped, Tonight
-from stackcheck.nightly.state import Ended, Figure, Item, NotRun, Plan
+from stackcheck.nightly import candidates, fingerprint
+from stackcheck.nightly.candidates import PublishedTag, Tonight
+from stackcheck.nightly.state import Ended, Item, NotRun, Plan
 from stackcheck.oci.tags import label
 
 if TYPE_CHECKING:
@@ -127,26 +127,7 @@ def _step(image: PublishedTag, tonight: Tonight) -> Item | NotRun:
         because = f"{image.problem.what}: {image.problem.got or image.problem.where}"
         ended = Ended(action="error", because=because, exit_code=image.problem.exit_code)
         return Item(tag=image.tag, reference=image.reference, ended=ended)
-    return _as_item(candidates.assess(image, tonight))
-
-
-def _as_item(found: Due | Skipped) -> Item | NotRun:
-    if isinstance(found, Skipped):
-        return NotRun(tag=found.tag, why=found.why, for_here=found.for_here)
-    return Item(
-        tag=found.tag,
-        reference=found.reference,
-        digest=found.digest,
-        reasons=found.reasons,
-        standing=found.certified.standing,
-        changes=found.certified.changes,
-        passed=tuple(sorted(found.certified.passed)),
-        suites=found.certified.suites,
-        stack_id=found.certificate["stackId"],
-        config_digest=found.certificate["configDigest"],
-        python=found.certificate.get("python"),
-        figures=tuple(Figure(**each) for each in floor.figures(found.certificate)),
-    )
+    return candidates.assess(image, tonight)
 
 
 def _foreign(

@@ -27,7 +27,7 @@ from stackcheck.imaging import bootstrap
 from stackcheck.imaging.wheels import host_settings, wheel_cache
 from stackcheck.oci.documents import is_digest
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import needed, sbom, toolkit
+from stackcheck.suite import inputs, judged, sbom
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class FakeEngine(HasFiles):
             for record in self.inventory:
                 spec.on_line(json.dumps(record))
             return 0
-        if needed.ASK in spec.command:  # what the image's Python does not find
+        if judged.ASK in spec.command:  # what the image's Python does not find
             assert spec.on_line
             spec.on_line(self.python_says or json.dumps(self.not_found))
             return 126 if self.python_says else 0
@@ -200,7 +200,7 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     empty = host_settings.HostSettings(pip={}, folders=(), indexes=(), ca=None)
     monkeypatch.setattr(host_settings, "host_settings", lambda: empty)
     monkeypatch.setenv(wheel_cache.VARIABLE, wheel_cache.OFF)
-    monkeypatch.setattr(toolkit, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
+    monkeypatch.setattr(inputs, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
     assert vendors.detect() == "cpu"
     return root
 
