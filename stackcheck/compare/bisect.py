@@ -72,12 +72,7 @@ class SearchResult:
 
 
 def between(root: Path, good: str, bad: str) -> Between:
-    """What lies between two stacks of a checkout.
-
-    Raises:
-        ConfigurationError: A file is wrong, or the two have nothing between them.
-        NothingSelectedError: The matrix has no such stack.
-    """
+    """What lies between two stacks of a checkout."""
     return Between(
         matrix.load(root / "matrix.yaml"),
         compat.load(root / "images" / "compat.yaml"),

@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Verified:
-    """The certified image that gates others on this host.
-
-    Raises:
-        CertificateError: It is not certified for this host.
-    """
+    """The certified image that gates others on this host."""
     host = vendors.host(settings.vendor)
     return verify(
         reference,
@@ -75,7 +71,6 @@ def gate(
 
     Raises:
         MachineUnfitError: No figure was resolved on this node, so nothing is shown.
-        ChecksFailedError: A run of the pair has no valid result.
     """
     name = label(str(reference.reference))
     other = pulled_subject(

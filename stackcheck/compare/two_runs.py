@@ -59,7 +59,6 @@ class Compared:
     Attributes:
         check: The check's id.
         name: The metric's name.
-        unit: Its unit.
         a: A's value; None if A did not measure it.
         b: B's value.
         ratio: b / a; None if one is missing, or a is 0.
@@ -255,7 +254,6 @@ def find(name: str, history: History, *, like: Run | None = None) -> tuple[Side,
     Raises:
         NothingSelectedError: Nothing has this name.
         ConfigurationError: Several runs have it.
-        ResultError: The file is damaged.
     """
     if Path(name).is_file():
         return _of_file(Path(name)), None

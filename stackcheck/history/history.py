@@ -176,11 +176,6 @@ class History(RecordIndex):
         """Keep a judged run (`records.record` explains the arguments) and return its record's digest.
 
         A result with the verdict that is there already is not kept again.
-
-        Raises:
-            ResultError: The result is damaged.
-            FileError: The disk is full, or a permission is missing.
-            HistoryError: The store or the database does not answer.
         """
         data = records_of.record(
             result, verdict, fingerprint, source=source, simulated=simulated, judged=judged
@@ -193,11 +188,7 @@ class History(RecordIndex):
         return digest
 
     def keep_newest(self, count: int) -> None:
-        """Remove all runs but the newest ones: for a history that a timer fills, and nobody looks after.
-
-        Raises:
-            HistoryError: The store or the database does not answer.
-        """
+        """Remove all runs but the newest ones: for a history that a timer fills, and nobody looks after."""
         old = [run.record for run in self.runs(Query(newest_first=True))[count:]]
         self.remove(old)  # first: an index without a record is whole, and names nothing that is gone
         for digest in old:

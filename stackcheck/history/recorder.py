@@ -34,7 +34,6 @@ class Imported:
     """What became of one file.
 
     Attributes:
-        file: The file.
         fate: Kept; there already, with the same verdict; no result (another JSON file of a folder); refused.
         record: The record's digest, if there is one.
         status: The verdict that was kept.

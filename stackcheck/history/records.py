@@ -57,9 +57,6 @@ def record(
         simulated: Whether nobody ran it.
         judged: When the verdict was given; None: when the run ended. Of several records of a run the newest
             verdict counts.
-
-    Raises:
-        ResultError: The result is damaged.
     """
     run = parse(result)
     head = {
@@ -125,7 +122,6 @@ class Records:
         """Keep a record and return its digest; a record that is there already is left as it is.
 
         Raises:
-            FileError: The folder cannot be written.
             HistoryError: The store refused it.
         """
         packed = packed_record(data)

@@ -227,11 +227,7 @@ def apt_sources(stack: Stack, mirrors: Mirrors) -> str:
 
 
 def rocm_secrets(stack: Stack, mirrors: Mirrors) -> Mapping[str, bytes]:
-    """AMD's archive and its key, for a base that installs ROCm's packages.
-
-    Raises:
-        ConfigurationError: The key is not on this host.
-    """
+    """AMD's archive and its key, for a base that installs ROCm's packages."""
     source = rocm.source(stack, mirrors)
     line = f"deb [arch=amd64 signed-by={rocm.KEY}] {source.uris[0]} {source.suites[0]} main\n"
     return {"rocm_sources": line.encode(), "rocm_key": Path(str(source.signed_by)).read_bytes()}

@@ -83,7 +83,6 @@ def build(
 
     Raises:
         BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
-        ConfigurationError: The wheelhouse does not exist, or generated files do not follow from matrix.yaml.
     """
     if options.wheelhouse:
         # First: a wrong folder is refused even if no image has to be built.

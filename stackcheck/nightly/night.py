@@ -45,12 +45,7 @@ def folder_of(root: Path) -> Path:
 
 
 def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]) -> Plan:
-    """The plan of this night: the unfinished one, if it is still about this host, or a new one.
-
-    Raises:
-        ConfigurationError: matrix.yaml or a file of the nights is wrong.
-        RegistryError: The target cannot be listed.
-    """
+    """The plan of this night: the unfinished one, if it is still about this host, or a new one."""
     folder = folder_of(settings.flow.root)
     plan = state.load(folder / state.PLAN, Plan)
     if plan:
@@ -72,7 +67,6 @@ def play(
 
     Raises:
         FileError: The disk is full; the night can be continued when it is not.
-        HistoryError: A run cannot be recorded, so nothing is concluded from it.
     """
     stage = _Stage(plan, Workplace(settings=settings, engine=engine, report=report), history)
     for item in plan.items:

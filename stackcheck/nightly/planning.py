@@ -75,10 +75,6 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
         last: The last night on this host.
         engine: Pulls the images that were not built here, to see whether they are new; None, for a dry run:
             they are listed and not pulled.
-
-    Raises:
-        ConfigurationError: matrix.yaml is wrong.
-        RegistryError: The target cannot be listed.
     """
     here, module = read_host(settings)
     chosen = matrix.load(settings.flow.root / "matrix.yaml")

@@ -77,7 +77,6 @@ def lock(
 
     Raises:
         BuildError: The folder lacks a wheel; nothing was written.
-        ConfigurationError: uv is missing.
     """
     return _Locking(stack, images / stack.id, upstream or Upstream(), wheelhouse).run()
 

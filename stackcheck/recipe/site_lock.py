@@ -55,7 +55,6 @@ def lock_to(stack: Stack, wheelhouse: Path, root: Path) -> Stack:
 
     Raises:
         BuildError: The folder lacks a wheel; nothing was written.
-        ConfigurationError: The folder does not exist, or uv is missing.
     """
     origins.require_folder(wheelhouse)
     listed = origins.load(wheelhouse)

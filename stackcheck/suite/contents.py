@@ -163,9 +163,6 @@ def compare(layout: Path, digest: str, known: Mapping[str, set[str]] = MappingPr
         layout: The image's layout.
         digest: Of its manifest.
         known: The sums of files of its wheels and of its base (`sources.known`).
-
-    Raises:
-        RegistryError: The layout is damaged.
     """
     env = _environment(layout, digest)
     tree = filesystem.read(layout, digest, functools.partial(_wanted, env=env))

@@ -92,7 +92,6 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
         UnownedPythonError: No package owns it, and its digest is not accepted.
         ChecksFailedError: There is no Python, it is a script, it takes its library from somewhere else, or
             the image loads a library into every program.
-        EngineError: The engine does not have the image.
     """
     env = engine.inspect(reference).env
     with engine.files(reference) as files:

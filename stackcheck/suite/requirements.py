@@ -66,11 +66,7 @@ class Requirements:
 
 
 def of(subject: Subject, host: Host, tier: Tier, root: Path) -> Requirements:
-    """The requirements of a run of `tier` on this host.
-
-    Raises:
-        ConfigurationError: The checkout has no list of checks for this number of devices.
-    """
+    """The requirements of a run of `tier` on this host."""
     stack, today = subject.stack, dt.datetime.now(dt.UTC).date()
     count = max(1, len(host.devices))
     return Requirements(

@@ -83,11 +83,7 @@ class RunPlan:
 
 
 def plan(subject: Subject, *, tier: Tier, root: Path, out: Path) -> RunPlan:
-    """Freeze the suites of the checkout `root` in `out`/suite, and read the host.
-
-    Raises:
-        ConfigurationError: The checkout has no acceptance suites.
-    """
+    """Freeze the suites of the checkout `root` in `out`/suite, and read the host."""
     frozen = inputs.freeze(root, out / "suite")
     return RunPlan(subject=subject, host=vendors.host(subject.vendor), tier=tier, inputs=frozen)
 

@@ -92,8 +92,6 @@ def gather(
 
     Raises:
         BuildError: The archive has another file under that version than the lock says.
-        ConfigurationError: The key of the archive is not on this host.
-        EngineError: The archive does not answer, or this host has no apt.
     """
     wanted = pinned(plan)
     found = find(wanted, folders, cache.folder if cache else None)

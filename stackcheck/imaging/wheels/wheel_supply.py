@@ -93,8 +93,6 @@ def prepare(
 
     Raises:
         BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
-        ConfigurationError: The folder does not exist, or the key of an archive is not on this host.
-        EngineError: An archive of packages does not answer.
     """
     settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
     upstream = Upstream(mirrors=mirrors)
@@ -201,7 +199,6 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
 
     Raises:
         BuildError: It lacks wheels for the target; the message has the command that fetches them.
-        ConfigurationError: The folder does not exist.
     """
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
