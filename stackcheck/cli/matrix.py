@@ -238,7 +238,7 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
     """Compare pins with the newest versions in the package indexes, and list known issues of the stacks."""
     from stackcheck import mirrors as sites
     from stackcheck.matrix import compat
-    from stackcheck.recipe import indexes, newest
+    from stackcheck.recipe import indexes
     from stackcheck.recipe.upstream import Upstream
 
     stacks = resolve.load_stacks(root, selectors or ())
@@ -248,7 +248,7 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
         also = tuple(f"{option}={place}" for option, place in upstream.beside(stack))
         return indexes.versions(name, python=stack.python, pre=pre, also=also)
 
-    behind = newest.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
+    behind = indexes.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
     if as_json:
         told = [{**issue.as_json(), "stacks": ids} for issue, ids in issues.items()]
         print_json({"outdated": [dataclasses.asdict(one) for one in behind], "known_issues": told})

@@ -14,8 +14,8 @@ from small_checkout import CPU_STACK, FOREIGN, answer, call, verify
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck import vendors
 from stackcheck.certificate import publish, revoke
-from stackcheck.nightly import candidates, fingerprint
-from stackcheck.nightly.candidates import Tonight
+from stackcheck.nightly import fingerprint, planning
+from stackcheck.nightly.planning import Tonight
 from stackcheck.nightly.state import Item, LastNight, NotRun
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
@@ -60,7 +60,7 @@ def release(folder: Path, content: bytes = b"first", tag: str = STACK_ID, **chan
 
 
 def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Item | NotRun:
-    (image,) = candidates.published(f"oci:{folder / 'dist'}", key.public_key())
+    (image,) = planning.published(f"oci:{folder / 'dist'}", key.public_key())
     fields: dict[str, Any] = {
         "here": here(),
         "last": LastNight(ended=NOW, fingerprint=here()),
@@ -68,7 +68,7 @@ def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Item | NotRun:
         "renew_after": 7 * DAY,
         "now": NOW + DAY,
     }
-    return candidates.assess(image, Tonight(**(fields | changes)))
+    return planning.assess(image, Tonight(**(fields | changes)))
 
 
 def test_a_fresh_certificate_of_an_unchanged_host_is_not_due(tmp_path: Path) -> None:
