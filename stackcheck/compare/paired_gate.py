@@ -58,14 +58,6 @@ def gate(
 ) -> tuple[JudgedRun, dict[str, Any]]:
     """Run a candidate that passed and its reference in turn; a slow-down makes the verdict FAILED.
 
-    Args:
-        candidate: The image under test.
-        judged: Its run, which passed.
-        reference: A certified image.
-        engine: Runs both.
-        settings: What the user chose.
-        report: Called with each line of progress.
-
     Returns:
         The run with the verdict that counts, and what the pair found, as the certificate says it.
 

@@ -128,7 +128,7 @@ def _target(
         if need != GIVEN:
             key = by_name[need].key
             contexts[need] = str(taken[key]) if key in taken else f"target:{stage_target(by_name[need])}"
-    contexts |= images(plan, supply.upstream.mirrors)
+    contexts |= base_images(plan, supply.upstream.mirrors)
     pip_conf = ""
     if stage.takes_wheels:
         wheels = plan.folder / "wheelhouse" / stage.name
@@ -146,7 +146,7 @@ def _target(
     for name, text in texts.items():
         (secrets / name).write_bytes(text)
     arguments = {name: os.environ[name] for name in PROXIES if name in os.environ}
-    arguments |= arguments(stage, supply.upstream.mirrors)
+    arguments |= mirror_arguments(stage, supply.upstream.mirrors)
     target: dict[str, Any] = {
         "context": str(context),
         "contexts": contexts,
@@ -197,7 +197,7 @@ def _context(plan: BuildPlan, *, closed: bool) -> Path:
 _ADDRESS = re.compile(r"ARG (ROCM_ARCHIVE|TORCH_INDEX)=(\S+)")
 
 
-def images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
+def base_images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
     """Base image as the Dockerfile names it -> where this site has it; the digest stays the same.
 
     For every stage: BuildKit also asks for the base of a stage that another one replaces.
@@ -212,7 +212,7 @@ def images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
     }
 
 
-def arguments(stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:
+def mirror_arguments(stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:
     """The addresses that a stage asks for by ARG, where this site has other ones."""
     asked = (_ADDRESS.match(line) for line in stage.instructions)
     public = {found[1]: found[2] for found in asked if found}

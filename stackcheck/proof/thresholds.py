@@ -146,14 +146,7 @@ def ask_suites(
     entries: Sequence[Entry] = (),
     figures: Sequence[tuple[str, Conditions]] = (),
 ) -> Rules:
-    """Ask the suites' own rules about entries and figures of a device model.
-
-    Args:
-        root: The checkout with the suites.
-        model: The device model, as in devices.json.
-        entries: Thresholds to check.
-        figures: Metrics with their conditions, to get the ceiling of each.
-    """
+    """Ask the suites' own rules about entries and figures of a device model."""
     asked: dict[str, Any] = {
         "model": model,
         "entries": [entry.as_json() for entry in entries],

@@ -332,13 +332,7 @@ class Behind:
 def behind(
     stacks: Sequence[Stack], rules: RuleSet, versions: Callable[[str, bool, Stack], Sequence[str]]
 ) -> tuple[Behind, ...]:
-    """The pins that are behind, by name and version.
-
-    Args:
-        stacks: Whose pins.
-        rules: Refuse versions that cannot be beside a stack's others.
-        versions: Package, whether pre-releases count, stack -> every version that its indexes list.
-    """
+    """The pins that are behind, by name and version."""
     found: dict[tuple[str, str, str | None], list[str]] = {}
     for stack in stacks:
         for name, pinned in _pins(stack):

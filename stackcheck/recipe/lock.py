@@ -243,11 +243,6 @@ class _Locking:
 def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _Answer]) -> _Answer:
     """Ask pip's own places and, if they lack something, also the index of those who built torch.
 
-    Args:
-        stack: Says who built its torch.
-        upstream: Knows which places answer.
-        question: Gets uv's options that name places.
-
     Raises:
         UnresolvedError: A package is in no index of this machine.
         OutOfReachError: The place that has torch is out of reach.

@@ -220,11 +220,6 @@ def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple
 def require_fresh(stack: Stack, images: Path, committed: Mapping[str, bytes]) -> None:
     """Refuse generated files that are not what `render` would write for this stack now.
 
-    Args:
-        stack: As the matrix describes it now.
-        images: The folder of the templates.
-        committed: File name -> bytes, as they were read for the build.
-
     Raises:
         ConfigurationError: A file differs; the message has the first line that does.
     """

@@ -122,21 +122,7 @@ def gather(
     refresh_s: int | None = None,
     report: Callable[[str], None],
 ) -> Content:
-    """Ask the history for what a report says.
-
-    Args:
-        history: The runs.
-        offered: What is published.
-        root: The checkout, which has the reference of the loss curves, and its fleet runs.
-        now: The time at which certificates and the last night are judged.
-        since: Runs before this time are left out.
-        here: The machine to show first, if anything is known about it.
-        asked: The machine to show first, whatever is known about it.
-        campaign: The planted faults, if they were planted.
-        nightly: What `stackcheck nightly` did on this host, if it ran.
-        refresh_s: How often a browser loads the page again; None: never.
-        report: Called with each line of progress.
-    """
+    """Ask the history for what a report says."""
     runs = tuple(history.runs(Query(since=since, newest_first=False)))
     report(f"runs: {len(runs)}; published images: {len(offered.images)}")
     groups = speed.groups(_points(history, runs))

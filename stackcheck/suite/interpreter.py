@@ -83,11 +83,6 @@ class Interpreter:
 def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Interpreter:
     """The Python that an image's PATH names, identified.
 
-    Args:
-        reference: The image.
-        engine: It reads the files.
-        accepted: Digests (sha256:…) of files that may be the Python although no package owns them.
-
     Raises:
         UnownedPythonError: No package owns it, and its digest is not accepted.
         ChecksFailedError: There is no Python, it is a script, it takes its library from somewhere else, or

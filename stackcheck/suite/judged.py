@@ -91,14 +91,7 @@ def run_and_judge(
 ) -> JudgedRun:
     """Run the suites, or take the earlier result if nothing changed; then judge it.
 
-    Args:
-        subject: The image under test.
-        engine: Starts the containers.
-        tier: How thorough the suites are.
-        root: The checkout, whose suites, bounds, waivers and list of checks decide.
-        out: Takes the files of the run.
-        report: Called with each line of progress.
-        reuse: Whether the earlier result in `out`, of the same plan, may stand for a new run.
+    `reuse` says whether the earlier result in `out`, of the same plan, may stand for a new run.
 
     Raises:
         ChecksFailedError: The run has no valid result, or an image from elsewhere lacks what the suites need.
@@ -168,11 +161,6 @@ TIMEOUT_S = 120
 
 def require_packages(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
     """Refuse an image whose Python does not find what the suites need.
-
-    Args:
-        document: Its SBOM.
-        subject: The image.
-        engine: Asks its Python, as the user who runs the suites: they may not enter every folder.
 
     Raises:
         ChecksFailedError: A package of `NEEDED` is in no place of the image, or in one that the first Python

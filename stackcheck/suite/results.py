@@ -239,9 +239,6 @@ class RunResult(_Part):
 def load(path: Path) -> RunResult:
     """Read a result file.
 
-    Args:
-        path: The result.json of a run.
-
     Returns:
         The run; its state may be `running` or `crashed`, which `verdict.judge` refuses with a reason.
 

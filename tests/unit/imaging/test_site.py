@@ -56,25 +56,25 @@ def plan_of(stack: Stack) -> BuildPlan:
 
 
 def test_bases_come_from_the_mirror_by_their_digest(stack: Stack) -> None:
-    assert bakefile.images(plan_of(stack), OWN) == {
+    assert bakefile.base_images(plan_of(stack), OWN) == {
         f"ubuntu:24.04@{DIGEST}": f"docker-image://r.example.org/hub/library/ubuntu:24.04@{DIGEST}",
         f"rocm/dev-ubuntu-24.04:7.2.4-complete@{DIGEST}": "docker-image://r.example.org/hub/"
         f"rocm/dev-ubuntu-24.04:7.2.4-complete@{DIGEST}",
     }
-    assert bakefile.images(plan_of(stack), NO_MIRRORS) == {}
+    assert bakefile.base_images(plan_of(stack), NO_MIRRORS) == {}
 
 
 def test_a_stage_gets_the_addresses_that_it_asks_for_and_no_other(stack: Stack) -> None:
     upstream = dataclasses.replace(stack, wheels="upstream", requirements=("torch==2.13.0+rocm7.2",))
     by_name = {stage.name: stage for stage in plan_of(upstream).stages}
-    assert bakefile.arguments(by_name["smi"], OWN) == {
+    assert bakefile.mirror_arguments(by_name["smi"], OWN) == {
         "ROCM_ARCHIVE": "https://m.example.org/amd/rocm/apt/7.2.4"
     }
-    assert bakefile.arguments(by_name["wheels"], OWN) == {
+    assert bakefile.mirror_arguments(by_name["wheels"], OWN) == {
         "TORCH_INDEX": "https://m.example.org/t/whl/rocm7.2"
     }
-    assert bakefile.arguments(by_name["final"], OWN) == {}
-    assert bakefile.arguments(by_name["smi"], NO_MIRRORS) == {}
+    assert bakefile.mirror_arguments(by_name["final"], OWN) == {}
+    assert bakefile.mirror_arguments(by_name["smi"], NO_MIRRORS) == {}
 
 
 def test_the_mirrors_sources_go_before_the_hosts(stack: Stack) -> None:
