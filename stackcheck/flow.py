@@ -154,7 +154,14 @@ def _image(
 
 
 def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Callable[[str], None]) -> Subject:
-    """The subject that the user typed as STACK|IMAGE: a stack, which is built if needed, or an image."""
+    """The subject that the user typed as STACK|IMAGE: a stack, which is built if needed, or an image.
+
+    Raises:
+        NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: The image's label names a stack that the matrix does not have.
+        BuildError: The build failed.
+        EngineError: The engine does not have the image.
+    """
     found = subjects.find_stack(name, settings.root)
     if found:
         return build_subject(found, engine, settings, report)
@@ -177,7 +184,11 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
 def build_subject(
     stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> Subject:
-    """The subject of a stack, whose image is built unless nothing changed."""
+    """The subject of a stack, whose image is built unless nothing changed.
+
+    Raises:
+        BuildError: The build failed.
+    """
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
     return subjects.of_stack(stack, image, _policy(settings), vendor=settings.vendor)
 
@@ -189,7 +200,12 @@ def _policy(settings: FlowSettings) -> Policy:
 def test(
     subject: Subject, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> JudgedRun:
-    """Write the SBOM, run and judge the suites, or take the earlier result; keep the run in the history."""
+    """Write the SBOM, run and judge the suites, or take the earlier result; keep the run in the history.
+
+    Raises:
+        ChecksFailedError: The run has no valid result, the image's packages cannot be listed, or it has files
+            that no package vouches for.
+    """
     folder = settings.folder(subject.name)
     contents.require(subject, folder, report)
     sbom.load_or_create(subject.image, engine, folder, report, accepted=subject.accepted_python)
@@ -243,6 +259,9 @@ def sign(
     """Sign the statements about an image, PASSED or FAILED, and write them to `build/<name>/statements/`.
 
     `against` is what a pair with a certified image found, if there was one.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
     judged.require("PASSED", "FAILED")
     needed = subject.policy.certifies[subject.vendor]

@@ -74,7 +74,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "mirror": ("site", "List which files a site has to copy for stacks."),
         "prove": ("prove", "Plant every fault and show that each check can fail."),
         "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
-        "contribute": ("baseline", "Write a signed bundle of a run without identities."),
+        "contribute": ("contribute", "Write a signed bundle of a run without identities."),
         "key": ("key", "Show the signing key; make it on first use."),
     },
 }

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 
 def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Verified:
-    """The certified image that gates others on this host."""
+    """The certified image that gates others on this host.
+
+    Raises:
+        CertificateError: It is not certified for this host.
+    """
     host = vendors.host(settings.vendor)
     return verify(
         reference,
@@ -58,11 +62,20 @@ def gate(
 ) -> tuple[JudgedRun, dict[str, Any]]:
     """Run a candidate that passed and its reference in turn; a slow-down makes the verdict FAILED.
 
+    Args:
+        candidate: The image under test.
+        judged: Its run, which passed.
+        reference: A certified image.
+        engine: Runs both.
+        settings: What the user chose.
+        report: Called with each line of progress.
+
     Returns:
         The run with the verdict that counts, and what the pair found, as the certificate says it.
 
     Raises:
         MachineUnfitError: No figure was resolved on this node, so nothing is shown.
+        ChecksFailedError: A run of the pair has no valid result.
     """
     name = label(str(reference.reference))
     other = pulled_subject(

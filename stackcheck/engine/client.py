@@ -211,10 +211,6 @@ class Engine:
 
         return terminal.run(self._client, spec, stop_timeout_s=stop_timeout_s)
 
-    def remove_left_by(self, pid: int) -> int:
-        """Remove the containers of a process that was killed; how many there were."""
-        return container.remove_left_by(self._client, pid)
-
     def bake(
         self,
         definition: Mapping[str, Any],

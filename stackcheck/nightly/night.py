@@ -7,7 +7,6 @@ that a power cut ended is continued with the first step that is not finished. Ea
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -49,12 +48,11 @@ def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]
     folder = folder_of(settings.flow.root)
     plan = state.load(folder / state.PLAN, Plan)
     if plan:
-        engine.remove_left_by(plan.pid)
         here, _ = planning.read_host(settings)
         stale = state.is_stale(plan, here, settings.flow.target, settings.clock())
         if stale is None:
             report(f"continuing the night {plan.night}, which was interrupted")
-            return _saved(plan.model_copy(update={"pid": os.getpid()}), folder)
+            return plan
         report(f"the unfinished night {plan.night} is given up: {stale}")
     last = state.load(folder / state.LAST_NIGHT, LastNight)
     return _saved(planning.make(settings, last, engine), folder)

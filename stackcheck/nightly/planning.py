@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import os
 import secrets
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -116,7 +115,6 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
     kept = () if pending else tuple(item for item in items if _is_selected(item.tag, settings.select))
     return Plan(
         night=secrets.token_hex(6),
-        pid=os.getpid(),
         started=tonight.now,
         target=settings.flow.target,
         node=node_id(device.id for device in here.devices),

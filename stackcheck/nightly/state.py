@@ -125,7 +125,6 @@ class Plan(Closed):
     """A night: what it is about, and how far it got.
 
     Attributes:
-        pid: The process that plays it; containers that it left behind are removed when the night is resumed.
         node: Anonymous id of the machine, as the history has it.
         changes: What changed on the host since the last night.
         notes: What a reader should know of the host.
@@ -136,7 +135,6 @@ class Plan(Closed):
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     night: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
-    pid: int
     started: AwareDatetime
     target: str
     node: str

@@ -155,6 +155,11 @@ class Tree:
 def read(layout: Path, digest: str, wanted: Callable[[str], Hashing]) -> Tree:
     """The files of an image.
 
+    Args:
+        layout: The image's layout.
+        digest: Of its manifest.
+        wanted: What to do with the content of a regular file, by its path.
+
     Raises:
         RegistryError: The layout is damaged, or a layer cannot be read in one way only.
     """

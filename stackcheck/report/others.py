@@ -46,6 +46,7 @@ def load(folder: Path, root: Path) -> tuple[Others, ...]:
     """What the bundles of a folder say, signed by the keys in its contributors.pub.
 
     Raises:
+        CertificateError: A bundle is not signed by such a key.
         ChecksFailedError: A bundle says more than it may; or the folder has none.
     """
     found = list(contribution.folder(folder, root, keys.load_public(folder / contribution.KEYS)))

@@ -49,7 +49,9 @@ def describe(image: Image, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         metadata=BomMetaData(
             timestamp=moment,
             component=container,
-            tools=ToolRepository(components=[_tool()]),
+            tools=ToolRepository(
+                components=[Component(type=ComponentType.APPLICATION, name="stackcheck", version=__version__)]
+            ),
         ),
         components=found,
         # The library's own `register_dependency` takes seconds for a thousand packages.
@@ -70,10 +72,6 @@ def _container(image: Image) -> Component:
         purl=PackageURL(type="oci", name=name, version=image.manifest_digest),
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=image.manifest_digest.removeprefix("sha256:"))],
     )
-
-
-def _tool() -> Component:
-    return Component(type=ComponentType.APPLICATION, name="stackcheck", version=__version__)
 
 
 Record = dict[str, Any]

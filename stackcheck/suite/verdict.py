@@ -86,7 +86,7 @@ class Verdict:
     checks_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
     driver: Mapping[str, str] = field(default_factory=dict)
-    figures: str = ""
+    clock: str = ""
     baselines: tuple[Mapping[str, Any], ...] = ()
 
     def words(self, checks: int) -> str:

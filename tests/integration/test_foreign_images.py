@@ -22,7 +22,7 @@ from stackcheck.engine import buildx
 from stackcheck.errors import ChecksFailedError, EngineError
 from stackcheck.imaging import build
 from stackcheck.oci.tags import label
-from stackcheck.suite import interpreter, judged, sbom
+from stackcheck.suite import interpreter, needed, sbom
 from stackcheck.suite import run as suite
 
 if TYPE_CHECKING:
@@ -200,8 +200,8 @@ def test_an_image_with_torch_for_another_python_is_refused_before_the_suites_run
     try:
         assert interpreter.find(other, engine).package
         with pytest.raises(ChecksFailedError, match="does not find the installed torch and numpy"):
-            judged.require_packages(
-                {"components": [{"name": name, "purl": f"pkg:pypi/{name}@1"} for name in judged.NEEDED]},
+            needed.require(
+                {"components": [{"name": name, "purl": f"pkg:pypi/{name}@1"} for name in needed.NEEDED]},
                 subject_of(other, tmp_path),
                 engine,
             )

@@ -108,7 +108,7 @@ def test_an_expired_certificate_still_says_what_is_to_be_renewed(tmp_path: Path)
     found = assessed(tmp_path, now=NOW + 300 * DAY)
     assert isinstance(found, Item)
     assert found.standing == "same"
-    assert found.passed == {"test_a.py::test_one[1]", "test_a.py::test_one[2]"}
+    assert found.passed == ("test_a.py::test_one[1]", "test_a.py::test_one[2]")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from stackcheck.imaging import bootstrap
 from stackcheck.imaging.wheels import host_settings, wheel_cache
 from stackcheck.oci.documents import is_digest
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import inputs, judged, sbom
+from stackcheck.suite import inputs, needed, sbom
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -134,9 +134,6 @@ class FakeEngine(HasFiles):
     def pull(self, reference: str) -> None:
         self.names.add(reference)
 
-    def remove_left_by(self, _pid: int) -> int:
-        return 0
-
     def save(self, reference: str, layout: Path) -> None:
         assert is_digest(reference) or reference in self.names
         shutil.rmtree(layout, ignore_errors=True)
@@ -153,7 +150,7 @@ class FakeEngine(HasFiles):
             for record in self.inventory:
                 spec.on_line(json.dumps(record))
             return 0
-        if judged.ASK in spec.command:  # what the image's Python does not find
+        if needed.ASK in spec.command:  # what the image's Python does not find
             assert spec.on_line
             spec.on_line(self.python_says or json.dumps(self.not_found))
             return 126 if self.python_says else 0
