@@ -1,6 +1,7 @@
 """Predict how well a training job scales, as an interval. In: scaling.yaml. Out: efficiencies.
 
     python benchmarks/scaling/scale.py [JOB [GPUS,…]] [--weak]
+        [--spread CSV METRIC] [--overlap JSON RECORD ALONE]
 
 docs/reference/scaling.md has the formulas. What many GPUs add to a step is multiplied by a bias, fitted on
 the known rows; the interval is their largest leave-one-out residual. It warns, and certifies nothing.
@@ -41,6 +42,7 @@ class Cluster(Closed):
     between: Level
     chip_spread: NonNegativeFloat
     contention: NonNegativeFloat  # seconds that a hidden collective takes from compute, for each of its own
+    exposed_share: NonNegativeFloat = 0.0  # of all messages, beyond what compute is too short to hide
     gpu_mtbf_h: PositiveFloat
     checkpoint_s: PositiveFloat
     restart_s: NonNegativeFloat
@@ -102,6 +104,16 @@ def collective_s(size: float, nodes: int, beside: int, rings: int, cluster: Clus
     return min((ring, "ring"), (levels, "hierarchical ring"), (tree, "hierarchical tree"))
 
 
+def messages(job: Job, cluster: Cluster, gpus: int) -> tuple[float, int]:
+    """Seconds of all gathers of a pass, as long as its scatters; and how often it gathers."""
+    replicas, nodes = gpus // job.replica, -(-gpus // cluster.gpus_per_node)
+    beside = min(replicas, max(1, cluster.gpus_per_node // job.replica))
+    rings = cluster.gpus_per_node // beside if nodes > 1 else 1
+    unit = job.weight_bytes / job.replica / job.units
+    one = collective_s(unit, min(nodes, replicas), beside, rings, cluster)[0] if replicas > 1 else 0.0
+    return job.units * one, 2 if job.layout == "fsdp" else 1
+
+
 def step(job: Job, cluster: Cluster, gpus: int, samples: float, *, exact: bool = True) -> Parts:
     """A step without failures; without `exact`, of others' trainers, micro-batches need not be whole.
 
@@ -120,18 +132,13 @@ def step(job: Job, cluster: Cluster, gpus: int, samples: float, *, exact: bool =
     compute = passes * job.micro_batch_s
     bubble = (job.pipeline - 1) / job.chunks * job.micro_batch_s
     slowest = slowest_of(gpus) * cluster.chip_spread * (compute + bubble)
-    nodes = -(-gpus // cluster.gpus_per_node)
-    beside = min(replicas, max(1, cluster.gpus_per_node // job.replica))
-    rings = cluster.gpus_per_node // beside if nodes > 1 else 1
-    unit = job.weight_bytes / job.replica / job.units
-    one = collective_s(unit, min(nodes, replicas), beside, rings, cluster)[0] if replicas > 1 else 0.0
     rounds = passes if job.layout == "fsdp" else 1
-    gathers = 2 if job.layout == "fsdp" else 1
-    travel = job.units * one
+    travel, gathers = messages(job, cluster, gpus)
     forward, backward = FORWARD * job.micro_batch_s, (1 - FORWARD) * job.micro_batch_s
     exposed = max(0.0, travel - forward) + max(0.0, gathers * travel - backward)
+    exposed += cluster.exposed_share * (1 + gathers) * travel
     busy = cluster.contention * min(travel, forward) + cluster.contention * min(gathers * travel, backward)
-    added = bubble + slowest + rounds * (exposed + busy) + 2 * one
+    added = bubble + slowest + rounds * (exposed + busy) + 2 * travel / job.units
     share = gpus / samples
     return Parts((compute + job.optimizer_s / replicas) * share, added * share)
 
@@ -254,6 +261,20 @@ def known_lines(file: ScalingFile) -> list[str]:
     return lines
 
 
+def with_measured(
+    file: ScalingFile, job: Job, spread: tuple[str, str] | None, overlap: tuple[str, str, str] | None
+) -> ScalingFile:
+    """The file with a cluster that was measured: every job on it is fitted and predicted with it."""
+    import measured
+
+    cluster = file.clusters[job.cluster]
+    if spread:
+        cluster = measured.with_spread(cluster, Path(spread[0]), spread[1])
+    if overlap:
+        cluster = measured.with_overlap(cluster, job, Path(overlap[0]), *overlap[1:])
+    return file.model_copy(update={"clusters": file.clusters | {job.cluster: cluster}})
+
+
 def main() -> None:
     """Print the known rows, or a prediction."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -261,8 +282,15 @@ def main() -> None:
     parser.add_argument("gpus", nargs="?", default=COUNTS, help=f"counts [{COUNTS}]")
     parser.add_argument("--weak", action="store_true", help="the job's batch for each replica")
     parser.add_argument("--file", type=Path, default=OWN)
+    parser.add_argument("--spread", nargs=2, metavar=("CSV", "METRIC"), help="of a fleet's history")
+    parser.add_argument("--overlap", nargs=3, metavar=("JSON", "RECORD", "ALONE"), help="of profiled records")
     given = parser.parse_args()
     file = load(given.file)
+    if given.spread or given.overlap:
+        job = file.jobs.get(given.job or "") or parser.error("measured inputs are of a job: name it")
+        file = with_measured(file, job, given.spread, given.overlap)
+        told = file.clusters[job.cluster].model_dump(include={"chip_spread", "contention", "exposed_share"})
+        print(*(f"{name} {value:.4f}" for name, value in told.items()), sep=", ")
     if given.job is None:
         print("\n".join(known_lines(file)))
     elif given.job not in file.jobs:

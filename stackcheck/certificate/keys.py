@@ -64,7 +64,7 @@ def load(path: Path) -> ec.EllipticCurvePrivateKey:
         ConfigurationError: There is no such file, it is readable by others, or it is not a P-256 key.
     """
     body = _read(path)
-    _check_owner(path)
+    require_own(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ConfigurationError(
             "the signing key can be read by others",
@@ -102,7 +102,7 @@ def load_public(path: Path | None = None) -> Pinned:
             next_step="name the publisher's key: --key stackcheck.pub; or make your own: stackcheck key",
         )
     body = _read(path)
-    _check_owner(path)
+    require_own(path)
     if b"PRIVATE KEY" in body:
         return load(path).public_key()
     try:
@@ -188,7 +188,7 @@ def _read(path: Path) -> bytes:
     return body
 
 
-def _check_owner(path: Path) -> None:
+def require_own(path: Path) -> None:
     """Refuse a file that others can change: it decides which images are accepted.
 
     Raises:

@@ -122,7 +122,7 @@ def open_envelope(body: bytes, public_key: Pinned) -> Envelope:
             got=f"{len(signatures)} signatures of other keys",
             expected=f"a signature of the key {' or '.join(hints(public_key))} (base64 of its SHA-256)",
         )
-    return Envelope(statement=_in_time(_parse(payload), signer), body=body, signer=hint(signer.key))
+    return Envelope(statement=_in_time(parse(payload), signer), body=body, signer=hint(signer.key))
 
 
 def subject_digests(statement: Statement) -> tuple[str, ...]:
@@ -253,8 +253,12 @@ def _in_time(statement: Statement, signer: TrustedKey) -> Statement:
     )
 
 
-def _parse(payload: bytes) -> Statement:
-    """The statement in a correctly signed payload. Another tool may have signed it with the same key."""
+def parse(payload: bytes) -> Statement:
+    """The statement in a correctly signed payload. Another tool may have signed it with the same key.
+
+    Raises:
+        CertificateError: It is malformed, or no statement of stackcheck.
+    """
     try:
         strictjson.check(payload)
         document = json.loads(payload)

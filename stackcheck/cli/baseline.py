@@ -64,10 +64,9 @@ def propose_thresholds(
 
 def _show_others(folder: Path, found: baseline.Baseline, root: Path) -> None:
     """What others measured, beside each proposal that they have a figure for."""
-    from stackcheck.certificate import keys
     from stackcheck.proof import contribution
 
-    bundles = list(contribution.folder(folder, root, keys.load_public(folder / contribution.KEYS)))
+    bundles = list(contribution.folder(folder, root))
     theirs = contribution.medians(bundles, found.model)
     pairs = [(proposal, theirs.get(proposal.entry.key())) for proposal in found.proposals]
     rows = [

@@ -26,13 +26,24 @@ def contribute(
             "--check", metavar="FOLDER", help="Check the bundles of a folder instead.", show_default="none"
         ),
     ] = None,
+    without_key: Annotated[
+        str | None,
+        typer.Option(
+            "--keyless",
+            metavar="public|FILE",
+            help="Sign as the identity of this workflow, or as yours in a browser, with the public services "
+            "of sigstore or those in a ClientTrustConfig.",
+            show_default="a key signs",
+        ),
+    ] = None,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),
     key: Annotated[
         Path | None,
         typer.Option(
             "--key",
             metavar="FILE",
-            help="The private key; with --check the public keys that are trusted.",
+            help="The private key; with --check the public keys that are trusted, or a folder with "
+            "contributors.pub and contributors.yaml.",
             show_default="your own",
         ),
     ] = None,
@@ -40,27 +51,41 @@ def contribute(
 ) -> None:
     """Write a signed bundle of a run for others: model, driver, versions, figures, verdict, no identity.
 
-    With --check: exit 0 if a trusted key signed each bundle, and none says more than a bundle may.
+    With --check: exit 0 if a contributor signed each bundle, and none says more than a bundle may.
     """
-    from stackcheck.certificate import keys, signers
-    from stackcheck.files.atomic import write_atomically
-    from stackcheck.proof import contribution
-
     if (result is None) == (check is None):
         raise ConfigurationError(
             "one of RESULT and --check is needed", expected="a result.json, or a folder of bundles"
         )
     if check is not None:
-        found = list(contribution.folder(check, root.resolve(), keys.load_public(key)))
-        rows = [
-            (b.file.name, f"{b.told.model} x{b.told.count}", b.told.verdict, str(len(b.told.figures)))
-            for b in found
-        ]
-        print_table(("BUNDLE", "DEVICES", "VERDICT", "FIGURES"), rows)
-        return
-    assert result is not None
-    told = contribution.of_result(result, root.resolve())
-    body = contribution.sign(told, signers.choose(key or keys.default_path(), create=True))
+        _check(check, root.resolve(), key)
+    elif result is not None:
+        _write(result, root.resolve(), to, key, without_key)
+
+
+def _check(folder: Path, root: Path, key: Path | None) -> None:
+    """Show the bundles of a folder, if each is accepted."""
+    from stackcheck.proof import contribution
+
+    rows = [
+        (b.file.name, f"{b.told.model} x{b.told.count}", b.told.verdict, str(len(b.told.figures)), b.signer)
+        for b in contribution.folder(folder, root, contribution.contributors(key))
+    ]
+    print_table(("BUNDLE", "DEVICES", "VERDICT", "FIGURES", "SIGNED BY"), rows)
+
+
+def _write(result: Path, root: Path, to: Path, key: Path | None, without_key: str | None) -> None:
+    """Write the bundle of a result."""
+    from stackcheck.certificate import keyless, keys, signers
+    from stackcheck.files.atomic import write_atomically
+    from stackcheck.proof import contribution
+
+    told = contribution.of_result(result, root)
+    body = (
+        keyless.sign(contribution.statement_of(told), without_key)
+        if without_key
+        else contribution.sign(told, signers.choose(key or keys.default_path(), create=True))
+    )
     path = to / contribution.name_of(told)
     write_atomically(path, (body,))
     print_facts(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, ValidationError
 
-from stackcheck.certificate import statement
+from stackcheck.certificate import keyless, keys, statement
 from stackcheck.engine.first_host import private
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
 from stackcheck.files.border import Closed
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from stackcheck.certificate.keyless import Identities
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.signers import Signer
     from stackcheck.suite.results import RunResult
 
 TYPE = "urn:stackcheck:contribution:v1"
 END = ".contribution.json"
-KEYS = "contributors.pub"  # in a repository of results: who may contribute
+KEYS, IDENTITIES = "contributors.pub", "contributors.yaml"  # in a repository of results: who may contribute
 LIMIT_BYTES = 2**20
 VERSIONS = ("python", "torch", "triton", "numpy")
 # Two or three short numbers and a known suffix: no address, serial number or date with a time has this form.
@@ -67,6 +68,33 @@ class Contribution(Closed, strict=True, allow_inf_nan=False):
     verdict: Literal["PASSED", "FAILED", "UNFIT"]
     checks: dict[Literal["passed", "failed", "skipped", "invalid", "error"], Annotated[int, Field(ge=0)]]
     figures: list[ContributedFigure]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributors:
+    """Who may contribute: the owners of keys, and identities that sign without one."""
+
+    keys: Pinned | None = None
+    identities: Identities | None = None
+
+    def open(self, body: bytes, path: Path) -> statement.Envelope:
+        """The statement in a bundle, if one of them signed it.
+
+        Raises:
+            CertificateError: Somebody else signed it, or nobody.
+        """
+        bundle = keyless.is_bundle(body)
+        if bundle and self.identities:
+            return keyless.open_bundle(body, self.identities)
+        if self.keys and not bundle:
+            return statement.open_envelope(body, self.keys)
+        raise CertificateError(
+            "nothing is named that could check this signature",
+            where=str(path),
+            got=f"a signature of {'an identity' if bundle else 'a key'}",
+            expected=f"{IDENTITIES if bundle else KEYS} in the folder of --key",
+            next_step="name a folder with the file, if its contributors may sign that way",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +139,36 @@ def of_result(path: Path, root: Path) -> Contribution:
     return Contribution.model_validate_json(json.dumps(private(found, ())))
 
 
-def sign(told: Contribution, key: Signer) -> bytes:
-    """The envelope of a bundle."""
+def contributors(path: Path | None) -> Contributors:
+    """Who may contribute: by a file of public keys, or by the files of both kinds in a folder.
+
+    Raises:
+        CertificateError: There is no such file.
+        ConfigurationError: A file is wrong, or others can replace it.
+    """
+    if path is None or not path.is_dir():
+        return Contributors(keys=keys.load_public(path))
+    named, own = path / IDENTITIES, path / KEYS
+    identities = keyless.load(named) if named.exists() else None
+    return Contributors(
+        keys=keys.load_public(own) if own.exists() or identities is None else None, identities=identities
+    )
+
+
+def statement_of(told: Contribution) -> statement.Statement:
+    """What is signed of a bundle."""
     document = {
         "_type": statement.STATEMENT,
         "subject": [{"name": "suites", "digest": {"sha256": told.suites.removeprefix("sha256:")}}],
         "predicateType": TYPE,
         "predicate": told.model_dump(),
     }
-    return statement.sign(statement.Statement(predicate_type=TYPE, payload=compact_json(document)), key).body
+    return statement.Statement(predicate_type=TYPE, payload=compact_json(document))
+
+
+def sign(told: Contribution, key: Signer) -> bytes:
+    """The envelope of a bundle."""
+    return statement.sign(statement_of(told), key).body
 
 
 def name_of(told: Contribution) -> str:
@@ -127,14 +176,14 @@ def name_of(told: Contribution) -> str:
     return f"{told.model.lower()}-x{told.count}-{sha256(compact_json(told.model_dump()))[7:19]}{END}"
 
 
-def read(path: Path, root: Path, keys: Pinned) -> Bundle:
-    """A bundle, if a trusted key signed it and it says nothing that is not on the list.
+def read(path: Path, root: Path, trusted: Contributors) -> Bundle:
+    """A bundle, if one of the contributors signed it and it says nothing that is not on the list.
 
     Raises:
-        CertificateError: Another key signed it, or it is no bundle.
+        CertificateError: Somebody else signed it, or it is no bundle.
         ChecksFailedError: It says more than a bundle may, or a figure that the hardware cannot reach.
     """
-    envelope = statement.open_envelope(read_regular(path, LIMIT_BYTES), keys)
+    envelope = trusted.open(read_regular(path, LIMIT_BYTES), path)
     try:
         if envelope.statement.predicate_type != TYPE:
             raise ValueError(envelope.statement.predicate_type)
@@ -156,11 +205,11 @@ def read(path: Path, root: Path, keys: Pinned) -> Bundle:
     return Bundle(file=path, signer=envelope.signer, told=told)
 
 
-def folder(path: Path, root: Path, keys: Pinned) -> Iterator[Bundle]:
-    """Every bundle of a folder.
+def folder(path: Path, root: Path, trusted: Contributors | None = None) -> Iterator[Bundle]:
+    """Every bundle of a folder; without further word the contributors are those that the folder names.
 
     Raises:
-        CertificateError: One is not signed by a trusted key.
+        CertificateError: One is not signed by a contributor.
         ChecksFailedError: One says more than it may; or the folder has no bundle.
     """
     files = sorted(path.glob(f"*{END}"))
@@ -171,7 +220,8 @@ def folder(path: Path, root: Path, keys: Pinned) -> Iterator[Bundle]:
             expected=f"files *{END}",
             next_step="stackcheck contribute RESULT --to FOLDER",
         )
-    yield from (read(file, root, keys) for file in files)
+    trusted = trusted or contributors(path)
+    yield from (read(file, root, trusted) for file in files)
 
 
 def medians(bundles: Sequence[Bundle], model: str) -> dict[thresholds.Key, tuple[float, int]]:

@@ -9,7 +9,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.certificate import keys
 from stackcheck.proof import contribution
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ class Others:
 
 
 def load(folder: Path, root: Path) -> tuple[Others, ...]:
-    """What the bundles of a folder say, signed by the keys in its contributors.pub.
+    """What the bundles of a folder say, signed by the contributors that it names.
 
     Raises:
-        CertificateError: A bundle is not signed by such a key.
+        CertificateError: A bundle is not signed by one of them.
         ChecksFailedError: A bundle says more than it may; or the folder has none.
     """
-    found = list(contribution.folder(folder, root, keys.load_public(folder / contribution.KEYS)))
+    found = list(contribution.folder(folder, root))
     return tuple(of_model(found, model) for model in sorted({bundle.told.model for bundle in found}))
 
 

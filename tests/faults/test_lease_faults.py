@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import waits
 from harness import evidence, fixtures, leases, processes
 from harness.check import Check
 from vendors import Device, Host, Process
@@ -132,8 +133,7 @@ def test_killed_holder_leaves_nothing_behind(tmp_path) -> None:
     context = multiprocessing.get_context("fork")
     holder = context.Process(target=take, args=(tmp_path, 8, "alone", 600, context.Queue()))
     holder.start()
-    while not (tmp_path / "machine.lock").exists():
-        time.sleep(0.02)
+    waits.until((tmp_path / "machine.lock").exists, "the lock of the machine")
     time.sleep(0.2)
     os.kill(holder.pid, signal.SIGKILL)
     holder.join(10)

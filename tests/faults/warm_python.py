@@ -33,6 +33,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import waits
+
 TOKEN = "STACKCHECK_CHILD"  # as tests/acceptance/harness/processes.py reads it
 TOKEN_LENGTH = 32
 HARMLESS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
@@ -57,9 +59,9 @@ class Python:
             request = {"arguments": arguments, "env": dict(env), "cwd": str(folder), **files}
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            pid = int(process.stdout.readline())
+            pid = int(waits.line(process.stdout, "the fork"))
             with _killed_after(timeout_s, pid) as expired:
-                code = int(process.stdout.readline())
+                code = int(waits.line(process.stdout, "the end of pytest", limit_s=timeout_s + waits.LIMIT_S))
             said = {name: Path(path).read_text(errors="replace") for name, path in files.items()}
         command = [self._program, "-m", "pytest", *arguments]
         if expired:
@@ -82,7 +84,7 @@ class Python:
 def _end(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.close()
-    process.wait()
+    process.wait(timeout=waits.LIMIT_S)
 
 
 @contextlib.contextmanager

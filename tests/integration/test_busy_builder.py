@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
+import waits
 from second_daemon import second_daemon
 from stackcheck.engine import buildx
 
@@ -42,8 +42,7 @@ def test_a_build_that_was_done_but_not_recorded_in_time_is_run_again(tmp_path: P
         (containerd,) = children(daemon.pid)
 
         def stop_when_files_come() -> None:
-            while not out.exists() or not any(out.iterdir()):
-                time.sleep(0.01)
+            waits.until(lambda: out.exists() and any(out.iterdir()), f"files in {out}")
             os.kill(containerd, signal.SIGSTOP)
 
         def tell(line: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+import waits
 from kept_runs import GEMM, PASSED, body, failed
 from stackcheck.history import schema
 from stackcheck.history.history import History, RecordIndex
@@ -79,10 +79,13 @@ def test_two_writers_at_once_lose_nothing(history: History, postgres: str, tmp_p
         )
         for first, last in ((0, 40), (20, 60))
     ]
-    while any(writer.poll() is None for writer in writers):
+
+    def both_ended() -> bool:
         assert history.rebuild() == []
-        time.sleep(0.5)
-    assert [writer.wait() for writer in writers] == [0, 0]
+        return all(writer.poll() is not None for writer in writers)
+
+    waits.until(both_ended, "the end of both writers")
+    assert [writer.wait(timeout=waits.LIMIT_S) for writer in writers] == [0, 0]
     assert sorted(int(run.run_id, 16) for run in history.runs(Query())) == list(range(60))
     assert len(history.points(Query())) == 120
     # A run that both wrote has two records, which differ in where it came from, and is one run.

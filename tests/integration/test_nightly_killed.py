@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import scripted
+import waits
 from scripted import LABEL, Command, let_sleep, make_checkout, stackcheck, tags, verify
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def test_a_killed_night_leaves_a_container_that_the_next_one_removes(published: 
 
 
 def _wait_for_container(pid: int, command: Command) -> None:
-    import time
-
-    while not containers_of(pid):
+    def looks() -> bool:
         assert command.process.poll() is None, command.text
-        time.sleep(0.2)
+        return containers_of(pid) != []
+
+    waits.until(looks, "a container of the night", said=lambda: command.text)

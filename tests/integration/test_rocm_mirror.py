@@ -9,6 +9,7 @@ stand-in: this proves the path, and nothing about a GPU.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 import rocm_archives
 import rocm_bases
 import rocm_mirror
+import waits
 from bridge import bridge_address
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
@@ -199,7 +201,8 @@ def _held(zstd: Path, path: Path, words: set[bytes]) -> set[bytes]:
         assert unpacked.stdout
         found: set[bytes] = set()
         before = b""
-        for block in iter(lambda: unpacked.stdout.read(1 << 20), b""):  # type: ignore[union-attr]
+        read = functools.partial(unpacked.stdout.read, 1 << 20)
+        for block in iter(lambda: waits.answer(read, "the next bytes of zstd"), b""):
             text = before + block
             found |= {word for word in words - found if word in text}
             before = block[-200:]

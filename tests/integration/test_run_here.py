@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import os
 import pty
 import select
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shell_image
+import waits
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import keys, publish
 from stackcheck.oci.layout import OciLayout
@@ -98,8 +100,7 @@ def test_a_signal_lets_the_job_write_a_checkpoint_from_which_the_next_run_resume
     job: Job, number: signal.Signals
 ) -> None:
     first = job.start("bash", "-c", TRAINER)
-    assert first.stdout
-    assert first.stdout.readline() == b"started\n"
+    assert waits.line(first.stdout) == b"started\n"
     time.sleep(1)  # some steps
     first.send_signal(number)
     out, err = first.communicate(timeout=300)
@@ -107,8 +108,7 @@ def test_a_signal_lets_the_job_write_a_checkpoint_from_which_the_next_run_resume
     assert (first.returncode, out) == (1, b"stopped at %d\n" % step), err
     assert step > 0
     second = job.start("bash", "-c", TRAINER)
-    assert second.stdout
-    assert second.stdout.readline() == b"resumed from %d\n" % step
+    assert waits.line(second.stdout) == b"resumed from %d\n" % step
     second.send_signal(signal.SIGTERM)
     second.communicate(timeout=300)
     assert int((job.folder / "checkpoint").read_text()) >= step
@@ -118,8 +118,7 @@ def test_a_job_that_does_not_end_after_a_signal_is_killed_after_the_stop_timeout
     stubborn = job.start(
         "bash", "-c", "trap '' TERM; echo started; while :; do sleep 1; done", options=("--stop-timeout", "2")
     )
-    assert stubborn.stdout
-    stubborn.stdout.readline()
+    waits.line(stubborn.stdout)
     stubborn.send_signal(signal.SIGTERM)
     stubborn.communicate(timeout=300)
     assert stubborn.returncode == 137
@@ -152,7 +151,7 @@ def test_a_bar_without_a_line_break_arrives_at_once(job: Job) -> None:
     process = job.start("bash", "-c", "printf '10%%\\r'; read word; echo $word", stdin=subprocess.PIPE)
     assert process.stdout
     assert process.stdin
-    assert process.stdout.read(4) == b"10%\r"
+    assert waits.answer(functools.partial(process.stdout.read, 4), "the bar") == b"10%\r"
     out, _ = process.communicate(b"seen\n", timeout=300)
     assert out == b"seen\n"
 

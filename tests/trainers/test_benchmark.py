@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import options as cli
+import waits
 from tools import launch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -166,7 +167,7 @@ runpy.run_path({str(BENCHMARKS / "train.py")!r}, run_name="__main__")
         assert tool.wait(60) == 128 + signal.SIGTERM
     finally:
         tool.kill()
-        tool.wait()
+        tool.wait(timeout=waits.LIMIT_S)
     with pytest.raises(ProcessLookupError):
         os.kill(int(noted.read_text()), 0)
     assert not out.exists()

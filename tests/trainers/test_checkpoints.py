@@ -4,7 +4,6 @@ and a job continues only its own checkpoints.
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,6 +14,7 @@ from agree import same_bits
 
 import checkpoint
 import options
+import waits
 import world
 from conftest import Record
 from harness.processes import WorkloadError
@@ -27,8 +27,8 @@ def test_an_asynchronous_checkpoint_is_complete_without_another_one_after_it(tmp
     with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(parsed):
         store = checkpoint.Checkpoints(tmp_path, asynchronous=True, kept_as=None, beside={"a": "b"}, of={})
         store.save(7, {"weight": torch.ones(3)})
-        while not checkpoint.complete(tmp_path):  # nothing else is called: training goes on
-            time.sleep(0.01)
+        # Nothing else is called: training goes on.
+        waits.until(lambda: checkpoint.complete(tmp_path), "a complete checkpoint")
         (folder,) = checkpoint.complete(tmp_path)
         assert folder.name == "step_00000007"
         assert (folder / "a").read_text() == "b"

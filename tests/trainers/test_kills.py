@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from agree import same_bits
 
+import waits
 from tools import launch
 
 FLAGS = (
@@ -41,7 +42,7 @@ def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
         _until(tmp_path, 30 * (number + 1) + rng.randrange(14))
         time.sleep(rng.random() * 0.05)  # into a step, or into the writing of a checkpoint
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.wait(timeout=waits.LIMIT_S)
         starts.append(_newest(tmp_path))
     assert starts == sorted(starts)
     assert starts[-1] < 120, "the job was over before its last kill"

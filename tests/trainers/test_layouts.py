@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from agree import nearer, same_bits, same_loss_in_half, same_training
 
+import waits
 from conftest import Record
 from harness import forked, server_main
 from whole import read
@@ -296,7 +297,7 @@ def test_sigterm_leaves_a_checkpoint_and_resume_repeats_the_uninterrupted_run(
     while not list(tmp_path.glob("step_*/COMPLETE")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate()
+    _, said = process.communicate(timeout=waits.LIMIT_S)
     assert process.returncode == 1
     assert "forcefully exiting" not in said, "torchrun kills what has not ended 30 s after SIGTERM"
     assert list(tmp_path.glob("step_*/COMPLETE"))

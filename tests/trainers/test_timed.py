@@ -17,6 +17,7 @@ from figures import figure
 
 import loss_curve
 import train
+import waits
 from tools import compare_runs, launch
 
 TOOLS = Path(train.__file__).parent
@@ -86,7 +87,7 @@ def test_sigterm_to_a_tool_ends_its_runs(tmp_path: Path) -> None:
         assert tool.wait(60) == 128 + signal.SIGTERM
     finally:
         tool.kill()
-        tool.wait()
+        tool.wait(timeout=waits.LIMIT_S)
     with pytest.raises(ProcessLookupError):
         os.kill(int(noted.read_text()), 0)
 

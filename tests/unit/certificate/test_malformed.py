@@ -158,7 +158,7 @@ def test_no_missing_or_wrong_member_of_a_signed_summary_is_a_traceback_in_any_re
             count += 1
             statement = Statement(predicate_type=VSA, payload=compact_json(document))
             try:
-                statement_module._parse(statement.payload)
+                statement_module.parse(statement.payload)
                 read_everywhere(image, statement)
             except StackcheckError:
                 continue

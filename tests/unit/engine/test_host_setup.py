@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import waits
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import EngineError
 
@@ -175,7 +176,7 @@ def test_a_reused_pid_is_not_taken_for_the_daemon(tmp_path: Path, monkeypatch: p
         assert sleeper.poll() is None
     finally:
         sleeper.kill()
-        sleeper.wait()
+        sleeper.wait(timeout=waits.LIMIT_S)
 
 
 @pytest.fixture

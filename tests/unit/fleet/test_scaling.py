@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.history.export import FIELDS
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks" / "scaling"))
 
-import scale  # noqa: E402  # a program, not a package
+import measured  # noqa: E402  # programs, no package
+import scale  # noqa: E402
 
 FILE = scale.load()
 ROWS = scale.known_rows(FILE)
 FIT = scale.fit(FILE)
+RECORDS = ROOT / "docs" / "results" / "training-h200.json"
 LLAMA, HOPPER = FILE.jobs["llama-8b-bf16"], FILE.clusters["hopper-8x400"]
 
 
@@ -116,3 +122,71 @@ def test_a_wrong_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
     (tmp_path / "own.yaml").write_text(text.replace(old, new), "utf-8")
     with pytest.raises(ConfigurationError, match=r"own\.yaml"):
         scale.load(tmp_path / "own.yaml")
+
+
+def exported(path: Path, figures: dict[str, list[float]], **more: Any) -> Path:
+    """A history as `stackcheck history export` writes it: node -> values of one figure."""
+    row = {"name": "train_tokens", "device_model": "H200", "direction": "min", "simulated": False} | more
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS["metrics"])
+        writer.writeheader()
+        for node, values in figures.items():
+            writer.writerows(row | {"node": node, "value": value} for value in values)
+        writer.writerow(row | {"node": "x", "name": "another", "value": 1.0})
+    return path
+
+
+def test_the_spread_of_a_history_is_that_of_its_nodes_times(tmp_path: Path) -> None:
+    figures = {f"n{number}": [100.0 / (1 + 0.01 * number), 1.0, 1e9] for number in range(9)}
+    path = exported(tmp_path / "a.csv", figures)
+    found = measured.with_spread(HOPPER, path, "train_tokens")
+    assert found.chip_spread == pytest.approx(statistics.stdev(0.01 * n for n in range(9)) / 1.04)
+    assert found.model_copy(update={"chip_spread": HOPPER.chip_spread}) == HOPPER
+    figures["n8"] = [50.0]  # one straggler
+    slower = measured.with_spread(HOPPER, exported(path, figures), "train_tokens")
+    assert slower.chip_spread > 5 * found.chip_spread
+    assert scale.step(LLAMA, slower, 8, 16).added > scale.step(LLAMA, found, 8, 16).added
+    times = {node: [1 / value for value in values] for node, values in figures.items()}
+    seconds = measured.with_spread(HOPPER, exported(path, times, direction="max"), "train_tokens")
+    assert seconds.chip_spread == pytest.approx(slower.chip_spread)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"simulated": True}, {"direction": None, "device_model": None}, {"name": "something"}, {"node": 4}],
+)
+def test_a_history_that_measures_no_spread_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    nodes = more.pop("node", 8)
+    path = exported(tmp_path / "a.csv", {f"n{number}": [1.0] for number in range(nodes)}, **more)
+    with pytest.raises(ConfigurationError, match="no spread of a fleet"):
+        measured.with_spread(HOPPER, path, "train_tokens")
+
+
+@pytest.mark.parametrize(("name", "job"), [("g4-bf16-b2", "llama-8b-bf16"), ("g2-bf16-b2", "llama-8b-bf16")])
+@pytest.mark.parametrize("spread", [0.004, 0.03])
+def test_known_rows_stay_inside_with_measured_inputs(
+    name: str, job: str, spread: float, tmp_path: Path
+) -> None:
+    nodes = {f"n{number}": [1 / (1 + spread * z)] for number, z in enumerate((-1, -0.5, 0, 0.5, 1))}
+    given = (str(exported(tmp_path / "a.csv", nodes)), "train_tokens")
+    file = scale.with_measured(FILE, FILE.jobs[job], given, (str(RECORDS), name, "g1-bf16-b2"))
+    cluster, fitted = file.clusters["hopper-8x400"], scale.fit(file)
+    assert cluster.chip_spread != HOPPER.chip_spread
+    assert cluster.contention != HOPPER.contention
+    for _, row, pair in scale.known_rows(file):
+        low, _, high = fitted.interval(pair)
+        assert low <= row.efficiency <= high, row.source
+
+
+def test_measured_overlap_is_near_the_assumed_one() -> None:
+    found = measured.with_overlap(HOPPER, LLAMA, RECORDS, "g4-bf16-b2", "g1-bf16-b2")
+    assert found.contention == pytest.approx(HOPPER.contention, rel=0.2)
+    assert 0 < found.exposed_share < 0.5
+    with pytest.raises(ConfigurationError, match="no such profiled record"):
+        measured.with_overlap(HOPPER, LLAMA, RECORDS, "g4-bf16-b2x4", "g1-bf16-b2")
+    with pytest.raises(ConfigurationError, match="not of one job"):
+        measured.with_overlap(HOPPER, LLAMA, RECORDS, "g4-bf16-b2", "g1-fp8-b1")
+    with pytest.raises(ConfigurationError, match="not of one job"):
+        measured.with_overlap(HOPPER, FILE.jobs["llama-8b-fp8"], RECORDS, "g4-fp8-b2", "g1-bf16-b2")
+    with pytest.raises(ConfigurationError, match="not of one job"):
+        measured.with_overlap(HOPPER, LLAMA, RECORDS, "g1-bf16-b2", "g1-bf16-b2")

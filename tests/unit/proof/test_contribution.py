@@ -79,8 +79,7 @@ def test_no_drawn_identity_leaves_the_host(seed: int, tmp_path: Path) -> None:
 
 
 def test_the_committed_bundles_are_those_of_the_committed_results() -> None:
-    trusted = keys.load_public(COMMITTED / contribution.KEYS)
-    found = {bundle.told.model: bundle.told for bundle in contribution.folder(COMMITTED, ROOT, trusted)}
+    found = {bundle.told.model: bundle.told for bundle in contribution.folder(COMMITTED, ROOT)}
     for model in ("H100", "H200"):
         made = contribution.of_result(RESULTS / f"suites-{model.lower()}-x1-standard.json", ROOT)
         told, day = found[model].model_dump(), made.model_dump()
@@ -116,12 +115,12 @@ def test_a_bundle_that_says_more_is_refused(fields: dict[str, Any], tmp_path: Pa
     key = keys.load_or_create(tmp_path / "own.key")
     (source,) = COMMITTED.glob(f"h100*{contribution.END}")
     told = json.loads(base64.b64decode(json.loads(source.read_bytes())["payload"]))
-    path = tmp_path / source.name
+    path, trusted = tmp_path / source.name, contribution.Contributors(keys=key.public_key())
     path.write_bytes(signed(told, key))
-    assert contribution.read(path, ROOT, key.public_key()).told.model == "H100", "unchanged it is taken"
+    assert contribution.read(path, ROOT, trusted).told.model == "H100", "unchanged it is taken"
     path.write_bytes(signed(told | {"predicate": told["predicate"] | fields}, key))
     with pytest.raises((CertificateError, ChecksFailedError)):
-        contribution.read(path, ROOT, key.public_key())
+        contribution.read(path, ROOT, trusted)
 
 
 def test_a_folder_is_checked_and_an_unknown_key_refused(tmp_path: Path, capsys: Capsys) -> None:

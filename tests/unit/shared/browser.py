@@ -15,6 +15,8 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
+import waits
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -162,7 +164,7 @@ def started(program: Path, folder: Path) -> Iterator[Browser]:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            process.wait(timeout=waits.LIMIT_S)
         os.close(to_write)
         os.close(from_read)
 

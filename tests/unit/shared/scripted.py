@@ -10,11 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import result_files
 import shell_image
+import waits
 from fake_files import STATUS, dpkg
 from small_checkout import CHECKS, write_checks
 from stackcheck.oci.layout import OciLayout
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import signal
 
 ROOT = Path(__file__).resolve().parents[3]
+ENDS_S = 1800.0  # a whole night of scripted suites on a busy machine takes a part of it
 # A name of its own in each process of pytest-xdist: each loads its image, counts its containers, removes it.
 REFERENCE = f"stackcheck-test/suites:bad-days-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 LABEL = label(REFERENCE)
@@ -118,19 +121,26 @@ class Command:
         )
         self.lines: list[str] = []
 
-    def until(self, words: str) -> bool:
+    def until(self, words: str, limit_s: float = ENDS_S) -> bool:
         """Read progress up to a line with these words; False if the program ended without one."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        end = time.monotonic() + limit_s
+        while line := self._line(f"a line with {words!r}", max(0.0, end - time.monotonic())):
             self.lines.append(line)
             if words in line:
                 return True
         return False
 
+    def _line(self, what: str, limit_s: float) -> str:
+        try:
+            return waits.line(self.process.stderr, what, said=lambda: self.text, limit_s=limit_s)
+        except waits.WaitedTooLongError:
+            self.process.kill()
+            raise
+
     def end(self, number: signal.Signals | None = None) -> int:
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate()
+        out, err = self.process.communicate(timeout=ENDS_S)
         self.lines += [err, out]
         assert "Traceback" not in self.text
         return self.process.returncode

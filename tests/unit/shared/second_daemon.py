@@ -58,7 +58,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
         process.wait(timeout=END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.wait(timeout=END_TIMEOUT_S)
     mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for place in sorted((path for path in mounted if path.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)

@@ -138,14 +138,12 @@ class Api:
             self.put(resource, document)
             return 201, document
         if name is None:
-            version = str(len(self.events))
+            meta = {"resourceVersion": str(len(self.events))}
             items = [each for each in there.values() if _selected(each, query)]
-            return 200, {
-                "kind": "List",
-                "apiVersion": "v1",
-                "metadata": {"resourceVersion": version},
-                "items": items,
-            }
+            at, most = int(query.get("continue", ["0"])[0]), int(query.get("limit", [str(len(items))])[0])
+            if at + most < len(items):
+                meta["continue"] = str(at + most)
+            return 200, {"kind": "List", "apiVersion": "v1", "metadata": meta, "items": items[at : at + most]}
         if name not in there:
             return 404, _status(404, "NotFound", f'{resource} "{name}" not found')
         if method == "DELETE":

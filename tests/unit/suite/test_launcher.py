@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import waits
 from stackcheck.suite import inputs, run, steering
 
 SUITES_CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
@@ -175,7 +176,6 @@ def test_a_launched_process_ends_when_its_parent_was_killed(runner: Path) -> Non
     code = "import time; print('ready', flush=True); time.sleep(3600)"
     parent = f"import subprocess; subprocess.run({[*launched, code]!r}, check=True)"
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as started:
-        assert started.stdout is not None
-        assert started.stdout.readline() == "ready\n"
+        assert waits.line(started.stdout) == "ready\n"
         started.kill()
-        assert started.stdout.read() == ""  # it ends with the last process that holds the pipe
+        assert waits.line(started.stdout) == ""  # it ends with the last process that holds the pipe
