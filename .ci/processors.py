@@ -73,11 +73,9 @@ USUAL = {"default": 1, "avx2": 2, "avx512": 1, "amx": 2}  # threads of each in a
 AT_ONCE = 2  # of those that are not asked for by name
 MOST_THREADS = 2
 ALL = [f"{setting.name}-{threads}" for setting in SETTINGS for threads in range(1, MOST_THREADS + 1)]
-# The others plant each fault in a job of its own, whose figures the trainers' tests and the suites have too.
-FAULTS_OF_NUMBERS = ("tests/faults/test_numeric_faults.py",)
 FAULTS = tuple(
     f"tests/faults/test_{name}_faults.py"
-    for name in ("numeric", "margin", "training", "training_variants", "collective")
+    for name in ("numeric", "margin", "training", "training_variants", "collective", "witness")
 )
 SUITES = tuple(
     f"tests/acceptance/test_{name}.py"
@@ -90,9 +88,12 @@ SUITES = tuple(
         "training_variants",
         "packages",
         "devices_memory",
+        "witness",
     )
 )
 SUITE_FLAGS = ("--gpu-vendor", "cpu", "--tier", "smoke")
+# These compare two clocks, and another setting runs beside them.
+NO_CLOCK = ("-k", "not witness_of_speed and not honest_child")
 PROBE = """
 import torch
 print("torch:", torch.__version__, "CPU capability", torch.backends.cpu.get_cpu_capability(), flush=True)
@@ -223,8 +224,9 @@ def parts(tests: list[str], *, slow: bool) -> list[Run]:
         ]
     return [
         Run("trainers", (*trainers(), *marks)),
-        Run("suites", (*SUITES, *SUITE_FLAGS)),
-        Run("faults", (*(FAULTS if slow else FAULTS_OF_NUMBERS), *marks)),
+        Run("suites", (*SUITES, *SUITE_FLAGS, *NO_CLOCK)),
+        # A hang is the same on every processor.
+        Run("faults", (*FAULTS, *NO_CLOCK, *(() if slow else ("-m", "not slow and not waits")))),
     ]
 
 

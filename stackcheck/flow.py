@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
-from stackcheck.certificate import policy, predecessor, publish, signers, signing, verify
+from stackcheck.certificate import derived, policy, predecessor, publish, signers, signing, verify
 from stackcheck.certificate.for_host import Wanted
 from stackcheck.errors import (
     CertificateError,
@@ -26,7 +26,7 @@ from stackcheck.matrix import matrix
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
 from stackcheck.policy import is_enough
-from stackcheck.suite import contents, interpreter, sbom
+from stackcheck.suite import added, contents, interpreter, requirements, run, sbom
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.judged import JudgedRun, run_and_judge
 from stackcheck.suite.last_run import CANNOT_CERTIFY
@@ -64,6 +64,7 @@ class FlowSettings:
         plain_http: Use http for a registry that is not on a loopback address.
         build: How images are built.
         accepted_python: Digests of the files that may be an image's Python although no package owns them.
+        carried: Ids of the checks that the certificate of the image below vouches for.
     """
 
     root: Path
@@ -76,6 +77,7 @@ class FlowSettings:
     plain_http: bool = False
     build: build.Options = build.DEFAULTS
     accepted_python: tuple[str, ...] = ()
+    carried: frozenset[str] = frozenset()
 
     def signer(self, *, create: bool = False) -> Signer:
         """What signs: the program, or the key. A missing key is made if `create` is true."""
@@ -197,10 +199,33 @@ def _policy(settings: FlowSettings) -> Policy:
     return matrix.load(settings.root / "matrix.yaml").policy
 
 
+def look_below(
+    subject: Subject, below: derived.Below, settings: FlowSettings, report: Callable[[str], None]
+) -> derived.TakenOver:
+    """Find what an image adds to the certified one that it was made from, and which checks that leaves alone.
+
+    Raises:
+        ConfigurationError: It was not made from that one.
+    """
+    folder, tier = settings.folder(subject.name), settings.tier_of(subject)
+    plan = run.plan(subject, tier=tier, root=settings.root, out=folder)
+    report(f"{subject.name}: comparing with {below.verified.reference}")
+    found = added.look(subject.image.layout, subject.image.manifest_digest, below.config, folder / "suite")
+    checks = requirements.of(subject, plan.host, tier, settings.root).checks
+    taken = derived.take_over(below, found, plan, checks)
+    report(f"{subject.name}: paths added or changed: {found.paths}; {taken.words(len(checks))}")
+    return taken
+
+
 def test(
-    subject: Subject, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
+    subject: Subject,
+    engine: Engine,
+    settings: FlowSettings,
+    report: Callable[[str], None],
 ) -> JudgedRun:
     """Write the SBOM, run and judge the suites, or take the earlier result; keep the run in the history.
+
+    The history keeps no run that leaves checks to the certificate of the image below.
 
     Raises:
         ChecksFailedError: The run has no valid result, the image's packages cannot be listed, or it has files
@@ -217,8 +242,9 @@ def test(
         out=folder,
         report=report,
         reuse=lambda _earlier: not settings.force,
+        carried=settings.carried,
     )
-    return dataclasses.replace(judged, record=_keep(judged, settings, report))
+    return judged if settings.carried else dataclasses.replace(judged, record=_keep(judged, settings, report))
 
 
 def _keep(judged: JudgedRun, settings: FlowSettings, report: Callable[[str], None]) -> str | None:
@@ -254,11 +280,15 @@ def hold_to_certified(
 
 
 def sign(
-    subject: Subject, judged: JudgedRun, settings: FlowSettings, against: Mapping[str, Any] | None = None
+    subject: Subject,
+    judged: JudgedRun,
+    settings: FlowSettings,
+    against: Mapping[str, Any] | None = None,
+    taken: derived.TakenOver | None = None,
 ) -> tuple[Envelope, ...]:
     """Sign the statements about an image, PASSED or FAILED, and write them to `build/<name>/statements/`.
 
-    `against` is what a pair with a certified image found, if there was one.
+    `against` is what a pair with a certified image found, `taken` what the image below vouches for.
 
     Raises:
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
@@ -283,6 +313,7 @@ def sign(
         sbom=sbom.load(subject.image, judged.folder),
         files=contents.require(subject, judged.folder, _unheard),
         against=against,
+        derived=taken.signed([check.id for check in judged.result.checks]) if taken else None,
     )
 
 

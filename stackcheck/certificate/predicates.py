@@ -79,6 +79,7 @@ class Terms:
         against: What a pair with a certified image found.
         files: How the image's files compare with its packages' records; None: an older certificate of the
             same image has no such comparison.
+        derived: What is taken over from the certificate of the image below.
     """
 
     now: dt.datetime
@@ -88,6 +89,7 @@ class Terms:
     name: str | None = None
     against: Mapping[str, Any] | None = None
     files: Mapping[str, Any] | None = None
+    derived: Mapping[str, Any] | None = None
 
 
 def certify(
@@ -168,6 +170,7 @@ def statements_of_rerun(
     summary = _summary(
         scope
         | _certificate_field(result, verdict, terms.archs)
+        | _taken_over(verdict, terms.derived)
         | {"knownIssues": [*map(dict, terms.known_issues)]}
         | _made_from(kept),
         status=verdict.status,
@@ -176,6 +179,17 @@ def statements_of_rerun(
         now=terms.now,
     )
     return (*evidence, _statement(image, VSA, summary))
+
+
+def _taken_over(verdict: Verdict, derived: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the certificate of the image below adds: what passed there, and what judged its figures."""
+    if derived is None:
+        return {}
+    return {
+        "derivedFrom": dict(derived),
+        "passed": [*verdict.passed, *derived["carried"]],
+        "bounds": {**verdict.bounds, **derived["bounds"]},
+    }
 
 
 def _made_from(kept: Sequence[Statement]) -> dict[str, Any]:

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING
 from stackcheck.certificate import attachments
 from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
-from stackcheck.certificate.statement import Envelope, facts, name_of, time_verified
+from stackcheck.certificate.statement import (
+    Envelope,
+    Statement,
+    carried_from,
+    facts,
+    name_of,
+    time_verified,
+)
 from stackcheck.errors import ConfigurationError, PublishError, StackcheckError
 from stackcheck.oci import tags
-from stackcheck.oci.documents import Manifest, RegistryError
+from stackcheck.oci.documents import Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import Reference, copy_blob, is_tag, parse_reference, parse_target
 from stackcheck.oci.stores import open_store
@@ -122,6 +129,7 @@ def copy_and_tag(
             next_step="name the image by the id of its stack: stackcheck list",
         )
     certified = admit(manifest, envelopes)
+    _require_below(store, certified, public_key)
     name, stack_id = name_of(certified), facts(certified)["stackId"]
     if not tags.names(tag, name, stack_id):
         raise PublishError(
@@ -197,6 +205,29 @@ def promote(
         )
     store = open_store(parse_target(target), plain_http=plain_http)
     return copy_and_tag(source, manifest, envelopes, store, tag=tag, public_key=public_key, report=report)
+
+
+def _require_below(store: Store, certified: Statement, public_key: Pinned) -> None:
+    """Refuse an image whose certificate takes checks over from one that this target does not have certified.
+
+    Raises:
+        PublishError: The image below is not there, or its certificate does not hold.
+    """
+    taken = carried_from(certified)
+    if not taken:
+        return
+    where = f"{store.target}@{taken['digest']}"
+    try:
+        below = store.read_manifest(taken["digest"])
+        admit(below, attachments.read_envelopes(store, below.digest, public_key))
+    except (PublishError, MissingError) as error:
+        raise PublishError(
+            "the image below is not certified in this target, and checks were taken over from it",
+            where=where,
+            got=f"{error.what}{f': {error.got}' if error.got else ''}",
+            expected=f"{taken['name']}, certified, so that a revocation of it counts for this one too",
+            next_step=f"publish the image below first: stackcheck promote REF --to {store.target}",
+        ) from error
 
 
 def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: Pinned) -> None:

@@ -125,7 +125,7 @@ def _covers(newer: Statement, older: Statement) -> bool:
         return False
     new, old = facts(newer), facts(older)
     enough = is_enough(new["run"]["tier"], old["run"]["tier"]) and not _dropped(new, old)
-    return enough and _machine(new) == _machine(old) and set(new["warned"]) <= set(old["warned"])
+    return enough and machine(new) == machine(old) and set(new["warned"]) <= set(old["warned"])
 
 
 def _dropped(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
@@ -160,7 +160,7 @@ def _models(certificate: Mapping[str, Any]) -> list[str]:
     return sorted(device["model"] for device in certificate["host"]["devices"])
 
 
-def _machine(certificate: Mapping[str, Any]) -> tuple[object, ...]:
+def machine(certificate: Mapping[str, Any]) -> tuple[object, ...]:
     """What a certificate says of the machine, without which node it was."""
     host = certificate["host"]
     devices = [(device["model"], device["firmware"], device["power_cap_w"]) for device in host["devices"]]

@@ -5,6 +5,7 @@ In: an image, its result and verdict, a key. Out: envelopes, also in `build/<nam
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def sign_to_files(
     sbom: Mapping[str, Any],
     files: Mapping[str, Any],
     against: Mapping[str, Any] | None = None,
+    derived: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
     """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
 
@@ -47,6 +49,7 @@ def sign_to_files(
         sbom: The packages of the image.
         files: How its files compare with its packages' records.
         against: What a pair with a certified image found.
+        derived: What is taken over from the certificate of the image below.
 
     Raises:
         ConfigurationError: The key cannot be used.
@@ -60,7 +63,9 @@ def sign_to_files(
         subject.provenance,
         sbom,
         key=key,
-        terms=terms(subject, judged, dt.datetime.now(dt.UTC), against, files),
+        terms=dataclasses.replace(
+            terms(subject, judged, dt.datetime.now(dt.UTC), against, files), derived=derived
+        ),
     )
     forget(folder)
     for number, envelope in enumerate(envelopes):

@@ -218,6 +218,12 @@ def facts(statement: Statement) -> dict[str, Any]:
     return dict(statement.predicate[CERTIFICATE_FIELD])
 
 
+def carried_from(statement: Statement) -> dict[str, Any]:
+    """Which image a VSA takes checks over from; empty if all of its checks ran in the image itself."""
+    found = facts(statement).get("derivedFrom") or {}
+    return dict(found) if found.get("carried") else {}
+
+
 def accepted_python(certificate: Mapping[str, Any]) -> tuple[str, ...]:
     """The digests of the files that were accepted as the image's Python when it was certified.
     Empty if a package owns the Python, or if the certificate does not say.

@@ -106,6 +106,21 @@ class _Against(Open, strict=True):
     metrics: tuple[_PairedMetric, ...] = Field(min_length=1)
 
 
+class _DerivedFrom(Open, strict=True):
+    """The certified image below, which checks ran here, and which are taken over from its certificate."""
+
+    digest: Digest
+    name: str
+    statement: Digest
+    verifiedAt: Moment  # noqa: N815
+    layers: int
+    paths: int
+    names: tuple[str, ...]
+    why: str
+    ran: tuple[str, ...]
+    carried: tuple[str, ...]
+
+
 class _AllowedFiles(Open, strict=True):
     paths: str
     reason: str
@@ -176,6 +191,7 @@ class _Passed(_Certificate):
     python: _Python | None = None
     madeFrom: dict[str, str] = Field(default_factory=dict)  # noqa: N815
     against: _Against | None = None
+    derivedFrom: _DerivedFrom | None = None  # noqa: N815
     files: _Files | None = None
     baselines: tuple[_Baseline, ...] = ()
 
@@ -186,6 +202,13 @@ class _Passed(_Certificate):
         )
         if slower:
             raise ValueError(f"PASSED, although a pair found it slower: {', '.join(slower)}")
+        return self
+
+    @model_validator(mode="after")
+    def _taken_over(self) -> Self:
+        found = self.derivedFrom
+        if found and (both := set(found.ran).intersection(found.carried)):
+            raise ValueError(f"taken over, although they ran: {', '.join(sorted(both))}")
         return self
 
 

@@ -7,6 +7,7 @@ that says why not. The numbered steps are those of docs/guides/certificates.md, 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from stackcheck.certificate.policy import MAX_AGE, valid_verdicts
 from stackcheck.certificate.reader import Reader
 from stackcheck.certificate.statement import (
     Statement,
+    carried_from,
     evidence,
     facts,
     name_of,
@@ -34,7 +36,7 @@ from stackcheck.oci.store import Reference, parse_reference
 from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
@@ -58,6 +60,7 @@ class Verified:
         driver: The driver that was asked for and certified; None for a host without one.
         verified_at: When the verdict was given.
         facts: Everything else that the certificate states.
+        statement: Digest of the certificate.
     """
 
     reference: Reference
@@ -68,6 +71,7 @@ class Verified:
     driver: str | None
     verified_at: dt.datetime
     facts: dict[str, Any]
+    statement: str = ""
 
 
 def verify(
@@ -107,6 +111,7 @@ class CertifiedImage:
         manifest: The image's manifest.
         statements: What the pinned key signed about it.
         verdicts: The valid verdicts among them, for any host.
+        below: Reads the certified image that this one was made from, under the same conditions.
     """
 
     reference: str
@@ -114,6 +119,7 @@ class CertifiedImage:
     manifest: Manifest
     statements: tuple[Statement, ...]
     verdicts: tuple[Statement, ...]
+    below: Callable[[str], CertifiedImage] | None = None
 
     def for_host(self, wanted: Wanted) -> Verified:
         """The image, certified for a host.
@@ -131,7 +137,33 @@ class CertifiedImage:
         _check_subject(self.reference, chosen, self.manifest)
         # 9. Check that nothing was removed.
         _check_complete(self.reference, chosen, self.statements)
+        # 10. Check that the certificate of the image below still holds, if checks were taken over from it.
+        if carried_from(chosen):
+            self._check_below(parsed.target, chosen, wanted)
         return _verified(Reference(target=parsed.target, digest=self.manifest.digest), chosen, wanted)
+
+    def _check_below(self, target: str, chosen: Statement, wanted: Wanted) -> None:
+        """Refuse an image if the one below is not certified any more, or was revoked since."""
+        taken = carried_from(chosen)
+        where = f"{target}@{taken['digest']}"
+        why = "it was not read"
+        try:
+            if self.below:
+                found = self.below(where).for_host(wanted)
+                lifted, since = found.facts.get("notBefore"), dt.datetime.fromisoformat(taken["verifiedAt"])
+                revoked = lifted and dt.datetime.fromisoformat(lifted) >= since
+                why = f"it was revoked at {lifted}, after its checks were taken over" if revoked else ""
+        except CertificateError as error:
+            why = f"{error.what}: {error.got}"
+        if why:
+            raise CertificateError(
+                "the certificate of the image below does not hold, and this one takes checks over from it",
+                where=self.reference,
+                got=f"{where}: {why}",
+                expected="an image below that is certified here and in the same target",
+                next_step="certify this image again: stackcheck certify IMAGE; or bring the image below:"
+                f" stackcheck promote REF --to {target}",
+            )
 
 
 def read(
@@ -158,7 +190,19 @@ def read(
     moment = now or dt.datetime.now(dt.UTC)
     verdicts = tuple(valid_verdicts(reference, statements, moment, max_age))
     return CertifiedImage(
-        reference=reference, moment=moment, manifest=manifest, statements=statements, verdicts=verdicts
+        reference=reference,
+        moment=moment,
+        manifest=manifest,
+        statements=statements,
+        verdicts=verdicts,
+        below=functools.partial(
+            read,
+            public_key=public_key,
+            max_age=max_age,
+            now=moment,
+            plain_http=plain_http,
+            total_s=total_s,
+        ),
     )
 
 
@@ -173,6 +217,7 @@ def _verified(image: Reference, chosen: Statement, wanted: Wanted) -> Verified:
         driver=wanted.driver,
         verified_at=time_verified(chosen),
         facts=facts(chosen),
+        statement=chosen.digest,
     )
 
 

@@ -26,7 +26,9 @@ COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPR
 def propose_thresholds(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="RESULT.json", help="Results of healthy runs, 3 or more; with --one-run, 1."),
+        typer.Argument(
+            metavar="RESULT.json", exists=True, help="Results of healthy runs, 3 or more; with --one-run, 1."
+        ),
     ],
     *,
     write: Annotated[

@@ -9,7 +9,15 @@ import typer
 
 from stackcheck.certificate import key_sources, keyring
 from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app, taking
-from stackcheck.cli.output import Progress, print_facts, print_json, print_note, print_styled, print_table
+from stackcheck.cli.output import (
+    Progress,
+    counted,
+    print_facts,
+    print_json,
+    print_note,
+    print_styled,
+    print_table,
+)
 from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Certifying as TierName
@@ -230,6 +238,7 @@ def _facts(verified: Verified, pinned: Pinned, max_age: dt.timedelta) -> dict[st
         "bounds": verified.facts.get("bounds", {}),
         "static_only": verified.facts.get("archs", {}).get("staticOnly", []),
         "against": verified.facts.get("against"),
+        "derived_from": _derived(verified.facts.get("derivedFrom")),
         "next": f"stackcheck run {verified.reference} -- python3",
     }
 
@@ -238,6 +247,8 @@ def _words(name: str, value: Any) -> str:
     """A fact for a person; `--json` has its parts."""
     if name == "against":
         return against_words(value)
+    if name == "derived_from":
+        return f"{value['name']}@{value['digest']}: {value['carried']} checks taken over, {value['ran']} ran"
     if isinstance(value, dict):
         return ", ".join(f"{count} {what}" for what, count in value.items())
     return (" or " if name == "signed_by" else ", ").join(value) if isinstance(value, list) else str(value)
@@ -283,7 +294,24 @@ def _notes(verified: Verified) -> list[str]:
     ]
     python = verified.facts.get("python")  # older certificates have none
     accepted = [_accepted(python)] if python and not python["package"] else []
-    return [*experimental, *accepted, *made, *noisy, *unlisted, *never_ran, *waivers, *issues]
+    below = verified.facts.get("derivedFrom")
+    taken = [_taken_over(below)] if below and below["carried"] else []
+    return [*experimental, *accepted, *made, *taken, *noisy, *unlisted, *never_ran, *waivers, *issues]
+
+
+def _derived(found: Mapping[str, Any] | None) -> dict[str, object] | None:
+    """The image below, and how many checks ran here and there."""
+    if not found:
+        return None
+    named = {name: found[name] for name in ("name", "digest", "statement", "why")}
+    return named | {"ran": len(found["ran"]), "carried": len(found["carried"])}
+
+
+def _taken_over(found: Mapping[str, Any]) -> str:
+    return (
+        f"{counted(len(found['carried']), 'check')} did not run in this image, but in {found['name']}"
+        f" ({found['digest']}); what lies on it cannot have changed them"
+    )
 
 
 def _accepted(python: Mapping[str, Any]) -> str:

@@ -14,18 +14,26 @@ from stackcheck.errors import ConfigurationError
 app = new_app()
 
 
+Check = Annotated[
+    Path | None,
+    typer.Option(
+        "--check",
+        metavar="FOLDER",
+        exists=True,
+        help="Check the bundles of a folder instead.",
+        show_default="none",
+    ),
+]
+
+
 @app.command("contribute")
 def contribute(
     result: Annotated[
-        Path | None, typer.Argument(metavar="RESULT", help="The result.json of a run.", show_default="none")
+        Path | None,
+        typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.", show_default="none"),
     ] = None,
     *,
-    check: Annotated[
-        Path | None,
-        typer.Option(
-            "--check", metavar="FOLDER", help="Check the bundles of a folder instead.", show_default="none"
-        ),
-    ] = None,
+    check: Check = None,
     without_key: Annotated[
         str | None,
         typer.Option(

@@ -183,7 +183,8 @@ def export_history(
 @group.command("import")
 def import_results(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="RESULT.json|FOLDER", help="Results, or folders that hold some.")
+        list[Path],
+        typer.Argument(metavar="RESULT.json|FOLDER", exists=True, help="Results, or folders that hold some."),
     ],
     *,
     own_verdicts: Annotated[

@@ -5,6 +5,7 @@ In: a stack or an image. Out: facts or JSON on stdout, and an exit code.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +35,7 @@ from stackcheck.cli.options import (
     target_of,
 )
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
-from stackcheck.errors import ChecksFailedError, ConfigurationError, NothingSelectedError
+from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import plans
 from stackcheck.suite import subject as subjects
@@ -42,6 +43,7 @@ from stackcheck.suite import subject as subjects
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stackcheck.certificate.derived import Below
     from stackcheck.certificate.verify import Verified
     from stackcheck.engine.client import Engine
     from stackcheck.imaging.build import Options as BuildOptions
@@ -59,6 +61,16 @@ Against = Annotated[
         metavar="REF",
         help="A certified image: run both in turn on this node, and refuse this one if it is slower.",
         show_default="bounds alone decide",
+    ),
+]
+
+DerivedFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--derived-from",
+        metavar="REF",
+        help="The certified image that this one was made FROM: run what its layers can have changed.",
+        show_default="every check runs",
     ),
 ]
 
@@ -100,7 +112,7 @@ def run_suites(
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
         if some or last_failed:
-            _run_some(subject, engine, settings, report, some, as_json=as_json)
+            _run_some(name, subject, engine, settings, report=report, chosen=some, as_json=as_json)
             return
         judged = flow.test(subject, engine, settings, report)
     facts = {
@@ -119,12 +131,13 @@ def run_suites(
 
 
 def _run_some(
+    name: str,
     subject: Subject,
     engine: Engine,
     settings: flow.FlowSettings,
+    *,
     report: Progress,
     chosen: str | None,
-    *,
     as_json: bool,
 ) -> None:
     """Run the checks that -k names, or else those that failed last time; print how each ended."""
@@ -146,10 +159,12 @@ def _run_some(
     else:
         print_table(("CHECK", "OUTCOME"), [(check.id, check.outcome) for check in checks])
         print_facts({"verdict": "none: some checks alone", "result": str(found.file)})
-    if not checks:
-        raise NothingSelectedError("no check matches", where="-k", got=found.only)
     if bad:
-        raise ChecksFailedError(f"{counted(len(bad), 'check')} did not pass", got="\n    ".join(bad))
+        raise ChecksFailedError(
+            f"{counted(len(bad), 'check')} did not pass",
+            got="\n    ".join(bad),
+            next_step=f"correct it, then: stackcheck test {name} --last-failed",
+        )
 
 
 @app.command("certify")
@@ -157,6 +172,7 @@ def certify_image(
     name: Name,
     *,
     against: Against = None,
+    derived_from: DerivedFrom = None,
     accept_python: AcceptPython = None,
     vendor: Vendor = None,
     force: Force = False,
@@ -170,6 +186,7 @@ def certify_image(
     """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it.
 
     With --against, exit 6 if the image is slower than REF in a figure, and 9 if this node is too noisy.
+    With --derived-from, the certificate counts only as long as that of REF does, in the same target.
     """
     settings = settings_of(
         root,
@@ -181,19 +198,23 @@ def certify_image(
         accepted=accepted_python(accept_python, name),
     )
     reference = _reference(against, settings) if against else None
+    below = _below(name, derived_from, settings) if derived_from else None
     if dry_run:
         pair = f"run in turn with {reference.reference}, " if reference else ""
-        _show_plan(name, root, f"test, judge, {pair}sign")
+        what = f"test what it adds to {below.verified.reference}" if below else "test"
+        _show_plan(name, root, f"{what}, judge, {pair}sign")
         return
     report = Progress()
     with exclusive(settings.root, "stackcheck certify", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
         subject = flow.find_subject(name, engine, settings, report)
+        taken = flow.look_below(subject, below, settings, report) if below else None
+        settings = dataclasses.replace(settings, carried=taken.carried) if taken else settings
         judged, paired = flow.test(subject, engine, settings, report), None
         judged = flow.hold_to_certified(subject, judged, settings, report)
         if reference:
             judged, paired = _paired(subject, judged, reference, engine, settings=settings, report=report)
-        flow.sign(subject, judged, settings, paired)
+        flow.sign(subject, judged, settings, paired, taken)
     _show_signed(name, subject, judged, paired, as_json=as_json)
     judged.require("PASSED")
 
@@ -244,6 +265,23 @@ def publish_image(
         "next": f"stackcheck verify {done.reference}",
     }
     print_json(facts) if as_json else print_facts(facts)
+
+
+def _below(name: str, reference: str, settings: flow.FlowSettings) -> Below:
+    """The certified image that `name` was made from."""
+    from stackcheck.certificate import derived
+    from stackcheck.compare import paired_gate
+
+    if not subjects.is_reference(name):
+        raise ConfigurationError(
+            "--derived-from is for images that were not built here",
+            got=f"the stack {name}",
+            expected="the reference of an image that was made FROM a certified one",
+            next_step="leave the option out",
+        )
+    wanted = paired_gate.this_host(settings)
+    key = settings.signer().public_key()
+    return derived.read(reference, wanted, public_key=key, plain_http=settings.plain_http)
 
 
 def _reference(name: str, settings: flow.FlowSettings) -> Verified:

@@ -23,7 +23,7 @@ EXIT_CODES = {"PASSED": 0, "FAILED": ChecksFailedError.exit_code, "UNFIT": Machi
 
 @app.command("judge")
 def judge_result(
-    result: Annotated[Path, typer.Argument(metavar="RESULT", help="The result.json of a run.")],
+    result: Annotated[Path, typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.")],
     *,
     stack: Annotated[
         str | None,

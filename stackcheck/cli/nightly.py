@@ -86,6 +86,7 @@ Alerts = Annotated[
     typer.Option(
         "--alerts",
         metavar="FILE",
+        exists=True,
         help="A file with those who hear of the nights: webhooks, e-mail, a ping.",
         show_default="$STACKCHECK_ALERTS, else the user's alerts.yaml",
     ),

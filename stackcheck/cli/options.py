@@ -99,6 +99,7 @@ FromOthers = Annotated[
     typer.Option(
         "--others",
         metavar="FOLDER",
+        exists=True,
         help="Also show what others measured: signed bundles (stackcheck contribute), and contributors.pub.",
         show_default="none",
     ),
@@ -155,6 +156,7 @@ Wheelhouse = Annotated[
     typer.Option(
         "--wheelhouse",
         metavar="DIR",
+        exists=True,
         help="Take wheels from this folder only, and from no package index.",
         show_default="none",
     ),
@@ -179,6 +181,7 @@ MirrorsFile = Annotated[
     typer.Option(
         "--mirrors",
         metavar="FILE",
+        exists=True,
         help="A file with this site's mirrors of public indexes, archives and registries.",
         show_default=f"${MIRRORS}, else the user's mirrors.yaml",
     ),
@@ -225,6 +228,7 @@ Root = Annotated[
     typer.Option(
         "--root",
         metavar="DIR",
+        exists=True,
         help="The checkout.",
         show_default="the nearest folder upwards with a matrix.yaml, else the user's data folder",
         callback=_root,

@@ -56,6 +56,7 @@ Folder = Annotated[
     typer.Option(
         "--history",
         metavar="DIR",
+        exists=True,
         help="A folder with a history.",
         show_default="`history` in matrix.yaml, else build/history",
     ),
@@ -73,6 +74,7 @@ Faults = Annotated[
     typer.Option(
         "--faults",
         metavar="FILE",
+        exists=True,
         help="What `stackcheck prove --json` printed.",
         show_default="build/faults.json, if it exists",
     ),

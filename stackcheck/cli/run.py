@@ -43,7 +43,9 @@ Env = Annotated[
 ]
 EnvFile = Annotated[
     list[Path] | None,
-    typer.Option("--env-file", metavar="FILE", help="Variables, one a line.", show_default="none"),
+    typer.Option(
+        "--env-file", metavar="FILE", exists=True, help="Variables, one a line.", show_default="none"
+    ),
 ]
 Volumes = Annotated[
     list[str] | None,

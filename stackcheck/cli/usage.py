@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from stackcheck.errors import StackcheckError
 
 OF_RUN = 125
+# Typer's sentence about a path that a verb would read.
+_ABSENT = re.compile(r"^Invalid value for '(.+)': \S+ '(.+)' does not exist")
 # The extras of pyproject.toml: the verbs that need one, and the modules of its libraries.
 EXTRAS: dict[str, tuple[set[str], set[str]]] = {
     "fleet": (
@@ -87,6 +90,16 @@ def as_error(error: TyperException) -> ConfigurationError:
     """A usage error of Typer's with the command that explains it, and the names that were likely meant."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "stackcheck"
+    if absent := _ABSENT.search(error.format_message()):
+        option, path = absent.groups()
+        parameter = getattr(error, "param", None)
+        return ConfigurationError(
+            f"{option} names a path that does not exist",
+            where=command,
+            got=path,
+            expected=getattr(parameter, "help", None),
+            next_step=f"correct the path, or see {command} --help",
+        )
     near = getattr(error, "possibilities", None)  # of a wrong option
     return ConfigurationError(
         (error.message if near else error.format_message()).rstrip("."),

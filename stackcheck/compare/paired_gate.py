@@ -38,16 +38,16 @@ def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Ver
     Raises:
         CertificateError: It is not certified for this host.
     """
+    return verify(reference, this_host(settings), public_key=public_key, plain_http=settings.plain_http)
+
+
+def this_host(settings: FlowSettings) -> Wanted:
+    """What a certificate has to say to count on this host."""
     host = vendors.host(settings.vendor)
-    return verify(
-        reference,
-        Wanted(
-            device_model=host.devices[0].model if host.devices else "none",
-            driver=host.driver,
-            devices=len(host.devices),
-        ),
-        public_key=public_key,
-        plain_http=settings.plain_http,
+    return Wanted(
+        device_model=host.devices[0].model if host.devices else "none",
+        driver=host.driver,
+        devices=len(host.devices),
     )
 
 

@@ -64,7 +64,8 @@ def _engine() -> Iterator[HostFinding]:
         engine = Engine.connect()
     except StackcheckError as error:
         got = error.got or error.what
-        yield HostFinding(name="engine", ok=False, needed=True, found=got, fix="stackcheck doctor --fix")
+        first, *_ = (error.next_step or host_setup.DOCTOR).splitlines()
+        yield HostFinding(name="engine", ok=False, needed=True, found=got, fix=first)
         return
     yield HostFinding(name="engine", ok=True, needed=True, found=engine.description)
     yield HostFinding(

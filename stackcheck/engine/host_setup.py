@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import grp
 import json
 import os
 import shutil
@@ -38,6 +39,8 @@ OTHER_PACKAGES = {
     "moby-engine": {"dockerd": "moby-engine", "docker": "moby-cli", "buildx": "moby-buildx"},
 }
 PODMAN_AS_DOCKER = "podman-docker"
+DOCTOR = "sudo stackcheck doctor --fix"
+SOCKET = Path("/var/run/docker.sock")
 PID_FILE = Path("/run/stackcheck-dockerd.pid")
 LOG_FILE = Path("/var/log/stackcheck-dockerd.log")
 INIT_FOLDER = Path("/run/systemd/system")
@@ -60,7 +63,7 @@ class Recipe:
         lines = [install] if self.packages else []
         if self.second_suite:
             lines.insert(0, f"# with a second source of {self.second_suite}, pinned to these packages")
-        return ("sudo stackcheck doctor --fix   # or, by hand:", *lines, "dockerd &")
+        return (DOCTOR, "or, by hand:", *lines, "dockerd &")
 
 
 def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None:
@@ -88,14 +91,40 @@ def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None
 
 
 def missing_engine(found: str) -> EngineError:
-    """The error for a host without an engine, with the commands that set one up."""
+    """The error for a user without an engine, with the commands that give one."""
+    there = way_to_what_is_there()
     return EngineError(
         "there is no container engine that this user can reach",
         where=os.environ.get("DOCKER_HOST"),
         got=found,
         expected="a Docker daemon with buildx",
-        next_step="\n    ".join(["type", *recipe_for_host().commands()]),
+        next_step=there or "\n    ".join(recipe_for_host().commands()),
     )
+
+
+def way_to_what_is_there() -> str | None:
+    """How this user reaches an engine that is installed and does not answer; None where none is installed.
+
+    Raises:
+        EngineError: podman is in Docker's place.
+    """
+    if host := os.environ.get("DOCKER_HOST"):
+        return f"start the daemon at {host}, or unset DOCKER_HOST to use the local one"
+    if PODMAN_AS_DOCKER in _installed([PODMAN_AS_DOCKER]):
+        raise podman_instead(PODMAN_AS_DOCKER)
+    if os.geteuid() != 0 and SOCKET.exists() and not os.access(SOCKET, os.W_OK):
+        group = _name_of_group(SOCKET.stat().st_gid)
+        return f'sudo usermod --append --groups {group} "$USER", then log in again; its members are as root'
+    if shutil.which("dockerd") and has_buildx():
+        return "sudo systemctl start docker" if INIT_FOLDER.is_dir() else DOCTOR
+    return None
+
+
+def _name_of_group(number: int) -> str:
+    """Its name, or its number where no file knows it."""
+    with contextlib.suppress(KeyError):
+        return grp.getgrgid(number).gr_name
+    return str(number)
 
 
 def has_buildx() -> bool:
@@ -161,13 +190,18 @@ def refuse_podman(answers: Mapping[str, Any]) -> None:
 
 def podman_instead(found: str) -> EngineError:
     """The error for a host on which podman has Docker's place."""
+    steps = ["unset DOCKER_HOST"] if os.environ.get("DOCKER_HOST") else []
+    if _installed([PODMAN_AS_DOCKER]):
+        steps.append(f"sudo apt-get remove {PODMAN_AS_DOCKER}")
+    elif not steps:
+        steps.append(f"stop what answers at {SOCKET}")
     return EngineError(
         "podman is in the place of Docker, and stackcheck builds and tests with Docker",
         where=os.environ.get("DOCKER_HOST"),
         got=found,
         expected="a Docker daemon with buildx; podman may stay beside it, and runs what is published: "
         "stackcheck run REF --print podman",
-        next_step=f"unset DOCKER_HOST; sudo apt-get remove {PODMAN_AS_DOCKER}; sudo stackcheck doctor --fix",
+        next_step="; ".join([*steps, DOCTOR]),
     )
 
 
@@ -245,14 +279,19 @@ def apt_install(packages: Sequence[str]) -> None:
 
 
 def socket_answers(timeout_s: float = 5.0) -> bool:
-    """Whether a daemon answers at `DOCKER_HOST`, or else at the default socket."""
+    """Whether Docker's daemon answers at `DOCKER_HOST`, or else at the default socket.
+
+    Raises:
+        EngineError: podman answers in its place.
+    """
     import docker
     import requests
 
     with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
         client = docker.from_env(timeout=timeout_s)  # type: ignore[arg-type]
         with contextlib.closing(client):
-            return bool(client.ping())
+            refuse_podman(client.version())
+            return True
     return False
 
 

@@ -179,7 +179,8 @@ def temporary_name(plan: BuildPlan) -> str:
 def _context(plan: BuildPlan, *, closed: bool) -> Path:
     """The folder that the builder sees: the stack's committed files and the base.
 
-    With a `closed` supply, steps that install wheels have no network.
+    With a `closed` supply, steps that install wheels have no network. Modes are in layers too, so they are
+    those of every host, whatever its umask is: 002 on Ubuntu for members, 077 where it is hardened.
     """
     context = plan.folder / "context"
     shutil.rmtree(context, ignore_errors=True)
@@ -188,6 +189,8 @@ def _context(plan: BuildPlan, *, closed: bool) -> Path:
         (context / name).write_bytes(data)
     text = stages.with_own_secret(plan.files["Dockerfile"].decode(), "pip_conf")
     (context / "Dockerfile").write_text(stages.without_network(text) if closed else text, encoding="utf-8")
+    for path in (context, *context.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     if plan.rootfs:
         os.link(plan.rootfs.path, context / "rootfs.tar")
     return context

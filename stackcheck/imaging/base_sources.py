@@ -102,17 +102,18 @@ def advice(of: Distribution, suite: str, os_name: str) -> str:
     keys = f"sudo apt-get install -y {of.keyring_package}"
     if _candidate_too_old(of):  # Ubuntu 22.04: its release has none that knows Debian's keys of today
         keys = f"install {of.keyring_package} {of.keyring_since} or newer, from {of.name}, with dpkg -i"
-    return (
-        f"{keys}; or name a mirror, in {file}:\n"
-        f"      schema: 1\n      apt:\n        {os_name}:\n"
-        f'          - "deb [signed-by=KEYRING] https://MIRROR/{of.name} {suite} main"'
-    )
+    parts = (of.name, suite), (of.name, f"{suite}-updates"), (f"{of.name}-security", f"{suite}-security")
+    lines = [
+        f'          - "deb [signed-by=KEYRING] https://MIRROR/{place} {name} main"' for place, name in parts
+    ]
+    head = f"{keys}; or name a mirror, in {file}:\n      schema: 1\n      apt:\n        {os_name}:"
+    return "\n".join((head, *lines))
 
 
 def _host(of: Distribution, suite: str) -> Way | str:
     found = apt.archive(of, suite, apt.sources())
     if found:
-        return Way(name=f"this host's archive of {of.name}", sources=_text(found))
+        return Way(name=_named(f"this host's archive of {of.name}", suite, found), sources=_text(found))
     own = apt.host_release().get("PRETTY_NAME", "an unknown distribution")
     return f"this host's archive: {own}, with no source of {of.name} in {apt.APT}"
 
@@ -122,8 +123,15 @@ def _mirror(suite: str, os_name: str, mirror: Sequence[str]) -> Way | str:
         return f"a mirror: none under `apt: {os_name}` of the mirrors file"
     found = apt.one_line_sources("".join(f"{line}\n" for line in mirror))
     if any(suite in source.suites and "main" in source.components for source in found):
-        return Way(name="the site's mirror", sources=_text(found))
+        return Way(name=_named("the site's mirror", suite, found), sources=_text(found))
     return f"a mirror: the lines under `apt: {os_name}` have no `{suite} main` for this processor"
+
+
+def _named(name: str, suite: str, found: Sequence[AptSource]) -> str:
+    """The name, which says where a base would lack the fixes of its distribution; the provenance has it."""
+    if any(f"{suite}-security" in one.suites and "main" in one.components for one in found):
+        return name
+    return f"{name}, without security updates"
 
 
 def _public(of: Distribution) -> Way | str:

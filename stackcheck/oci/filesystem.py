@@ -23,18 +23,20 @@ from stackcheck.oci.documents import CHUNK_BYTES, RegistryError, json_object
 from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from typing_extensions import Buffer
 
 Kind = Literal["file", "link", "folder", "device", "other"]
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
-CAPABILITY = "SCHILY.xattr.security.capability"
+ATTRIBUTE = "SCHILY.xattr."
+CAPABILITY = f"{ATTRIBUTE}security.capability"
 MOST_LINKS = 40  # as the kernel
 MOST_ENTRIES = 5_000_000
 LONGEST_BODY = 64 << 20
 LONGEST_HEADER = 1 << 20
+LONGEST_WORD = 512  # that `search` finds where two pieces of a layer meet
 SPECIAL_BITS = 0o6000  # setuid, setgid
 _HEADERS = {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K"}
 
@@ -48,6 +50,7 @@ class Node:
         privileged: Whether it runs with other rights than its caller's: setuid, setgid or a capability.
         target: Of a link, as it is written there.
         elf: Whether it is a program or a library.
+        rights: Mode, user, group and extended attributes.
         sums: Algorithm -> hexadecimal sum, of the files that `read` was asked for.
     """
 
@@ -56,6 +59,7 @@ class Node:
     privileged: bool = False
     target: str = ""
     elf: bool = False
+    rights: tuple[object, ...] = ()
     sums: tuple[tuple[str, str], ...] = ()
 
 
@@ -163,13 +167,54 @@ def read(layout: Path, digest: str, wanted: Callable[[str], Hashing]) -> Tree:
     Raises:
         RegistryError: The layout is damaged, or a layer cannot be read in one way only.
     """
+    return read_from(layout, digest, wanted, 0)[1]
+
+
+def read_from(
+    layout: Path, digest: str, wanted: Callable[[str], Hashing], count: int
+) -> tuple[Mapping[str, Node], Tree]:
+    """What the first `count` layers of an image have, and the files of the whole image; as `read`."""
     store, tree = OciLayout(layout), Tree()
-    manifest = json_object(store.read_manifest(digest).body, digest)
-    for number, layer in enumerate(manifest["layers"]):
-        name = str(layer["digest"])
+    below = dict(tree.entries)
+    for number, name in enumerate(_layers(store, digest)):
         with _unpacked(store, name) as stream:
             _add(tree, number, stream, wanted, where=store.blob_path(name))
-    return tree
+        below = dict(tree.entries) if number + 1 == count else below
+    return below, tree
+
+
+def search(
+    layout: Path, digest: str, look: Callable[[bytes], Iterable[str]], count: int
+) -> tuple[set[str], list[str]]:
+    """What `look` finds anywhere in the first `count` layers, also in names and in targets of links.
+
+    Args:
+        layout: The image's layout.
+        digest: Of its manifest.
+        look: Finds words in a piece of a layer; the next piece begins with the last bytes of the one before.
+        count: How many layers.
+
+    Returns:
+        The words, and the digests of these layers as they are unpacked, which the image's config names.
+
+    Raises:
+        RegistryError: The layout is damaged.
+    """
+    store, found, digests = OciLayout(layout), set[str](), []
+    for name in _layers(store, digest)[:count]:
+        whole, rest = hashlib.sha256(), b""
+        with _unpacked(store, name) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                whole.update(chunk)
+                found.update(look(rest + chunk))
+                rest = chunk[-LONGEST_WORD:]
+        digests.append(f"sha256:{whole.hexdigest()}")
+    return found, digests
+
+
+def _layers(store: OciLayout, digest: str) -> list[str]:
+    manifest = json_object(store.read_manifest(digest).body, digest)
+    return [str(layer["digest"]) for layer in manifest["layers"]]
 
 
 def read_tar(path: Path, wanted: Callable[[str], Hashing]) -> Tree:
@@ -291,8 +336,12 @@ def _entry(
     tree: Tree, layer: int, member: tarfile.TarInfo, tar: tarfile.TarFile, wanted: Hashing
 ) -> tuple[Node, bytes | None]:
     privileged = bool(member.mode & SPECIAL_BITS) or CAPABILITY in member.pax_headers
+    attributes = sorted(item for item in member.pax_headers.items() if item[0].startswith(ATTRIBUTE))
+    rights = (member.mode, member.uid, member.gid, *attributes)
     if member.isdir():
-        return Node(kind="folder", layer=layer), None  # setgid of a folder is about new files' groups
+        return Node(
+            kind="folder", layer=layer, rights=rights
+        ), None  # setgid of a folder is about new files' groups
     if member.issym():
         return Node(kind="link", layer=layer, target=member.linkname), None
     if member.islnk():
@@ -305,7 +354,8 @@ def _entry(
     if not member.isreg():
         return Node(kind="other", layer=layer), None
     elf, sums, body = _content(cast("IO[bytes]", tar.extractfile(member)), member.size, wanted)
-    return Node(kind="file", layer=layer, privileged=privileged, elf=elf, sums=sums), body
+    node = Node(kind="file", layer=layer, privileged=privileged, elf=elf, rights=rights, sums=sums)
+    return node, body
 
 
 def _content(

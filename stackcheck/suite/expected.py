@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,11 +17,13 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Tier, is_enough
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from stackcheck.vendors import Vendor
 
 GATE = "gate"  # the list of the checks that `stackcheck gate` runs, of every tier and number of devices
+_IN_K = re.compile(r"[\w:+\-./\[\]]+")  # what stands in pytest's -k without being read as an operator
 _LISTING = TypeAdapter(dict[str, dict[str, Tier]])
 
 
@@ -64,3 +67,13 @@ def check_ids(root: Path, *, vendor: Vendor, tier: Tier, count: int) -> tuple[st
 def digest(ids: tuple[str, ...]) -> str:
     """`sha256:…` of the ids, in the form that a certificate names."""
     return "sha256:" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+
+
+def expression(ids: Iterable[str]) -> str:
+    """The ids as pytest's -k; parameters that it could not hold are left out, so that all of a check run."""
+    terms = set()
+    for each in ids:
+        file, _, name = each.partition("::")
+        whole = name if _IN_K.fullmatch(name) else name.partition("[")[0]
+        terms.add(f"({file} and {whole})")
+    return " or ".join(sorted(terms))

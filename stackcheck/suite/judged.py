@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.policy import is_enough
-from stackcheck.suite import bounds, certifiable, foreign, needed, requirements, run, sbom, verdict
+from stackcheck.suite import bounds, certifiable, expected, foreign, needed, requirements, run, sbom, verdict
 from stackcheck.suite.last_run import CANNOT_CERTIFY
 from stackcheck.vendors import seen
 
@@ -74,6 +74,7 @@ def run_and_judge(
     out: Path,
     report: Callable[[str], None],
     reuse: Callable[[RunResult], bool],
+    carried: frozenset[str] = frozenset(),
 ) -> JudgedRun:
     """Run the suites, or take the earlier result if nothing changed; then judge it.
 
@@ -85,18 +86,21 @@ def run_and_judge(
         out: Takes the files of the run.
         report: Called with each line of progress.
         reuse: Whether the earlier result in `out`, of the same plan, may stand for a new run.
+        carried: Ids of the checks that need not run: the certificate of the image below vouches for them.
 
     Raises:
         ChecksFailedError: The run has no valid result, or an image from elsewhere lacks what the suites need.
     """
     plan = run.plan(subject, tier=tier, root=root, out=out)
+    required = dataclasses.replace(requirements.of(subject, plan.host, tier, root), carried=carried)
+    if carried:
+        plan = dataclasses.replace(plan, only=expected.expression(set(required.checks) - carried))
     for reason in certifiable.before_a_run(subject, plan.host, tier, root):
         report(f"{subject.name}: this run cannot end PASSED: {reason}")
     earlier = run.earlier_result(plan, out)
     kept = earlier if earlier and reuse(earlier) else None
     if kept:
         report(f"{subject.name}: not run again: same image, suites, thresholds and host")
-    required = requirements.of(subject, plan.host, tier, root)
     if subject.stack is None:
         packages = sbom.load_or_create(subject.image, engine, out, report, accepted=subject.accepted_python)
         required = dataclasses.replace(required, known_issues=foreign.issues(packages, plan.host, root))
@@ -104,7 +108,7 @@ def run_and_judge(
             report(f"{subject.name}: known issue {issue.id}: {issue.symptom} ({issue.issue}; {issue.fix})")
         if kept is None:
             needed.require(packages, subject, engine)
-    result = kept or measure(plan, engine, out=out, report=report)
+    result = kept or measure(plan, engine, out=out, report=report, only=plan.only)
     found = judge(result, dataclasses.replace(required, seen=seen.look(plan.host, run.busy_s(out))), root)
     _write(found, out)
     _announce(plan, result, found, report)

@@ -46,6 +46,7 @@ class Requirements:
             must be these. False only for the file of an old run, which certifies nothing.
         made_up: Whether a made-up result may pass: only in this project's tests.
         waivers: The waivers that hold today.
+        carried: Ids of `checks` that another certificate vouches for, so that the run may leave them out.
         expired: The waivers of this stack whose date has passed.
         known_issues: The reported faults of the versions in the image; one that says `refuse` fails the run.
     """
@@ -61,6 +62,7 @@ class Requirements:
     same_thresholds: bool = True
     made_up: bool = False
     waivers: tuple[Waiver, ...] = ()
+    carried: frozenset[str] = frozenset()
     expired: tuple[Waiver, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
 

@@ -23,7 +23,7 @@ from stackcheck import vendors
 from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.engine.devices import with_devices
-from stackcheck.errors import ChecksFailedError
+from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import consistency, container_user, controller, inputs, interpreter, results, steering
@@ -45,6 +45,8 @@ QUOTA_BYTES = 4 << 30  # for run/: a healthy run leaves some megabytes, a hang s
 BUSY = "busy.json"  # how long each device worked during the run, by its driver
 RUNNER = "/stackcheck/runner"  # as tests/conftest.py spells it
 ISOLATED = controller.ISOLATED
+# https://docs.pytest.org/en/stable/reference/exit-codes.html
+NO_CHECKS = {4: "pytest does not understand the expression", 5: "no check matches"}
 LAST_LINES = 15  # of the log, shown when a run ends without a result
 # pytest's lines with a percentage, the suites' own header, and the list of failures at the end.
 PROGRESS = re.compile(r"\[ *\d+%\]$|^stackcheck: |^(FAILED|ERROR) ")
@@ -112,6 +114,7 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     Raises:
         ChecksFailedError: The image's Python belongs to no package; or there is no result, it cannot be read,
             it does not belong to this run, or the container's exit code contradicts it.
+        NothingSelectedError: `only` selects no check.
         EngineError: The container could not be started.
     """
     found = interpreter.find(plan.subject.image.reference, engine, plan.subject.accepted_python)
@@ -273,6 +276,14 @@ def _read(
 ) -> tuple[results.RunResult, str]:
     """The result of the run that just ended, and the digest of result.json."""
     path = out / "run" / "result.json"
+    if plan.only and code in NO_CHECKS:
+        raise NothingSelectedError(
+            NO_CHECKS[code],
+            where="-k",
+            got=plan.only,
+            expected="words of names in tests/acceptance/checks.json; `and`, `or`, `not`, brackets",
+            next_step=f"correct -k; what pytest printed is in {out / 'container.log'}",
+        )
     if not os.path.lexists(path):
         raise ChecksFailedError(
             "the suites ended without a result",

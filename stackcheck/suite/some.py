@@ -6,15 +6,15 @@ In: a subject; pytest's -k, or none for what failed last time. Out: `SomeChecks`
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import NothingSelectedError, StackcheckError
 from stackcheck.suite import results, run
+from stackcheck.suite.expected import expression
 from stackcheck.suite.judged import measure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 FOLDER = "some"  # beside the whole run, whose result stays
 GOOD = ("passed", "skipped")
-_IN_K = re.compile(r"[\w:+\-./\[\]]+")  # what stands in pytest's -k without being read as an operator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,13 +82,3 @@ def last_failed(out: Path) -> list[str]:
             next_step="leave --last-failed out, or choose checks with -k",
         )
     return bad
-
-
-def expression(ids: Iterable[str]) -> str:
-    """The ids as pytest's -k; parameters that it could not hold are left out, so that all of a check run."""
-    terms = set()
-    for each in ids:
-        file, _, name = each.partition("::")
-        whole = name if _IN_K.fullmatch(name) else name.partition("[")[0]
-        terms.add(f"({file} and {whole})")
-    return " or ".join(sorted(terms))

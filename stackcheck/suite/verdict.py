@@ -241,7 +241,7 @@ def _about_the_run(result: RunResult, required: Requirements) -> Iterator[str]:
     if result.host.vendor != "cpu" and not result.host.devices:
         yield f"vendor {result.host.vendor} was named and no {result.host.vendor.upper()} device is visible"
     yield from _about_devices(result, required)
-    yield from _about_counts(result)
+    yield from _about_counts(result, required)
 
 
 def _about_devices(result: RunResult, required: Requirements) -> Iterator[str]:
@@ -259,13 +259,14 @@ def _about_devices(result: RunResult, required: Requirements) -> Iterator[str]:
         yield f"checks used {len(strangers)} devices that this host does not have (by id)"
 
 
-def _about_counts(result: RunResult) -> Iterator[str]:
+def _about_counts(result: RunResult, required: Requirements) -> Iterator[str]:
+    left_out = len(required.carried - {check.id for check in result.checks})
     if not result.checks:
         yield "the run has no results"
     selection, reported = result.selection, len(result.checks)
     if selection.dropped is None:
         yield "the result does not say how many checks of the tier were deselected"
-    elif selection.dropped:
+    elif selection.dropped != left_out:
         arguments = " ".join(selection.arguments) or "none"
         yield f"{selection.dropped} checks of the tier were deselected; arguments: {arguments}"
     if reported < selection.collected:
@@ -277,7 +278,8 @@ def _about_the_set(result: RunResult, required: Requirements) -> Iterator[str]:
     if not required.checks:
         yield "no check is required, so passing proves nothing"
     found = {check.id for check in result.checks}
-    yield from (f"{name}: no result" for name in required.checks if name not in found)
+    missing = (name for name in required.checks if name not in found | required.carried)
+    yield from (f"{name}: no result" for name in missing)
     unknown = sorted(found - set(required.checks))
     yield from (f"{name}: not a check of this checkout's suites" for name in unknown)
     if not any(check.outcome == "passed" for check in result.checks):
@@ -328,7 +330,7 @@ def _about_bounds(
             if (check.id, index) in bounds.of and found is None and is_enough(result.tier, "smoke"):
                 yield f"{check.id}: {NO_BOUND.format(metric.name)}"
     whole = all(check.outcome in {"passed", "skipped"} for check in result.checks)
-    if whole and is_enough(result.tier, SPEED):
+    if whole and is_enough(result.tier, SPEED) and not required.carried:
         yield from (f"no check measured {name}, which has a bound" for name in bounds.unmeasured)
         yield from bounds.defaults
 

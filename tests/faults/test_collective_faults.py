@@ -13,6 +13,7 @@ RESTLESS = (
     "(__import__('itertools').count())"
 )
 CYCLE = "workloads.collective_groups:cycle"
+LIMIT = "workloads.collective_groups:LIMIT_S"
 # The launch that the checks share carries no large arrays: the faults of `collective_mutants` are for those.
 QUICK = {"workloads.collective_counts:LARGEST": "{'cpu': 2}", "workloads.collective_counts:MORE": "(2, 127)"}
 
@@ -55,7 +56,7 @@ FAULTS = (
         {
             CYCLE: "lambda r, key, **k: (time.sleep(100) if r.rank == 1 and key.endswith('/3') else 0, "
             "original(r, key, **k))[1]",
-            "workloads.collective_groups:LIMIT_S": "10.0",
+            LIMIT: "10.0",
         },
         "was not set up and torn down",
     ),
@@ -65,7 +66,7 @@ FAULTS = (
         {
             CYCLE: "lambda r, key, **k: exec('raise RuntimeError(\\'no world here\\')') "
             "if r.rank == 0 and key.endswith('/3') else original(r, key, **k)",
-            "workloads.collective_groups:LIMIT_S": "10.0",
+            LIMIT: "10.0",
         },
         "world 3: no world here",
     ),
@@ -81,7 +82,11 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize("planted", FAULTS, ids=str)
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(one, marks=pytest.mark.waits if LIMIT in one.patches else ()) for one in FAULTS],
+    ids=str,
+)
 def test_planted_fault_is_caught(planted: Fault, plant) -> None:
     plant(planted)
 

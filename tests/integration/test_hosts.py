@@ -96,8 +96,11 @@ class Made:
             (folder / "bin").mkdir(exist_ok=True)
             (folder / "bin" / program).write_text("#!/bin/sh\nexit 1\n")
             (folder / "bin" / program).chmod(0o755)
-        line = "deb [trusted=yes] https://mirror.example.org/debian bookworm main"
-        document = {"schema": 1, "apt": {"debian12": [line]}} if self.mirror else {"schema": 1}
+        lines = [
+            f"deb [trusted=yes] https://mirror.example.org/{place} main"
+            for place in ("debian bookworm", "debian-security bookworm-security")
+        ]
+        document = {"schema": 1, "apt": {"debian12": lines}} if self.mirror else {"schema": 1}
         (folder / "mirrors.yaml").write_text(json.dumps(document))
         return {
             "os-release": os.path.realpath("/etc/os-release"),

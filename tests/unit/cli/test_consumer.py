@@ -60,6 +60,7 @@ FACTS: dict[str, type | tuple[type, ...]] = {
     "bounds": dict,
     "static_only": list,
     "against": (dict, type(None)),
+    "derived_from": (dict, type(None)),
     "next": str,
     "notes": list,
     "certificate": dict,

@@ -185,3 +185,34 @@ def test_a_passed_run_has_no_failed_check_in_the_list(small_checkout: Path, caps
     (run,) = json.loads(call(capsys, "history", "--json").out)
     assert run["waived"] == [GEMM]
     assert GEMM not in call(capsys, "history").out
+
+
+def is_path(parameter: Parameter) -> bool:
+    return "Path" in str(vars(parameter).get("type_descriptor"))
+
+
+def is_read(parameter: Parameter) -> bool:
+    return bool(vars(parameter)["type_descriptor"].parameter_info.exists)
+
+
+# What a verb writes or makes; the signing key is made on first use, or refused by its own sentence. One names
+# a program, which PATH may have.
+WRITTEN = {"--out", "--output", "--record", "--to", "--into", "--state", "--key", "folder"}
+WRITTEN |= {"--from-environment"}
+PATHS = [(words, each) for words in COMMANDS for each in parameters(words) if is_path(each)]
+READ = [(words, each.opts[0], each.param_type_name) for words, each in PATHS if is_read(each)]
+
+
+def test_each_path_is_either_read_or_written() -> None:
+    assert {each.opts[0] for _, each in PATHS if not is_read(each)} == WRITTEN
+    assert {name for _, name, _ in READ}.isdisjoint(WRITTEN)
+
+
+@pytest.mark.parametrize(("words", "name", "kind"), READ, ids=[f"{words} {name}" for words, name, _ in READ])
+def test_a_path_to_read_that_is_not_there_is_named_with_its_option(
+    words: str, name: str, kind: str, capsys: Capsys
+) -> None:
+    done = call(capsys, *words.split(), *([name] if kind == "option" else []), "/nowhere/at-all")
+    assert done.code == (125 if words == "run" else 2)
+    assert "/nowhere/at-all" in done.err
+    assert (name if kind == "option" else "names a path that does not exist") in done.err

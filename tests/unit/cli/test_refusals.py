@@ -133,3 +133,21 @@ def test_a_reference_that_is_none_is_exit_2(capsys: Capsys, tmp_path: Path, refe
     path.write_bytes(keys.public_pem(KEY.public_key()))
     host = ("--device-model", "CPU", "--driver", "none", "--key", path)
     assert call(capsys, "verify", reference, *host).code == 2
+
+
+def test_a_stack_is_not_made_from_a_certified_image(capsys: Capsys) -> None:
+    done = call(capsys, "certify", STACK_ID, "--derived-from", "oci:dist:x", "--root", str(ROOT))
+    assert done.code == 2
+    assert "--derived-from is for images that were not built here" in done.err
+
+
+def test_an_image_below_that_is_not_certified_ends_it_before_anything_runs(
+    capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    call(capsys, "key")
+    done = call(
+        capsys, *("certify", "team/mine:1", "--derived-from", f"oci:{tmp_path}:x", "--root", str(ROOT))
+    )
+    assert done.code == 7
+    assert str(tmp_path) in done.err

@@ -29,7 +29,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_lacking_has_the_command_that_mends_it(tmp_path: Path) -> None:
     findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
     assert not findings["engine"].ok
-    assert findings["engine"].fix == "stackcheck doctor --fix"
+    assert findings["engine"].fix == "sudo stackcheck doctor --fix"
     assert findings["buildx"].fix == "stackcheck doctor --fix"
     assert {"disk", "memory", "amd GPUs", "nvidia GPUs", "mmdebstrap"} <= set(findings)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SUITES = {"bookworm": "debian12", "trixie": "debian13"}
 LINE = "deb [signed-by=/k.gpg] https://mirror.example.org/debian {suite} main"
+PARTS = ("", "-security")
+LACKS = ", without security updates"
 TODAY, OLD = "B8B80B5B623EAB6AD8775C45B7C5D7D6350947F8", "1F89983E0081FDE018F3CC9673A4F27B8DD47936"
 Site = "Callable[..., None]"
 
@@ -59,9 +61,11 @@ def test_every_layout_gives_the_right_archive_or_says_what_to_write(seed, suite,
     mirrored, root = seed % 3 == 0, seed % 2 == 0
     keyring = (None, TODAY, OLD)[seed % 5 % 3]
     host(drawn, keyring, root=root)
-    mirror = (LINE.format(suite=suite),) if mirrored else ()
-    expected = ["this host's archive of debian"] if drawn.distribution == "debian" else []
-    expected += ["the site's mirror"] if mirrored else []
+    mirror = tuple(LINE.format(suite=f"{suite}{part}") for part in PARTS[: 1 + seed % 2]) if mirrored else ()
+    own = "this host's archive of debian" + ("" if drawn.security_archive else LACKS)
+    site = "the site's mirror" + ("" if len(mirror) == len(PARTS) else LACKS)
+    expected = [own] if drawn.distribution == "debian" else []
+    expected += [site] if mirrored else []
     expected += ["the public archive of debian"] if keyring == TODAY or (keyring is None and root) else []
     if not expected:
         with pytest.raises(ConfigurationError) as caught:
@@ -69,6 +73,7 @@ def test_every_layout_gives_the_right_archive_or_says_what_to_write(seed, suite,
         told = str(caught.value)
         assert f"{SUITES[suite]}:" in told
         assert "debian-archive-keyring" in told
+        assert all(f" {suite}{part} main" in told for part in ("", "-updates", "-security"))
         assert drawn.release in told
         return
     found = base_sources.ways(suite, SUITES[suite], mirror)
@@ -78,10 +83,11 @@ def test_every_layout_gives_the_right_archive_or_says_what_to_write(seed, suite,
     if drawn.distribution == "debian":
         check_own(drawn, suite, stanzas(found[0].sources))
     if mirrored:
-        (told,) = (stanzas(way.sources) for way in found if way.name == "the site's mirror")
+        (told,) = (stanzas(way.sources) for way in found if way.name == site)
         assert told == [
-            {"Types": "deb", "URIs": "https://mirror.example.org/debian", "Suites": suite,
+            {"Types": "deb", "URIs": "https://mirror.example.org/debian", "Suites": f"{suite}{part}",
              "Components": "main", "Signed-By": "/k.gpg"}
+            for part in PARTS[: len(mirror)]
         ]  # fmt: skip
 
 

@@ -23,6 +23,8 @@ case "$1" in
 *) exec {python} "$@" ;;
 esac
 """
+# Plant in checks of numbers what is no number: a hang, a process that dies, a speed.
+OF_NO_NUMBER = {"hang", "process", "training_speed", "whole_run"}
 TEST = "def test_one(): assert {holds}\n"
 
 
@@ -59,6 +61,27 @@ def test_no_library_may_do_more_than_atens_limit_says(program: ModuleType) -> No
         assert setting.mkl, setting.name
         assert {*setting.environment(1)} <= {*program.LIMITS, *program.THREADS}
     assert set(program.USUAL) <= {setting.name for setting in program.SETTINGS}
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_plants_in_a_check_of_numbers_runs_under_every_setting(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, *, slow: bool
+) -> None:
+    monkeypatch.setattr(program, "ROOT", ROOT)
+    ran = {word for run in program.parts([], slow=slow) for word in run.words}
+    checks = [Path(word).name for word in ran if word.startswith("tests/acceptance/")]
+    for path in sorted((ROOT / "tests/faults").glob("test_*_faults.py")):
+        text, kind = path.read_text(encoding="utf-8"), path.stem[len("test_") : -len("_faults")]
+        if any(f"{check}::" in text for check in checks) and kind not in OF_NO_NUMBER:
+            assert f"tests/faults/{path.name}" in ran, path.name
+
+
+def test_checks_that_record_a_margin_run_under_every_setting(program: ModuleType) -> None:
+    """Of those that a processor can run: a link joins two GPUs."""
+    for path in sorted((ROOT / "tests/acceptance").glob("test_*.py")):
+        records = "margins.record(" in path.read_text(encoding="utf-8")
+        if records and path.name != "test_devices_links.py":
+            assert f"tests/acceptance/{path.name}" in program.SUITES, path.name
 
 
 def test_limits_from_outside_do_not_mix_with_those_of_a_setting(

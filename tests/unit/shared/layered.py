@@ -8,10 +8,11 @@ import hashlib
 import io
 import subprocess
 import tarfile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
-from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json
+from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
@@ -54,11 +55,21 @@ def tar_of(layer: Layer) -> bytes:
     return buffer.getvalue()
 
 
-def make(folder: Path, *layers: Layer | bytes, env: Mapping[str, str] | None = None, packed: str = "") -> str:
+def make(
+    folder: Path,
+    *layers: Layer | bytes,
+    env: Mapping[str, str] | None = None,
+    packed: str = "",
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
     """A layout with an image of these layers; the digest of its manifest."""
     layout = OciLayout(folder)
-    config: dict[str, Any] = {"config": {"Env": [f"{name}={value}" for name, value in (env or {}).items()]}}
-    bodies = [pack(tar_of(layer) if isinstance(layer, dict) else layer, packed) for layer in layers]
+    tars = [tar_of(layer) if isinstance(layer, dict) else layer for layer in layers]
+    config: dict[str, Any] = {
+        "config": {"Env": [f"{name}={value}" for name, value in (env or {}).items()], **settings},
+        "rootfs": {"type": "layers", "diff_ids": [sha256(tar) for tar in tars]},
+    }
+    bodies = [pack(tar, packed) for tar in tars]
     with layout.writing(quiet):
         document = {
             "schemaVersion": 2,

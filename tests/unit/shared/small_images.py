@@ -140,6 +140,7 @@ def certify(
     known_issues: tuple[dict[str, Any], ...] = (),
     name: str | None = None,
     parameters: dict[str, str] | None = None,
+    derived: dict[str, Any] | None = None,
     **changes: Any,
 ) -> tuple[Envelope, ...]:
     """The signed statements of a run that ended just before `now`; `judged_run` takes the changes."""
@@ -157,5 +158,6 @@ def certify(
             archs=archs,
             known_issues=known_issues,
             name=image.stack_id if name is None else name,
+            derived=derived,
         ),
     )

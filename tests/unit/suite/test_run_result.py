@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 
 import result_files
 from fake_runs import FakeEngine, healthy, make_plan, of_run, run
-from stackcheck.errors import ChecksFailedError
+from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import run as suite
 
@@ -74,6 +75,17 @@ def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: P
     with pytest.raises(ChecksFailedError) as caught:
         run(make_plan(tmp_path), tmp_path, answer=plant)
     assert "own words" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("code", "why"), suite.NO_CHECKS.items())
+def test_an_expression_that_selects_nothing_is_no_fault_of_the_container(
+    tmp_path: Path, code: int, why: str
+) -> None:
+    plan = dataclasses.replace(make_plan(tmp_path), only="nothing")
+    engine: Any = FakeEngine(healthy, code)
+    with pytest.raises(NothingSelectedError, match=why) as caught:
+        suite.run(plan, engine, out=tmp_path, report=lambda _line: None)
+    assert caught.value.got == "nothing"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 126, 127, 134, 137, 139, 143])

@@ -60,6 +60,30 @@ def test_a_missing_or_renamed_check_is_failed() -> None:
     assert "test_b.py::test_two: no result" in verdict.reasons
 
 
+def selected(dropped: int) -> dict[str, Any]:
+    return {"arguments": ["-k"], "collected": 2, "deselected": 0, "dropped": dropped}
+
+
+def test_a_check_that_another_certificate_vouches_for_need_not_run() -> None:
+    held = {"carried": frozenset({REQUIRED[2], "test_z.py::of_no_suite"})}
+    of_suites = {"carried": frozenset({REQUIRED[2]})}
+    found = judged(*HEALTHY[:2], held_to=of_suites, selection=selected(1))
+    assert (found.status, found.reasons) == ("PASSED", ())
+    assert REQUIRED[2] in found.required
+    assert REQUIRED[2] not in found.passed
+    assert judged(*HEALTHY, held_to=of_suites).status == "PASSED"  # it ran all the same
+    for reasons in (
+        judged(*HEALTHY[:2], selection=selected(1)).reasons,
+        judged(*HEALTHY[:2], held_to=of_suites, selection=selected(2)).reasons,
+        judged(*HEALTHY[:2], held_to=of_suites, selection=selected(0)).reasons,
+        judged(HEALTHY[0], held_to=of_suites, selection=selected(1)).reasons,
+        judged(*HEALTHY[:2], held_to=held, selection=selected(1)).reasons,
+    ):
+        assert reasons
+    failing = check(REQUIRED[2], "failed")
+    assert judged(*HEALTHY[:2], failing, held_to=of_suites).status == "FAILED"
+
+
 @pytest.mark.parametrize("outcome", ["failed", "error", "skipped"])
 def test_an_advisory_check_does_not_decide_but_has_to_be_there(outcome: str) -> None:
     advisory = (Advisory(check="test_c.py::test_three[1]", reason="a virtual machine hides it"),)
