@@ -3,8 +3,8 @@
 Usage: python benchmarks/drift.py. Prints the tables of docs/reference/trust.md, in two minutes, from seeded
 draws.
 
-Recorded noise: 20 fresh healthy processes on one H200 (docs/results/paired-h200.json, made by
-benchmarks/slowdown.py) for pairs; repeats in one process (docs/results/suites-h200-x2-standard.json) for the
+Recorded noise: 20 fresh healthy processes on one H200 (docs/results/paired-h200.json)
+for pairs; repeats in one process (docs/results/suites-h200-x2-standard.json) for the
 noisiest judged metric; two standard runs for the numeric margins. Assumed, as no node has recorded nights
 yet: how nights differ, and that 3 % of the runs are 4 to 12 % slow.
 """

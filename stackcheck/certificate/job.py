@@ -35,7 +35,6 @@ class Openings:
     Attributes:
         env: Variables beside those that every job has.
         volumes: Folders and files of the host beside the current folder.
-        network: Whether and which.
         shm_size_bytes: The limit of /dev/shm.
         workdir: Where the command starts; None: the current folder, which is mounted as /workspace.
         user: UID[:GID]; None: the user who runs this, so that what it writes is the user's.
@@ -91,9 +90,6 @@ def run(
         needs: What the devices need (`vendors.module(vendor).container_needs()`).
         folder: Mounted as /workspace, writable.
         openings: What the user opens.
-
-    Raises:
-        EngineError: It could not be started, or the engine stopped answering.
     """
     spec = container(name, command, needs, folder, openings)
     return engine.run_here(spec, stop_timeout_s=openings.stop_timeout_s)

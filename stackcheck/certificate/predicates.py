@@ -35,15 +35,15 @@ from stackcheck.certificate.statement import (
 from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import MachineUnfitError
 from stackcheck.oci.documents import compact_json, sha256
-from stackcheck.suite.provenance import SITE_SOURCES
+from stackcheck.suite.subject import SITE_SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from stackcheck.certificate.signers import Signer
     from stackcheck.certificate.statement import Revocations
-    from stackcheck.suite.provenance import Provenance
     from stackcheck.suite.results import RunResult
+    from stackcheck.suite.subject import Provenance
     from stackcheck.suite.verdict import Verdict
 
 # The fields of the certificate that a revocation keeps: which image and host it is about.

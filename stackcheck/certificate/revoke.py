@@ -63,7 +63,6 @@ def revoke(
 
     Raises:
         CertificateError: This key signed no certificate for the image.
-        PublishError: The store failed.
     """
     found = parse_reference(reference)
     store = open_store(found.target, plain_http=plain_http)

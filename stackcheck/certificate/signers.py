@@ -147,7 +147,6 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
         create: Make the key if it does not exist.
 
     Raises:
-        CertificateError: There is no public key for the command.
         ConfigurationError: The key cannot be used.
     """
     if command:

@@ -142,14 +142,7 @@ def show_forecast(
     then: str = "",
     as_json: bool = False,
 ) -> None:
-    """Print what a build would do; if it would fail, exit with the code of the first failure.
-
-    Args:
-        found: The stacks that would be built.
-        uncertifiable: The stacks that would not, because they cannot be certified.
-        then: What follows a build.
-        as_json: Print one JSON document instead.
-    """
+    """Print what a build would do; if it would fail, exit with the code of the first failure."""
     forecasts = list(found)
     if as_json:
         left_out = [{"id": name, "state": "refuse", **one.as_json()} for name, one in uncertifiable.items()]

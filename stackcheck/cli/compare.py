@@ -87,12 +87,12 @@ def compare_runs(
 
 
 def _compare(a: str, b: str, root: Path, *, every: bool, as_json: bool) -> None:
-    from stackcheck.compare import arguments, two_runs
+    from stackcheck.compare import two_runs
     from stackcheck.history.history import open_history
 
     history = open_history(root)
-    one, run = arguments.find(a, history)
-    other, _ = arguments.find(b, history, like=run)
+    one, run = two_runs.find(a, history)
+    other, _ = two_runs.find(b, history, like=run)
     found = two_runs.compare(one, other)
     if as_json:
         print_json(_document(found))

@@ -32,7 +32,7 @@ def explain(
     """Show why a combination is allowed or refused: rule, reason, source; exit 11 if it is not allowed."""
     from stackcheck.matrix import compat, expand, known_issues, matrix
     from stackcheck.matrix import explain as explaining
-    from stackcheck.matrix.query import parse_question
+    from stackcheck.matrix.explain import parse_question
 
     rules, found = compat.load(root / "images" / "compat.yaml"), matrix.load(root / "matrix.yaml")
     issues = known_issues.load(root / "images" / "known-issues.yaml")
@@ -138,7 +138,7 @@ def compat(
 ) -> None:
     """Check the compatibility rules for contradictions."""
     from stackcheck.matrix import compat as rules_of
-    from stackcheck.matrix.contradictions import contradictions
+    from stackcheck.matrix.compat import contradictions
 
     if action != "check":
         raise ConfigurationError(

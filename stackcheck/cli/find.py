@@ -10,8 +10,7 @@ import typer
 from stackcheck.certificate import key_sources
 from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
 from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app, target_of
-from stackcheck.cli.output import counted, print_json
-from stackcheck.cli.screen import print_fitted
+from stackcheck.cli.output import counted, print_fitted, print_json
 from stackcheck.cli.times import duration
 from stackcheck.errors import CertificateError
 

@@ -13,8 +13,7 @@ import typer
 
 from stackcheck.cli import times
 from stackcheck.cli.options import HERE, AsJson, Root, new_app, taking
-from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
-from stackcheck.cli.screen import print_fitted
+from stackcheck.cli.output import Progress, counted, print_facts, print_fitted, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import HistoryError, Point, Query, Run, named
@@ -225,7 +224,7 @@ def rebuild_index(*, root: Root = HERE) -> None:
     history = open_history(root.resolve())
     damaged = history.rebuild(Progress())
     runs = len(history.runs(Query()))
-    print_facts({"index": history.index.url, "runs": str(runs), "damaged": str(len(damaged))})
+    print_facts({"index": history.url, "runs": str(runs), "damaged": str(len(damaged))})
     if damaged:
         raise HistoryError(
             "some records are damaged and are not in the index",

@@ -173,7 +173,7 @@ def render(
 ) -> None:
     """Write the Dockerfiles of stacks, or check them with --check."""
     from stackcheck.recipe import render as rendering
-    from stackcheck.recipe import stack_table, stale
+    from stackcheck.recipe import stack_table
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
     pages = () if selectors else [path for path in (images / "README.md",) if path.exists()]
@@ -184,7 +184,7 @@ def render(
             for page in pages
             if not stack_table.is_fresh(page, stacks)
         ]
-        old = [line for stack in stacks for line in stale.stale(stack, images)]
+        old = [line for stack in stacks for line in rendering.stale(stack, images)]
         if (drifted or old) and check:
             steps = ["stackcheck render"] if drifted else []
             steps += [f"stackcheck lock {name}" for name in dict.fromkeys(line.split("/")[1] for line in old)]
@@ -238,7 +238,7 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
     """Compare pins with the newest versions in the package indexes, and list known issues of the stacks."""
     from stackcheck import mirrors as sites
     from stackcheck.matrix import compat
-    from stackcheck.recipe import indexes, newest
+    from stackcheck.recipe import indexes
     from stackcheck.recipe.upstream import Upstream
 
     stacks = resolve.load_stacks(root, selectors or ())
@@ -248,7 +248,7 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
         also = tuple(f"{option}={place}" for option, place in upstream.beside(stack))
         return indexes.versions(name, python=stack.python, pre=pre, also=also)
 
-    behind = newest.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
+    behind = indexes.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
     if as_json:
         told = [{**issue.as_json(), "stacks": ids} for issue, ids in issues.items()]
         print_json({"outdated": [dataclasses.asdict(one) for one in behind], "known_issues": told})

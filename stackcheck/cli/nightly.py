@@ -132,9 +132,9 @@ def validate(
     """
     if context.invoked_subcommand:
         return
-    from stackcheck.nightly import addressees, alert, summary
+    from stackcheck.nightly import alert, summary
 
-    progress, people = Progress(), addressees.load(alerts)
+    progress, people = Progress(), alert.load(alerts)
     try:
         settings = _settings(
             root.resolve(),
@@ -193,14 +193,14 @@ def _planned(settings: NightSettings) -> Plan:
 
 def _run_night(settings: NightSettings, report: Progress) -> Plan:
     from stackcheck.history.history import open_history
-    from stackcheck.nightly import deliver, night
+    from stackcheck.nightly import night, summary
 
     root = settings.flow.root
     with exclusive(root, "stackcheck nightly", report):
         engine = building.connected(report, builds=False)
         plan = night.begin(settings, engine, report)
         plan = night.play(plan, settings, engine, open_history(root), report)
-        deliver.deliver(plan, night.folder_of(root))
+        summary.deliver(plan, night.folder_of(root))
         night.finish(plan, settings)
     return plan
 
@@ -237,9 +237,9 @@ def alert_people(
     ] = False,
 ) -> None:
     """Tell people that a night stopped, as the systemd units do. Exit 2: a message did not arrive."""
-    from stackcheck.nightly import addressees, alert
+    from stackcheck.nightly import alert
 
-    people = addressees.load(alerts)
+    people = alert.load(alerts)
     result, status = (os.environ.get(f"MONITOR_{name}", "") for name in ("SERVICE_RESULT", "EXIT_STATUS"))
     if not trial and alert.already_told(result, status):
         print(f"the night itself told people: it ended with {status}")
@@ -248,10 +248,10 @@ def alert_people(
     message = alert.stopped(why, 1)
     if trial:
         message = alert.Alert(outcome="trial", line="stackcheck nightly alert --trial", exit_code=0)
-    if people == addressees.NOBODY or not alert.send(message, people, Progress()):
+    if people == alert.NOBODY or not alert.send(message, people, Progress()):
         raise ConfigurationError(
             "not everybody was told",
-            got="no addressee" if people == addressees.NOBODY else "see above",
+            got="no addressee" if people == alert.NOBODY else "see above",
             expected="an alerts.yaml whose addresses answer",
             next_step="correct it (docs/guides/nightly.md, “Alerts”), then: stackcheck nightly alert --trial",
         )

@@ -1,20 +1,24 @@
-"""The verbs `base` and `wheelhouse`. In: what this host has. Out: a base and wheels for a build."""
+"""The verbs of a site: base, wheelhouse, mirror, export. In: what it has. Out: files to build and carry."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Selectors, new_app
-from stackcheck.cli.output import Progress, counted, print_facts, print_json
+from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, new_app
+from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
+from stackcheck.oci.image_layout import ImageLayout
+from stackcheck.suite.subject import find_image
 
 if TYPE_CHECKING:
     from stackcheck.imaging.host_base import Cut
     from stackcheck.matrix.stack import Stack
+    from stackcheck.recipe.mirror_list import WantedFiles
 
 app = new_app()
 
@@ -151,3 +155,72 @@ def make_wheelhouse(
     if made.absent:
         facts["absent"] = ", ".join(made.absent) + ": copy these wheels into the folder, then run this again"
     print_facts(facts)
+
+
+@app.command("export")
+def export_image(
+    name: Annotated[
+        str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or an image that was tested here.")
+    ],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="The tar file to write.", show_default="STACK.tar"),
+    ] = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    root: Root = HERE,
+) -> None:
+    """Write an image as one tar for `docker load`, `podman load` and Apptainer."""
+    image = find_image(name, root.resolve())
+    layout = ImageLayout(image.layout)
+    path = output or Path(f"{image.layout.parent.name}.tar")
+    if dry_run:
+        print(f"{image.manifest_digest}: write {path}, {layout.size_bytes() / 1e6:.1f} MB")
+        return
+    layout.export(image.reference, path)
+    facts = {"tar": str(path), "digest": image.manifest_digest, "next": f"docker load --input {path}"}
+    print_json(facts) if as_json else print_facts(facts)
+
+
+@app.command("mirror")
+def mirror(
+    selectors: Selectors = None,
+    *,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print what a site has to copy; download nothing.")
+    ] = False,
+    mirrors: MirrorsFile = None,
+    as_json: AsJson = False,
+    root: Root = HERE,
+) -> None:
+    """List which files a site has to copy to lock and build stacks without the public hosts."""
+    from stackcheck import mirrors as sites
+    from stackcheck.imaging import platforms
+    from stackcheck.recipe import mirror_list
+    from stackcheck.recipe.upstream import Upstream
+
+    if not print_:
+        raise ConfigurationError(
+            "copying is the work of the site's own tools",
+            expected="--print",
+            next_step="stackcheck mirror --print",
+        )
+    upstream = Upstream(mirrors=sites.load(mirrors))
+    stacks = resolve.load_stacks(root, selectors or ())
+    best = {stack.id: platforms.target(stack, platforms.native()).best for stack in stacks}
+    found = {
+        stack.id: mirror_list.wanted(stack, root / "images", upstream, best[stack.id]) for stack in stacks
+    }
+    if as_json:
+        print_json({name: [dataclasses.asdict(one) for one in files] for name, files in found.items()})
+        return
+    for name, files in found.items():
+        print(name)
+        print_table(("kind", "name", "place", "bytes", "sha256", "note"), [_wanted_row(one) for one in files])
+
+
+def _wanted_row(one: WantedFiles) -> tuple[str, ...]:
+    hashes = f"one of {len(one.sha256)}" if len(one.sha256) > 1 else "".join(one.sha256)
+    size = "?" if one.size_bytes is None else str(one.size_bytes)
+    return one.kind, one.name, one.place, size, hashes or "?", one.note

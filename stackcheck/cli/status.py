@@ -13,8 +13,7 @@ import typer
 from stackcheck.cli import report as page
 from stackcheck.cli import times
 from stackcheck.cli.options import HERE, AsJson, Root, new_app
-from stackcheck.cli.output import counted, print_json, print_table, shown
-from stackcheck.cli.screen import fitted
+from stackcheck.cli.output import counted, fitted, print_json, print_table, shown
 from stackcheck.errors import ConfigurationError
 from stackcheck.history.runs import named
 

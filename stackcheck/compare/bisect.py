@@ -3,6 +3,9 @@
 Each mixed stack is locked, built and run like any stack, in `build/bisect/`, which looks like a checkout;
 nothing is written to `images/`. Each answer is kept in a file, so that a search that was interrupted goes on
 with the first image that it has not run.
+
+The steps between the two are applied in order, and the search halves the range in which the answer changes.
+The step that it finds is then applied alone: if that passes, an earlier step is needed as well.
 """
 
 from __future__ import annotations
@@ -11,13 +14,12 @@ import dataclasses
 import hashlib
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from stackcheck import flow
-from stackcheck.compare import search
 from stackcheck.compare.mixed_stacks import Between
-from stackcheck.compare.search import Culprit, Outcome, Steps
 from stackcheck.errors import BuildError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.imaging import build
@@ -70,12 +72,7 @@ class SearchResult:
 
 
 def between(root: Path, good: str, bad: str) -> Between:
-    """What lies between two stacks of a checkout.
-
-    Raises:
-        ConfigurationError: A file is wrong, or the two have nothing between them.
-        NothingSelectedError: The matrix has no such stack.
-    """
+    """What lies between two stacks of a checkout."""
     return Between(
         matrix.load(root / "matrix.yaml"),
         compat.load(root / "images" / "compat.yaml"),
@@ -130,7 +127,7 @@ class Search:
             BuildError: One of the two ends cannot be built.
         """
         self._report(f"{len(self._steps)} steps between {self._ends[0]} and {self._ends[1]}")
-        culprit = search.walk(len(self._steps), self._ask)
+        culprit = walk(len(self._steps), self._ask)
         return SearchResult(culprit=culprit, steps=self._steps, tried=tuple(self._tried))
 
     def _ask(self, steps: Steps) -> Outcome:
@@ -253,3 +250,70 @@ def _tried(kept: dict[str, Any]) -> Tried:
         raise ValueError(kept["outcome"])
     outcome = cast("Outcome", kept["outcome"])
     return Tried(steps=frozenset(map(int, kept["steps"])), outcome=outcome, why=str(kept["why"]), new=False)
+
+
+Outcome = Literal["passes", "fails", "unknown"]
+Steps = frozenset[int]
+Kind = Literal["good fails", "bad passes", "one", "together", "one of", "more"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """What the search found.
+
+    Attributes:
+        kind: `one`: one step alone breaks it. `together`: two steps do, and neither of them alone. `one of`:
+            one of several steps, between which nothing can be tested. `more`: a step that needs several
+            others.
+            `good fails` and `bad passes`: the ends are not what they were said to be.
+        steps: The steps, the one that the search found first.
+    """
+
+    kind: Kind
+    steps: tuple[int, ...] = ()
+
+
+def walk(count: int, ask: Callable[[Steps], Outcome]) -> Culprit:
+    """Search the steps 0 … count - 1.
+
+    Args:
+        count: How many steps lie between good (no step) and bad (all of them).
+        ask: Whether the check passes with a set of steps; `unknown` if that cannot be built or decided.
+    """
+    if ask(frozenset()) != "passes":
+        return Culprit(kind="good fails")
+    if ask(frozenset(range(count))) != "fails":
+        return Culprit(kind="bad passes")
+    low, high = _edge(0, count, lambda end: ask(frozenset(range(end))))
+    if high - low > 1:
+        return Culprit(kind="one of", steps=tuple(range(low, high)))
+    alone = "fails" if low == 0 else ask(frozenset({low}))
+    if alone == "fails":
+        return Culprit(kind="one", steps=(low,))
+    return _partner(low, ask)
+
+
+def _partner(found: int, ask: Callable[[Steps], Outcome]) -> Culprit:
+    """The earlier step without which `found` passes."""
+    low, high = _edge(0, found, lambda end: ask(frozenset((*range(end), found))) if end else "passes")
+    if high - low == 1 and ask(frozenset({low, found})) == "fails":
+        return Culprit(kind="together", steps=(found, low))
+    return Culprit(kind="more", steps=(found, *range(high)))
+
+
+def _edge(low: int, high: int, ask: Callable[[int], Outcome]) -> tuple[int, int]:
+    """Two neighbours between which the answer changes: `low` passes and `high` fails.
+
+    Places whose answer is unknown are left out, so the two may be further apart in the end.
+    """
+    unknown: set[int] = set()
+    while places := [place for place in range(low + 1, high) if place not in unknown]:
+        middle = min(places, key=lambda place: abs(2 * place - low - high))
+        match ask(middle):
+            case "passes":
+                low = middle
+            case "fails":
+                high = middle
+            case "unknown":
+                unknown.add(middle)
+    return low, high

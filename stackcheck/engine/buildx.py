@@ -86,7 +86,6 @@ class Failure:
         stage: Stage and number of the step, "wheels 4/6", where the builder named one.
         step: The step's text.
         file: Dockerfile, as the builder names it.
-        line: Line in it.
         last_lines: What the step wrote last.
         message: The builder's own sentence.
     """

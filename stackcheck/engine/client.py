@@ -114,11 +114,7 @@ class Engine:
         return f"docker {self._info.get('ServerVersion')} ({store} store)"
 
     def inspect(self, reference: str) -> ImageInfo:
-        """Facts about an image that the engine has.
-
-        Raises:
-            EngineError: It has no such image.
-        """
+        """Facts about an image that the engine has."""
         with engine_errors(f"inspecting {reference}"):
             facts = self._client.images.get(reference).attrs
         config = facts.get("Config") or {}
@@ -168,9 +164,6 @@ class Engine:
 
         Returns:
             The manifest's digest.
-
-        Raises:
-            EngineError: It has no such image, or what it saved has another id.
         """
         found = self.inspect(reference)
         with engine_errors(f"saving {reference}"), self._long_timeout():
@@ -209,31 +202,14 @@ class Engine:
             yield found
 
     def run(self, spec: RunSpec) -> int:
-        """Run a container to its end and remove it; the exit code of its command.
-
-        Raises:
-            EngineError: It could not be started, or the daemon stopped answering.
-            ChecksFailedError: It did not end in time.
-        """
+        """Run a container to its end and remove it; the exit code of its command."""
         return container.run(self._client, spec)
 
     def run_here(self, spec: RunSpec, *, stop_timeout_s: float) -> int:
-        """Run a user's program as if it ran here: its streams, terminal and signals; its exit code.
-
-        Raises:
-            EngineError: It could not be started, or the daemon stopped answering.
-        """
+        """Run a user's program as if it ran here: its streams, terminal and signals; its exit code."""
         from stackcheck.engine import terminal
 
         return terminal.run(self._client, spec, stop_timeout_s=stop_timeout_s)
-
-    def remove_left_by(self, pid: int) -> int:
-        """Remove the containers of a process that was killed; how many there were.
-
-        Raises:
-            EngineError: The daemon refused.
-        """
-        return container.remove_left_by(self._client, pid)
 
     def bake(
         self,
@@ -244,12 +220,7 @@ class Engine:
         log: Path | None = None,
         timeout_s: float = buildx.TIMEOUT_S,
     ) -> BakeResult:
-        """Build targets of a bake definition.
-
-        Raises:
-            BuildError: A step failed (the message has its stage, last lines and place), or time ran out.
-            EngineError: buildx is missing or the daemon stopped.
-        """
+        """Build targets of a bake definition."""
         return buildx.bake(definition, targets, report=report, log=log, timeout_s=timeout_s)
 
     @contextlib.contextmanager

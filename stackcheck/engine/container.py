@@ -19,7 +19,6 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.engine import interrupts, leftovers, output
-from stackcheck.engine.leftovers import LABEL
 from stackcheck.errors import ChecksFailedError, EngineError
 
 if TYPE_CHECKING:
@@ -342,26 +341,6 @@ def _kill(container: Container) -> None:
 
     with contextlib.suppress(docker.errors.DockerException, OSError):  # it may just have ended by itself
         container.kill()
-
-
-def remove_left_by(client: DockerClient, pid: int) -> int:
-    """Remove the containers that a process made and did not live to remove; how many there were.
-
-    Nothing is removed if a process with this id is alive: it may be another one, whose containers they are.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        pass
-    except PermissionError:
-        return 0
-    else:
-        return 0
-    with engine_errors("removing containers of a run that was interrupted"):
-        found = client.containers.list(all=True, filters={"label": f"{LABEL}={pid}"}, ignore_removed=True)
-        for container in found:  # another run may be sweeping them away
-            leftovers.remove(client.api, str(container.name))
-    return len(found)
 
 
 @contextlib.contextmanager

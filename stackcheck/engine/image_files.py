@@ -37,7 +37,6 @@ class FileEntry:
     Attributes:
         path: Its absolute path.
         target: Where a symbolic link ends, all links followed; "" for other kinds.
-        is_folder: Whether it is a folder.
         executable: Whether anybody may execute it.
     """
 
@@ -136,11 +135,7 @@ def _keep(chunks: Iterable[bytes], kept: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def of_image(client: DockerClient, reference: str) -> Iterator[ImageFiles]:
-    """The files of an image, as the engine shows them.
-
-    Raises:
-        EngineError: The engine has no such image, or stopped answering.
-    """
+    """The files of an image, as the engine shows them."""
     name = f"stackcheck-{uuid.uuid4().hex[:12]}"
     with interrupts.held() as signals, removed_at_the_end(client, name):
         with engine_errors(f"opening {reference}"):

@@ -71,11 +71,7 @@ class Lines:
 
 
 def read(frames: Frames, on_line: Callable[[str], None], where: str) -> None:
-    """Read both streams of a container to their end, each by its own lines.
-
-    Raises:
-        ChecksFailedError: It printed more than an honest program does.
-    """
+    """Read both streams of a container to their end, each by its own lines."""
     streams = (Lines(on_line, where), Lines(on_line, where))
     for frame in frames:
         for stream, chunk in zip(streams, frame, strict=True):

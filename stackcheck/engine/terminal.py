@@ -46,9 +46,6 @@ def run(client: DockerClient, spec: RunSpec, *, stop_timeout_s: float) -> int:
 
     Returns:
         The exit code of the program.
-
-    Raises:
-        EngineError: It could not be started, or the daemon stopped answering.
     """
     source = _input()
     screen = source is not None and os.isatty(source) and sys.stdout.isatty()

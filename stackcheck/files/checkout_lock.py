@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 def exclusive(root: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
     """Hold the checkout's lock while the body runs; not to be taken twice by one process.
 
-    Args:
-        root: The checkout.
-        what: What the holder does; the process that waits shows it.
-        report: Gets one line if another process holds the lock.
-
     Raises:
         FileError: The disk of `build/` is full or read-only, and the error itself names no file.
     """

@@ -111,9 +111,5 @@ def text(origins: Origins) -> bytes:
 
 
 def save(folder: Path, origins: Origins) -> None:
-    """Write the list of a folder.
-
-    Raises:
-        FileError: The folder cannot be written.
-    """
+    """Write the list of a folder."""
     write_atomically(folder / NAME, (text(origins),))

@@ -42,7 +42,6 @@ class NodeFacts:
     """What the engine knows of a node.
 
     Attributes:
-        name: Its name.
         partition: Partitions (Slurm) or pools (Kubernetes) that it is in.
         rack: The leaf switch or the zone that it hangs on; empty if nobody says.
         alive: Whether the engine reaches it.

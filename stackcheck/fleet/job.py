@@ -12,9 +12,9 @@ import datetime as dt
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
@@ -143,7 +143,6 @@ def new_job(  # what a user can choose
 
     Raises:
         ConfigurationError: The image was not built or tested in this checkout, or the checkout has no suites.
-        NothingSelectedError: The name matches no stack, or several.
     """
     subject = subject_of(name, root, vendor, accepted_python)
     chosen = tier or subject.policy.certifies[subject.vendor]
@@ -182,7 +181,6 @@ def subject_of(
 
     Raises:
         ConfigurationError: The image is not in this checkout, or nothing says for which vendor it is.
-        NothingSelectedError: The name matches no stack, or several.
     """
     image = subjects.find_image(name, root)
     policy = matrix.load(root / "matrix.yaml").policy
@@ -230,6 +228,8 @@ class NodeState:
         error: Why it failed.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
     rank: int
     node: str
     state: Literal["running", "ended", "failed", "stopped"]
@@ -244,20 +244,12 @@ class NodeState:
         (said / f"{self.rank}.{self.state}").touch()
 
 
-class _StateFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    rank: int
-    node: str
-    state: Literal["running", "ended", "failed", "stopped"]
-    code: int
-    error: str | None
+_STATE = TypeAdapter(NodeState)
 
 
 def read_state(folder: Path) -> NodeState | None:
     """What a node says about itself; `None` if it never started, or its file is damaged."""
     try:
-        read = _StateFile.model_validate_json((folder / "state.json").read_bytes())
+        return _STATE.validate_json((folder / "state.json").read_bytes())
     except (OSError, ValidationError):
         return None
-    values: dict[str, Any] = read.model_dump()
-    return NodeState(**values)

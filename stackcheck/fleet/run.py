@@ -171,11 +171,7 @@ def with_links(
     *,
     limit_s: int = link_stage.LIMIT_S,
 ) -> FleetRun:
-    """Try the links of the nodes that passed: pairs in rounds, then all of them.
-
-    Raises:
-        EngineError: The engine does not answer.
-    """
+    """Try the links of the nodes that passed: pairs in rounds, then all of them."""
     names = _fit_together(done, "links", report)
     if not names:
         return done
@@ -192,11 +188,7 @@ def with_links(
 def with_training(
     done: FleetRun, engine: LinkedEngine, patience: JobPatience, report: Callable[[str], None]
 ) -> FleetRun:
-    """Train on the nodes that passed; after each lost node the rest goes on from the checkpoint.
-
-    Raises:
-        EngineError: The engine does not answer.
-    """
+    """Train on the nodes that passed; after each lost node the rest goes on from the checkpoint."""
     names = _fit_together(done, "training", report)
     if not names:
         return done

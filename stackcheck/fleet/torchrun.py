@@ -68,11 +68,7 @@ class Torchrun:
         mounts: tuple[Mount, ...] = (),
         on_start: Callable[[], None] | None = None,
     ) -> EndedProgram:
-        """Run a module of the suites to its end, under torchrun's agent, with `ranks` ranks on this node.
-
-        Raises:
-            EngineError: The container could not be started.
-        """
+        """Run a module of the suites to its end, under torchrun's agent, with `ranks` ranks on this node."""
         lines: deque[str] = deque(maxlen=TAIL)
         spec = self._container(place, ranks, program, limit_s, mounts)
         try:

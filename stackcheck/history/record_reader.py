@@ -27,7 +27,6 @@ class Kept:
     """One record, read.
 
     Attributes:
-        run: The run.
         notable: Id of each check that neither passed nor was skipped -> how it ended, or `waived`.
         judged: When the verdict was given.
         result_digest: Digest of result.json: two records of one result are two verdicts on it.

@@ -34,7 +34,6 @@ class Imported:
     """What became of one file.
 
     Attributes:
-        file: The file.
         fate: Kept; there already, with the same verdict; no result (another JSON file of a folder); refused.
         record: The record's digest, if there is one.
         status: The verdict that was kept.
@@ -121,7 +120,7 @@ def _imported(
         stack = stacks.get(result.stack_id or "")
         verdict = judge_file(path, root, stack).verdict.as_json()
     _require_one_result(history, result, body, path)
-    known = history.index.of_result(sha256(body))
+    known = history.of_result(sha256(body))
     record = history.append(body, verdict, None, source=f"import of {path.name}, judged {judged}")
     fate: Fate = "there already" if known and known.record == record else "kept"
     return Imported(file=path, fate=fate, record=record, status=verdict["status"], judged=judged)
@@ -129,8 +128,8 @@ def _imported(
 
 def _require_one_result(history: History, result: RunResult, body: bytes, path: Path) -> None:
     """Two different results with one run id: somebody edited one of them."""
-    known = [run for run in history.index.find(result.run_id) if run.run_id == result.run_id]
-    same = history.index.of_result(sha256(body))
+    known = [run for run in history.find(result.run_id) if run.run_id == result.run_id]
+    same = history.of_result(sha256(body))
     if known and same is None:
         raise HistoryError(
             "the history has another result of this run",

@@ -3,8 +3,8 @@
 A record is one JSON document whose last member is the result as the suites wrote it. Its file is compressed,
 as a result repeats itself tenfold, in two gzip members: the head, and the result. The name of the file is
 the sha256 of its bytes, so nothing is ever rewritten, and an index can be made of the heads: the digest shows
-that a file is whole, and only its head is unpacked. Earlier files have one member, and the sha256 of the
-document as their name. The folder may be a local one or any store that fsspec knows (`s3://…`, `gs://…`, `memory://…`).
+that a file is whole, and only its head is unpacked. The folder may be a local one or any store that fsspec
+knows (`s3://…`, `gs://…`, `memory://…`).
 """
 
 from __future__ import annotations
@@ -57,9 +57,6 @@ def record(
         simulated: Whether nobody ran it.
         judged: When the verdict was given; None: when the run ended. Of several records of a run the newest
             verdict counts.
-
-    Raises:
-        ResultError: The result is damaged.
     """
     run = parse(result)
     head = {
@@ -125,7 +122,6 @@ class Records:
         """Keep a record and return its digest; a record that is there already is left as it is.
 
         Raises:
-            FileError: The folder cannot be written.
             HistoryError: The store refused it.
         """
         packed = packed_record(data)
@@ -146,11 +142,7 @@ class Records:
         Raises:
             HistoryError: It is missing, damaged, or not the record of this name.
         """
-        packed = self._packed(digest)
-        data = _unpacked(packed)
-        if data is None or digest not in {sha256(packed), sha256(data)}:
-            raise self._damaged(digest, "bytes that are not gzip" if data is None else sha256(packed))
-        return data
+        return self._unpacked(digest, members=2)
 
     def head(self, digest: str) -> bytes:
         """The head of a record, one JSON object. The whole file is checked against its digest.
@@ -158,9 +150,7 @@ class Records:
         Raises:
             HistoryError: It is missing, damaged, or not the record of this name.
         """
-        packed = self._packed(digest)
-        first = _unpacked(packed, members=1) if sha256(packed) == digest else None
-        return first + b"}" if first else head_of(self.read(digest))
+        return self._unpacked(digest, members=1) + b"}"
 
     def remove(self, digest: str) -> None:
         """Remove a record's file, if it is there.
@@ -172,22 +162,22 @@ class Records:
             if self._files.exists(self._path(digest)):
                 self._files.rm_file(self._path(digest))
 
-    def _packed(self, digest: str) -> bytes:
-        """The bytes of a record's file."""
+    def _unpacked(self, digest: str, members: int) -> bytes:
+        """The first members of a record's file, which has its digest."""
         path = self._path(digest)
         with self._reported(f"has no readable record {digest}"):
             # For a small file fsspec's own way takes longer than the disk does.
-            found: bytes = Path(path).read_bytes() if self._local else self._files.cat_file(path)
-        return found
-
-    def _damaged(self, digest: str, got: str) -> HistoryError:
-        return HistoryError(
-            "a record of the history is damaged",
-            where=f"{self.url}: {digest}",
-            got=got,
-            expected=digest,
-            next_step="restore the file from a copy, or remove it and import the run again",
-        )
+            packed: bytes = Path(path).read_bytes() if self._local else self._files.cat_file(path)
+        data = _unpacked(packed, members) if sha256(packed) == digest else None
+        if data is None:
+            raise HistoryError(
+                "a record of the history is damaged",
+                where=f"{self.url}: {digest}",
+                got=sha256(packed),
+                expected=digest,
+                next_step="restore the file from a copy, or remove it and import the run again",
+            )
+        return data
 
     def __iter__(self) -> Iterator[str]:
         """The digests of all records, in order of digest.

@@ -85,11 +85,9 @@ class Point:
         check: The check's id.
         name: The metric's name. Where a check reports a name several times, the conditions that tell them
             apart follow: `gemm_tflops[m=8192 n=28672]`.
-        unit: Its unit.
         value: The number that the bound judges.
         repeats: The repeats that it comes from; empty if there was one measurement.
         direction: `min` if more is better, `max` if less is; None if no bound judges it.
-        bound: The bound.
         ceiling: What the device could reach at most.
         chips: Which of the machine's devices measured it: `0`, or `0,3`; None for all of them.
     """

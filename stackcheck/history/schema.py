@@ -139,22 +139,12 @@ def enter(connection: sa.Connection, *, alone: bool) -> None:
 
 def make(connection: sa.Connection) -> None:
     """Make the tables and their indexes, unless they are there."""
-    found = sa.inspect(connection)
-    if found.has_table(RUNS.name):
-        _extend(connection, found)
+    if sa.inspect(connection).has_table(RUNS.name):
         return
     if connection.dialect.name == "postgresql":  # two processes may open a new database at once
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MAKING})")
     make_bare(connection)
     make_indexes(connection)
-
-
-def _extend(connection: sa.Connection, found: sa.Inspector) -> None:
-    """Bring the tables of an earlier version up to date; what is new is empty until the next rebuild."""
-    columns = {column["name"] for column in found.get_columns(POINTS.name)}
-    if "chips" not in columns:
-        again = " IF NOT EXISTS" if connection.dialect.name == "postgresql" else ""  # two may open it at once
-        connection.exec_driver_sql(f"ALTER TABLE points ADD COLUMN{again} chips TEXT")
 
 
 def make_bare(connection: sa.Connection) -> None:

@@ -12,18 +12,22 @@ import dataclasses
 import os
 import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.imaging import bootstrap, plans, site, stages
+from stackcheck.imaging import bootstrap, plans, stages
 from stackcheck.imaging.stages import GIVEN
+from stackcheck.imaging.wheels import host_settings
+from stackcheck.recipe import rocm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from stackcheck.imaging.plans import BuildPlan
     from stackcheck.imaging.stages import Stage
     from stackcheck.imaging.wheels.wheel_supply import Supply
+    from stackcheck.matrix.stack import Stack
+    from stackcheck.mirrors import Mirrors
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -124,7 +128,7 @@ def _target(
         if need != GIVEN:
             key = by_name[need].key
             contexts[need] = str(taken[key]) if key in taken else f"target:{stage_target(by_name[need])}"
-    contexts |= site.images(plan, supply.upstream.mirrors)
+    contexts |= base_images(plan, supply.upstream.mirrors)
     pip_conf = ""
     if stage.takes_wheels:
         wheels = plan.folder / "wheelhouse" / stage.name
@@ -135,14 +139,14 @@ def _target(
     texts = {
         stages.secret_name("pip_conf", stage.name): pip_conf.encode(),
         "ca": supply.settings.ca.read_bytes() if supply.settings.ca else b"",
-        "apt_sources": site.apt_sources(plan.stack, supply.upstream.mirrors).encode(),
-        **(site.rocm_secrets(plan.stack, supply.upstream.mirrors) if _asks(stage, "rocm_sources") else {}),
+        "apt_sources": apt_sources(plan.stack, supply.upstream.mirrors).encode(),
+        **(rocm_secrets(plan.stack, supply.upstream.mirrors) if _asks(stage, "rocm_sources") else {}),
     }
     secrets.mkdir(mode=0o700, parents=True)
     for name, text in texts.items():
         (secrets / name).write_bytes(text)
     arguments = {name: os.environ[name] for name in PROXIES if name in os.environ}
-    arguments |= site.arguments(stage, supply.upstream.mirrors)
+    arguments |= mirror_arguments(stage, supply.upstream.mirrors)
     target: dict[str, Any] = {
         "context": str(context),
         "contexts": contexts,
@@ -190,3 +194,43 @@ def _context(plan: BuildPlan, *, closed: bool) -> Path:
     if plan.rootfs:
         os.link(plan.rootfs.path, context / "rootfs.tar")
     return context
+
+
+# Each has the public address as its default, as recipe/render wrote it.
+_ADDRESS = re.compile(r"ARG (ROCM_ARCHIVE|TORCH_INDEX)=(\S+)")
+
+
+def base_images(plan: BuildPlan, mirrors: Mirrors) -> Mapping[str, str]:
+    """Base image as the Dockerfile names it -> where this site has it; the digest stays the same.
+
+    For every stage: BuildKit also asks for the base of a stage that another one replaces.
+    """
+    bases = [
+        base for base in (plan.stack.base, plan.stack.builder) if base and base.reference and base.digest
+    ]
+    return {
+        f"{base.reference}@{base.digest}": f"docker-image://{own}@{base.digest}"
+        for base in bases
+        if (own := mirrors.image(str(base.reference))) != base.reference
+    }
+
+
+def mirror_arguments(stage: Stage, mirrors: Mirrors) -> Mapping[str, str]:
+    """The addresses that a stage asks for by ARG, where this site has other ones."""
+    asked = (_ADDRESS.match(line) for line in stage.instructions)
+    public = {found[1]: found[2] for found in asked if found}
+    return {name: mirrors.url(address) for name, address in public.items() if mirrors.url(address) != address}
+
+
+def apt_sources(stack: Stack, mirrors: Mirrors) -> str:
+    """Sources of the base's distribution: the mirrors', else the host's own if it has the same one."""
+    if stack.os in mirrors.apt:
+        return "".join(f"{line}\n" for line in mirrors.apt[stack.os])
+    return host_settings.apt_sources(stack.os)
+
+
+def rocm_secrets(stack: Stack, mirrors: Mirrors) -> Mapping[str, bytes]:
+    """AMD's archive and its key, for a base that installs ROCm's packages."""
+    source = rocm.source(stack, mirrors)
+    line = f"deb [arch=amd64 signed-by={rocm.KEY}] {source.uris[0]} {source.suites[0]} main\n"
+    return {"rocm_sources": line.encode(), "rocm_key": Path(str(source.signed_by)).read_bytes()}

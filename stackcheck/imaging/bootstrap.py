@@ -171,7 +171,6 @@ def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
     """The ways to make a base on this host; asks files only.
 
     Raises:
-        ConfigurationError: No archive for it is known here.
         EngineError: This user can neither run mmdebstrap nor install what it lacks.
     """
     found = base_sources.ways(suite, os_name, mirror)

@@ -74,16 +74,8 @@ def build(
 ) -> tuple[Image, ...]:
     """Make the images of stacks, or keep those whose inputs did not change.
 
-    Args:
-        stacks: The images come back in this order.
-        engine: Builds, and then holds, the images.
-        root: The checkout.
-        report: Gets one line for each step, and at the end what was built, reused and saved.
-        options: What the user chose.
-
     Raises:
         BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
-        ConfigurationError: The wheelhouse does not exist, or generated files do not follow from matrix.yaml.
     """
     if options.wheelhouse:
         # First: a wrong folder is refused even if no image has to be built.
@@ -301,13 +293,7 @@ def shared_bytes(image: Image, others: Sequence[Image]) -> int:
 def uses(
     plans: Sequence[BuildPlan], bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]
 ) -> dict[str, tuple[StageUse, ...]]:
-    """Stack id -> where each stage of its image came from.
-
-    Args:
-        plans: The images of this build.
-        bake: What the builder was asked to build.
-        ran: (Target, stage) -> steps that ran, steps that were cached (`BakeResult.stages`).
-    """
+    """Stack id -> where each stage of its image came from."""
     worked = _worked(bake, ran)
     return {
         plan.stack.id: tuple(

@@ -9,17 +9,18 @@ import dataclasses
 import datetime as dt
 import itertools
 import json
+from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
+from pathlib import Path  # noqa: TC003  # the same
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.oci.image_layout import ImageLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
 
 How = Literal["built", "cached", "shared", "handed over"]
@@ -76,6 +77,7 @@ class Image:
         base_from: Where the packages of a base that was made here came from.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # of image.json
     stack_id: str | None
     reference: str
     config_digest: str
@@ -94,37 +96,7 @@ class Image:
     base_from: str = ""
 
 
-class _LayerFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    digest: str
-    size_bytes: int
-    created_by: str
-
-
-class _StageFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    name: str
-    key: str
-    how: How
-
-
-class _ImageFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    schema_version: int
-    stack_id: str | None
-    reference: str
-    config_digest: str
-    manifest_digest: str
-    size_bytes: int
-    layers: list[_LayerFile]
-    seconds: float
-    key: str
-    inputs: dict[str, str]
-    built: str
-    engine: str = ""  # optional: older image.json files lack these fields, and their images are still valid
-    stages: list[_StageFile] = []
-    shared_bytes: int = 0
-    base_from: str = ""
+_IMAGE = TypeAdapter(Image)
 
 
 def describe(
@@ -194,8 +166,11 @@ def load_image(path: Path) -> Image:
     Raises:
         ConfigurationError: The file does not exist, or was not written by this version of stackcheck.
     """
+    here = {"layout": str(path.parent / "oci"), "reused": True}
     try:
-        read = _ImageFile.model_validate_json(path.read_bytes())
+        stored = json.loads(path.read_bytes())
+        stored.pop("schema_version")
+        return _IMAGE.validate_json(json.dumps(stored | here), strict=True)
     except OSError as error:
         raise ConfigurationError(
             "no image has been built here",
@@ -203,19 +178,13 @@ def load_image(path: Path) -> Image:
             got=error.strerror,
             next_step=f"stackcheck build {path.parent.name}",
         ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
+    except (ValueError, AttributeError, KeyError, TypeError) as error:  # pydantic's error is a ValueError
         raise ConfigurationError(
             "image.json is damaged, or from another version of stackcheck",
             where=str(path),
-            got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            got=str(error),
             next_step=f"remove it, then: stackcheck build {path.parent.name}",
         ) from error
-    values: dict[str, Any] = {name: getattr(read, name) for name in _ImageFile.model_fields}
-    del values["schema_version"]
-    values["layers"] = tuple(Layer(**layer.model_dump()) for layer in read.layers)
-    values["stages"] = tuple(StageUse(**stage.model_dump()) for stage in read.stages)
-    return Image(**values, layout=path.parent / "oci", reused=True)
 
 
 def size_report(image: Image, budget_bytes: int | None = None) -> tuple[str, ...]:

@@ -80,7 +80,6 @@ def make_plan(
 
     Raises:
         BuildError: The stack is not rendered or not locked, or its base cannot be made or is not here.
-        ConfigurationError: The generated files do not follow from matrix.yaml and the templates.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()
@@ -110,9 +109,6 @@ def look_ahead(
 
     Raises:
         BuildError: The stack is not rendered or not locked.
-        ConfigurationError: The generated files do not follow from matrix.yaml and the templates, or this host
-            knows no archive for its base.
-        EngineError: This user cannot make its base.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()
@@ -136,7 +132,6 @@ def checked_files(stack: Stack, root: Path) -> Mapping[str, bytes]:
 
     Raises:
         BuildError: The stack is not rendered or not locked.
-        ConfigurationError: The generated files do not follow from matrix.yaml and the templates.
     """
     files = _read_files(root / "images" / stack.id)
     absent = [name for name in render.GENERATED if name not in files]

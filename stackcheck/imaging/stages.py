@@ -69,11 +69,6 @@ class _StageText:
 def read_stages(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[Stage, ...]:
     """The stages that the last one is made from, each after those that it needs; the last one last.
 
-    Args:
-        dockerfile: Its text.
-        files: Path in the build context -> digest.
-        platform: `linux/amd64`, …
-
     Raises:
         BuildError: There is no stage, or a stage copies a file that is not there.
     """

@@ -84,13 +84,7 @@ def combination(cell: Cell, vendor: Vendor, packages: Mapping[str, str], rules: 
 
 
 def replaced(values: Mapping[str, str], cell: Cell, rules: RuleSet) -> dict[str, str]:
-    """What torch pins where the matrix chose another version, axis -> torch's own version.
-
-    Args:
-        values: The `combination` of the cell.
-        cell: Says what was chosen.
-        rules: Say what torch pins.
-    """
+    """What torch pins where the matrix chose another version, axis -> torch's own version."""
     picked = [axis for axis in REPLACEABLE if getattr(cell, axis)]
     own = complete({axis: value for axis, value in values.items() if axis not in picked}, rules)
     return {axis: own[axis] for axis in picked if own.get(axis, values[axis]) != values[axis]}

@@ -7,7 +7,6 @@ certificate.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping  # pydantic reads annotations at run time
@@ -38,44 +37,33 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class _IssueRow(Closed):
+class KnownIssue(Closed):
+    """One reported fault: a row of the file.
+
+    Attributes:
+        when: Axis -> patterns, as in a rule: any of them must match, on every axis.
+        symptom: What a user sees, in one sentence.
+        issue: Where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
+        source: How the versions are known.
+        severity: `refuse`: the combination is not allowed. `warn`: it is allowed, with a warning.
+        checks: The checks that fail because of it, as a waiver names them; none if no run shows it.
+        first_good: Axis -> the first version without it; None if no release is known to be without it.
+    """
+
     id: str = Field(pattern=r"^K-[a-z0-9]+([.-][a-z0-9]+)*$", max_length=60)
     when: Condition = Field(min_length=1)
     symptom: Sentence
     issue: Link
     source: Sentence
     severity: Severity
-    check: Annotated[tuple[CheckName, ...], BeforeValidator(_as_list)] = ()
-    fixed_in: Annotated[Mapping[Axis, _FixedVersion], Field(min_length=1, max_length=1)] | None = None
+    checks: Annotated[tuple[CheckName, ...], BeforeValidator(_as_list)] = Field(default=(), alias="check")
+    first_good: Annotated[Mapping[Axis, _FixedVersion], Field(min_length=1, max_length=1)] | None = Field(
+        default=None, alias="fixed_in"
+    )
 
-
-class _IssuesFile(Closed):
-    schema_: Literal["1"] = Field(alias="schema")
-    issues: tuple[_IssueRow, ...] = Field(min_length=1, max_length=1000)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class KnownIssue:
-    """One reported fault.
-
-    Attributes:
-        when: Axis -> patterns, as in a rule: any of them must match, on every axis.
-        symptom: What a user sees, in one sentence.
-        checks: The checks that fail because of it, as a waiver names them; none if no run shows it.
-        issue: Where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
-        fixed_in: The first version without it: `torch 2.12.0`; None if no release is known to be without it.
-        severity: `refuse`: the combination is not allowed. `warn`: it is allowed, with a warning.
-        source: How the versions are known.
-    """
-
-    id: str
-    when: Mapping[str, tuple[str, ...]]
-    symptom: str
-    checks: tuple[str, ...]
-    issue: str
-    fixed_in: str | None
-    severity: Severity
-    source: str
+    def __hash__(self) -> int:
+        """By the id, which stands once in the file."""
+        return hash(self.id)
 
     def hits(self, combination: Mapping[str, str]) -> bool:
         """Whether a combination names every axis of `when` and fits there."""
@@ -87,7 +75,13 @@ class KnownIssue:
     def as_rule(self) -> Rule:
         """The rule that refuses what fits `when`."""
         because = f"{self.symptom.rstrip('.')} ({self.issue}; {self.fix})"
-        return Rule(id=self.id, when=self.when, require={}, because=because, source=self.place, forbids=True)
+        when = {str(axis): patterns for axis, patterns in self.when.items()}
+        return Rule(id=self.id, when=when, require={}, because=because, source=self.place, forbids=True)
+
+    @property
+    def fixed_in(self) -> str | None:
+        """The first version without it: `torch 2.12.0`."""
+        return next((" ".join(one) for one in (self.first_good or {}).items()), None)
 
     @property
     def fix(self) -> str:
@@ -103,6 +97,11 @@ class KnownIssue:
         """What `--json` and a certificate say of it."""
         keys = ("id", "severity", "symptom", "issue", "fixed_in")
         return {key: getattr(self, key) for key in keys} | {"checks": [*self.checks]}
+
+
+class _IssuesFile(Closed):
+    schema_: Literal["1"] = Field(alias="schema")
+    issues: tuple[KnownIssue, ...] = Field(min_length=1, max_length=1000)
 
 
 class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what it has answered
@@ -174,17 +173,10 @@ def parse(value: Mapping[str, Any], name: str = "known-issues.yaml") -> KnownIss
     problems = [*_problems(file.issues)]
     if problems:
         raise yamlfile.refused(f"{name}: {problem}" for problem in problems)
-    return KnownIssues(_issue(row) for row in file.issues)
+    return KnownIssues(file.issues)
 
 
-def _issue(row: _IssueRow) -> KnownIssue:
-    fixed = [f"{axis} {version}" for axis, version in (row.fixed_in or {}).items()]
-    when = {str(axis): patterns for axis, patterns in row.when.items()}
-    values = {name: value for name, value in dict(row).items() if name != "check"}
-    return KnownIssue(**{**values, "when": when, "fixed_in": fixed[0] if fixed else None}, checks=row.check)
-
-
-def _problems(rows: Sequence[_IssueRow]) -> Iterator[str]:
+def _problems(rows: Sequence[KnownIssue]) -> Iterator[str]:
     """Duplicate ids, text that is not a pattern for its axis, and a fix that the row itself contradicts."""
     seen: set[str] = set()
     for row in rows:
@@ -197,7 +189,7 @@ def _problems(rows: Sequence[_IssueRow]) -> Iterator[str]:
                 for pattern in patterns
                 if not is_pattern(axis, pattern)
             )
-        for axis, version in (row.fixed_in or {}).items():
+        for axis, version in (row.first_good or {}).items():
             if axis not in row.when or axis not in VERSION_AXES:
                 yield f"{row.id}: fixed_in.{axis}: `when` names no versions of {axis}"
             elif one_of(axis, row.when[axis])(version):

@@ -48,11 +48,6 @@ def load_stacks(
 ) -> tuple[Stack, ...]:
     """The stacks of a checkout that the selectors name; one that is refused stops no other.
 
-    Args:
-        root: The checkout.
-        selectors: Patterns for stack ids; none is every stack.
-        refused: Gets a line for each refusal of a selected stack, which is left out; else it is an error.
-
     Raises:
         ConfigurationError: A file is wrong, or a selected cell breaks a rule or has an issue that refuses it.
         NothingSelectedError: No stack matches.

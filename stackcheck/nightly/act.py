@@ -138,13 +138,7 @@ def _show_changes(item: Item, packages: Mapping[str, Any], place: Workplace) -> 
 
 
 def certify(item: Item, subject: Subject, judged: JudgedRun, place: Workplace) -> str:
-    """Renew or widen the certificate of a published image; certify and publish one that is not published.
-
-    Raises:
-        PublishError: The image was revoked meanwhile, or the store failed.
-        ChecksFailedError: The verdict is not PASSED any more, because a waiver has ended,
-            or a figure is slower than certified.
-    """
+    """Renew or widen the certificate of a published image; certify and publish one that is not published."""
     settings, report = place.settings, place.report
     judged.require("PASSED")
     if item.image_id:

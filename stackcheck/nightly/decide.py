@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from stackcheck.files.border import Closed
 from stackcheck.nightly.fingerprint import configuration_changes
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 # How this host relates to the image's certificates.
 Standing = Literal["same", "changed", "new driver", "new image"]
-Action = Literal["repeat", "renew", "widen", "certify", "revoke", "warn", "hold", "nothing"]
+Action = Literal["repeat", "renew", "widen", "certify", "revoke", "warn", "hold", "nothing", "error"]
 RunStatus = Literal["PASSED", "FAILED", "UNFIT"]
 RUNS, AGREE = 3, 2  # after a failure: so many runs at most, and so many of them have to agree
 THE_RUN = "the run itself"  # stands for a check, where a run that failed names none
@@ -33,8 +34,7 @@ THE_RUN = "the run itself"  # stands for a check, where a run that failed names 
 GOOD: frozenset[Action] = frozenset({"renew", "widen", "certify"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Certified:
+class Certified(Closed):
     """What an image's certificates say about this host.
 
     Attributes:
@@ -45,9 +45,9 @@ class Certified:
         suites: Digest of the suites of its run; empty if it does not say.
     """
 
-    standing: Standing
+    standing: Standing = "same"
     changes: tuple[str, ...] = ()
-    passed: frozenset[str] = frozenset()
+    passed: tuple[str, ...] = ()
     suites: str = ""
 
 
@@ -64,8 +64,7 @@ class Agreement:
     others: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOutcome:
+class RunOutcome(Closed):
     """One judged run of the image this night.
 
     Attributes:
@@ -94,11 +93,11 @@ class RunOutcome:
         return found or ((THE_RUN,) if self.status == "FAILED" else ())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(Closed):
     """What to do with an image's certificate, and why.
 
     Attributes:
+        action: What is done; `error` if no verdict was reached.
         because: One sentence.
         failed: The failing checks, to be named to people.
         rollout: What must not be rolled out: `driver 6.14 -> 6.16`. Empty unless the action is `warn`.

@@ -90,12 +90,7 @@ def changes(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
 
 
 def configuration_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """How two hosts differ in what a certificate is about; which node it is does not count.
-
-    Args:
-        before: The `host` object of a certificate, of a result or of a fingerprint.
-        now: The same of this host.
-    """
+    """How two hosts differ in what a certificate is about; which node it is does not count."""
     for name in OF_HOST:
         if before[name] != now[name]:
             yield f"{name} {_shown(before[name])} -> {_shown(now[name])}"

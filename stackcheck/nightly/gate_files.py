@@ -108,11 +108,7 @@ class GateSettings:
 
 
 def installation(kind: Kind, wanted: GateSettings, folder: Path | None = None) -> Installation:
-    """The files of one kind; `folder` takes them instead of their usual places. Pure.
-
-    Raises:
-        ConfigurationError: A path has a character that such a file cannot hold, or an option is missing.
-    """
+    """The files of one kind; `folder` takes them instead of their usual places. Pure."""
     require_plain({f"option {word}": word for word in wanted.words})
     files, steps = _MAKERS[kind](wanted)
     placed = {(folder / Path(path).name if folder else Path(path)): text for path, text in files.items()}

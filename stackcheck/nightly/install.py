@@ -21,7 +21,7 @@ from stackcheck import mirrors
 from stackcheck.certificate import passphrase
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging.wheels import wheel_cache
-from stackcheck.nightly import addressees
+from stackcheck.nightly import alert
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@+=-]+")
 CARRIED = (
     *(f"XDG_{kind}_HOME" for kind in ("CONFIG", "CACHE", "DATA", "STATE")),
     *("DOCKER_HOST", "DOCKER_CONFIG", "PGPASSFILE", passphrase.FILE),
-    *(addressees.VARIABLE, mirrors.VARIABLE, wheel_cache.VARIABLE),
+    *(alert.VARIABLE, mirrors.VARIABLE, wheel_cache.VARIABLE),
 )
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")

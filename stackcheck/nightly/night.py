@@ -6,14 +6,16 @@ that a power cut ended is continued with the first step that is not finished. Ea
 
 from __future__ import annotations
 
-import os
+import datetime as dt
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
 from stackcheck.history import alerts
-from stackcheck.nightly import act, floor, planning, state, witnesses
+from stackcheck.history.runs import Query
+from stackcheck.nightly import act, floor, planning, state
 from stackcheck.nightly.act import Workplace
-from stackcheck.nightly.decide import GOOD, Agreement, Certified, Decision, RunOutcome, decide, outcome
+from stackcheck.nightly.decide import GOOD, Agreement, Decision, decide, outcome
 from stackcheck.nightly.state import Ended, Item, JudgedStep, LastNight, Plan
 from stackcheck.oci.documents import sha256
 from stackcheck.suite.judged import run_and_judge
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
     from stackcheck.history.history import History
+    from stackcheck.history.runs import Run
+    from stackcheck.nightly.fingerprint import Fingerprint
     from stackcheck.nightly.planning import NightSettings
+    from stackcheck.nightly.state import Item
     from stackcheck.suite.judged import JudgedRun
     from stackcheck.suite.results import RunResult
     from stackcheck.suite.subject import Subject
@@ -39,21 +44,15 @@ def folder_of(root: Path) -> Path:
 
 
 def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]) -> Plan:
-    """The plan of this night: the unfinished one, if it is still about this host, or a new one.
-
-    Raises:
-        ConfigurationError: matrix.yaml or a file of the nights is wrong.
-        RegistryError: The target cannot be listed.
-    """
+    """The plan of this night: the unfinished one, if it is still about this host, or a new one."""
     folder = folder_of(settings.flow.root)
     plan = state.load(folder / state.PLAN, Plan)
     if plan:
-        engine.remove_left_by(plan.pid)
         here, _ = planning.read_host(settings)
         stale = state.is_stale(plan, here, settings.flow.target, settings.clock())
         if stale is None:
             report(f"continuing the night {plan.night}, which was interrupted")
-            return _saved(plan.model_copy(update={"pid": os.getpid()}), folder)
+            return plan
         report(f"the unfinished night {plan.night} is given up: {stale}")
     last = state.load(folder / state.LAST_NIGHT, LastNight)
     return _saved(planning.make(settings, last, engine), folder)
@@ -66,7 +65,6 @@ def play(
 
     Raises:
         FileError: The disk is full; the night can be continued when it is not.
-        HistoryError: A run cannot be recorded, so nothing is concluded from it.
     """
     stage = _Stage(plan, Workplace(settings=settings, engine=engine, report=report), history)
     for item in plan.items:
@@ -136,13 +134,8 @@ class _Stage:
             return item, self._act(item, subject, decision, judged)
 
     def _decision(self, item: Item) -> Decision:
-        certified = Certified(
-            standing=item.standing, changes=item.changes, passed=frozenset(item.passed), suites=item.suites
-        )
-        fields = set(RunOutcome.__dataclass_fields__)
-        runs = [RunOutcome(**step.model_dump(include=fields)) for step in item.runs]
-        others = witnesses.of(item, self.plan, self._history) if len(runs) > 1 else {}
-        return decide(certified, runs, Agreement(nodes=self.plan.revoke_nodes, others=others))
+        others = _failed_elsewhere(item, self.plan, self._history) if len(item.runs) > 1 else {}
+        return decide(item, item.runs, Agreement(nodes=self.plan.revoke_nodes, others=others))
 
     def _run(self, item: Item, subject: Subject) -> tuple[Item, JudgedRun]:
         """One more run of the image; the one of this night that was not yet recorded, if there is one."""
@@ -183,18 +176,12 @@ class _Stage:
         host = judged.result.host.model_dump(mode="json")
         record = self._history.append(body, judged.verdict.as_json(), host, source="nightly", judged=now)
         found, slow = outcome(judged.verdict, judged.result), floor.below(item.figures, judged.result)
-        kept = self._history.index.of_result(sha256(body))
+        kept = self._history.of_result(sha256(body))
         return JudgedStep(
+            **found.model_dump(exclude={"slow"}),
             run_id=judged.result.run_id,
             record=record,
             judged=now,
-            status=found.status,
-            failed=found.failed,
-            reasons=found.reasons,
-            lacks_only_bounds=found.lacks_only_bounds,
-            unfit=found.unfit,
-            broken=found.broken,
-            suites=found.suites,
             slow=tuple(slow),
             slow_words=tuple(slow.values()),
             warnings=tuple(each.words for each in alerts.look(self._history, kept)) if kept else (),
@@ -212,14 +199,8 @@ class _Stage:
         if item.image_id and decision.action == "certify":
             foreign = {**self.plan.foreign, item.reference: item.image_id}
             self.plan = self.plan.model_copy(update={"foreign": foreign})
-        return Ended(
-            action=decision.action,
-            because=decision.because + done,
-            failed=decision.failed,
-            rollout=decision.rollout,
-            flaky=decision.flaky,
-            exit_code=_exit_code(decision),
-        )
+        changed = decision.model_copy(update={"because": decision.because + done})
+        return Ended(**changed.model_dump(), exit_code=_exit_code(decision))
 
     def _keep(self, item: Item) -> None:
         self.plan = _saved(self.plan.with_item(item), self._folder)
@@ -234,3 +215,32 @@ def _exit_code(decision: Decision) -> int:
 def _error(error: StackcheckError) -> Ended:
     because = " ".join(part for part in (error.what, error.got and f"({error.got})") if part)
     return Ended(action="error", because=because, exit_code=error.exit_code)
+
+
+SINCE = dt.timedelta(days=7)  # a certificate is renewed at least that often by default
+TWICE = 2  # on another node too, one failure is no failure
+
+
+def _failed_elsewhere(item: Item, plan: Plan, history: History) -> dict[str, frozenset[str]]:
+    """The checks that failed twice on each other node of this device model and driver, in these days.
+
+    The history that nodes share (`history:` in matrix.yaml) is how they hear of each other. Nodes that share
+    none never agree, and then a person decides.
+    """
+    asked = Query(status="FAILED", since=plan.started - SINCE)
+    counts: dict[str, Counter[str]] = {}
+    for run in history.runs(asked):
+        if run.node != plan.node and _is_about(run, item, plan.fingerprint):
+            counts.setdefault(run.node, Counter()).update(run.failed)
+    return {
+        node: frozenset(name for name, count in failed.items() if count >= TWICE)
+        for node, failed in counts.items()
+    }
+
+
+def _is_about(run: Run, item: Item, here: Fingerprint) -> bool:
+    """Whether a real run was of this image on such a machine, and found no fault of its machine."""
+    machine = (run.device_model, run.device_count, run.driver)
+    alike = machine == (here.device_model, len(here.devices), here.driver)
+    unfit = any(" invalid: " in reason for reason in run.reasons)
+    return alike and run.image in {item.digest, item.config_digest} and not (unfit or run.simulated)

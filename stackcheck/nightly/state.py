@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, Field, JsonValue, ValidationError
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.border import Closed
-from stackcheck.nightly.decide import Action, RunStatus, Standing
+from stackcheck.nightly.decide import Certified, Decision, RunOutcome
 from stackcheck.nightly.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -49,63 +49,39 @@ class Figure(Closed):
     direction: Literal["min", "max"]
 
 
-class JudgedStep(Closed):
+class JudgedStep(RunOutcome):
     """A run that was judged and recorded.
 
     Attributes:
-        unfit, broken, suites: As in `RunOutcome`.
-        slow: Checks with a figure far below the certified one.
-        slow_words: The same in sentences.
+        slow_words: What is in `slow`, in sentences.
         warnings: What earlier nights say of the run; nothing follows from it.
     """
 
     run_id: str
     record: str
     judged: AwareDatetime
-    status: RunStatus
-    failed: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
-    lacks_only_bounds: bool = False
-    unfit: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
-    suites: str = ""
-    slow: tuple[str, ...] = ()
     slow_words: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-class Ended(Closed):
-    """How one image's part of the night ended.
+class Ended(Decision):
+    """How one image's part of the night ended; `exit_code` is 0, or that of `stackcheck nightly`."""
 
-    Attributes:
-        action: What was done; `error` if no verdict was reached.
-        because: One sentence.
-        exit_code: 0, or that of `stackcheck nightly`.
-    """
-
-    action: Action | Literal["error"]
-    because: str
-    failed: tuple[str, ...] = ()
-    rollout: tuple[str, ...] = ()
-    flaky: bool = False
     exit_code: int = 0
 
 
-class Item(Closed):
-    """One image of the night, and its finished steps.
+class Item(Certified):
+    """One image of the night, what its nearest certificate says of this host, and its finished steps.
 
     Attributes:
         tag: The floating tag.
-        reference: By digest; of an image that is not published yet, as `docker pull` takes it.
+        reference: By digest, so that a tag that moves during the night changes nothing; of an image that is
+            not published yet, as `docker pull` takes it.
         digest: Of the manifest; empty for an image that is not published yet.
         image_id: The engine's id of an image that is not published yet.
         accept_python: Digests of the files that may be its Python although no package owns them, as
             matrix.yaml has them; of a published image `python` says it.
         reasons: Why it is due.
-        standing: How this host relates to its certificates.
-        changes: How this host differs from the nearest certificate.
-        passed: The checks that this certificate names as passed.
-        suites: Digest of the suites of its run.
         python: The image's Python as this certificate states it.
         figures: The judged figures that this certificate states.
         runs: The judged runs of this night.
@@ -118,10 +94,6 @@ class Item(Closed):
     image_id: str | None = None
     accept_python: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-    standing: Standing = "same"
-    changes: tuple[str, ...] = ()
-    passed: tuple[str, ...] = ()
-    suites: str = ""
     stack_id: str | None = None
     config_digest: str = ""
     python: dict[str, JsonValue] | None = None
@@ -153,7 +125,6 @@ class Plan(Closed):
     """A night: what it is about, and how far it got.
 
     Attributes:
-        pid: The process that plays it; containers that it left behind are removed when the night is resumed.
         node: Anonymous id of the machine, as the history has it.
         changes: What changed on the host since the last night.
         notes: What a reader should know of the host.
@@ -164,7 +135,6 @@ class Plan(Closed):
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     night: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
-    pid: int
     started: AwareDatetime
     target: str
     node: str

@@ -1,15 +1,19 @@
 """What a night says to people and machines. In: a finished `Plan`.
-Out: one line for a chat, Markdown for a job summary, JUnit XML, JSON, and the exit code. What was not run is
-in all of them, with its reason. Pure.
+Out: one line for a chat, Markdown for a job summary, JUnit XML, JSON, and the exit code; `deliver` writes
+them to `build/nightly/`. What was not run is in all of them, with its reason.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 from stackcheck.errors import MachineUnfitError, NothingSelectedError
+from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.nightly.decide import GOOD
 
 if TYPE_CHECKING:
@@ -218,3 +222,31 @@ def _escaped(text: str) -> str:
 def one_line(text: str) -> str:
     """Text without line breaks and control characters: an image writes reasons, and may write anything."""
     return "".join(filter(str.isprintable, " ".join(text.split())))
+
+
+GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"  # GitHub Actions names the file of a step's summary by it
+NIGHT = "night.json"
+JUNIT = "junit.xml"
+SUMMARY = "summary.md"
+
+
+def deliver(plan: Plan, folder: Path) -> None:
+    """Write the outcome of a night to every place where somebody looks for it.
+
+    Raises:
+        FileError: A file cannot be written; the night itself is not lost, and the next call delivers it.
+    """
+    write_atomically(folder / NIGHT, (json.dumps(as_json(plan), indent=2).encode(),))
+    write_atomically(folder / JUNIT, (junit(plan),))
+    write_atomically(folder / SUMMARY, (markdown(plan).encode(),))
+    named = os.environ.get(GITHUB_SUMMARY)
+    if named:
+        _append(Path(named), markdown(plan))
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise file_error(error, path) from error

@@ -90,14 +90,6 @@ class Transport:
         """One request, repeated when the registry is busy or asks for credentials.
         A read is also repeated when its connection is reset before the answer.
 
-        Args:
-            method: HTTP method.
-            url: Absolute address.
-            expected: The statuses that the caller knows what to do with.
-            headers: Request headers.
-            body: Makes the request's body anew for every try.
-            stream: Leave the body of the answer for `body` to read; else it is ignored.
-
         Raises:
             MissingError: 404, and the caller did not expect it.
             RegistryError: No answer, or another status.

@@ -44,7 +44,6 @@ class Proposal:
     Attributes:
         entry: The proposed threshold.
         values: What the runs measured, in the metric's unit.
-        median: Their median.
         spread: Their robust spread, as a share of the median.
         now: The entry that applies now, if there is one.
     """
@@ -101,8 +100,6 @@ def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> 
 
     Raises:
         ConfigurationError: Too few runs, one given twice, or runs that differ in more than chance.
-        ChecksFailedError: A run did not finish, or a check failed for more than a missing or derived bound.
-        MachineUnfitError: A check of a run was invalid: the machine was throttled, shared or unfit.
     """
     require_comparable(runs, *([1] if one_run else []))
     vendor, model = _model(runs[0])

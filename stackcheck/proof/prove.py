@@ -165,12 +165,6 @@ def here(
 ) -> FaultRun:
     """Run one part on this host, and wait for it.
 
-    Args:
-        arguments: `in_torch` or `over_amd`.
-        root: The checkout.
-        report: Called with each line of output.
-        python: The Python that runs it.
-
     Raises:
         ChecksFailedError: It ended without its line of JSON.
     """

@@ -146,17 +146,7 @@ def ask_suites(
     entries: Sequence[Entry] = (),
     figures: Sequence[tuple[str, Conditions]] = (),
 ) -> Rules:
-    """Ask the suites' own rules about entries and figures of a device model.
-
-    Args:
-        root: The checkout with the suites.
-        model: The device model, as in devices.json.
-        entries: Thresholds to check.
-        figures: Metrics with their conditions, to get the ceiling of each.
-
-    Raises:
-        ConfigurationError: The checkout has no suites, or devices.json does not have the model.
-    """
+    """Ask the suites' own rules about entries and figures of a device model."""
     asked: dict[str, Any] = {
         "model": model,
         "entries": [entry.as_json() for entry in entries],
@@ -183,11 +173,7 @@ def require_clean(root: Path, model: str, entries: Sequence[Entry], where: Path)
 
 
 def write(file: ThresholdsFile, proposed: Sequence[Entry]) -> None:
-    """Write the merged entries. Call `require_clean` before.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Write the merged entries. Call `require_clean` before."""
     write_atomically(file.path, [as_text(file.merged(proposed)).encode()])
 
 

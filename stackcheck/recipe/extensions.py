@@ -97,10 +97,6 @@ def overrides(stack: Stack, wanted: Sequence[str]) -> tuple[str, ...]:
 
     torch's wheel asks for `rocm[device-all]`, 25 wheels of 6.8 GB (pytorch/pytorch#191688); each has the code
     of one architecture (ROCm/TheRock docs/packaging/python_packaging.md). Rule R11-one-device.
-
-    Args:
-        stack: The stack.
-        wanted: The direct requirements; extras that they ask `rocm` for are kept.
     """
     if stack.values.get("device_wheels") != "one" or not stack.torch:
         return ()

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stackcheck.engine import apt_archive
-from stackcheck.errors import ConfigurationError, EngineError
+from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.digest import sha256_of
+from stackcheck.files.requirements import read_packages
 from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.recipe import indexes, rocm
 from stackcheck.recipe.extensions import extensions, needs, overrides, toolchain
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream, torch_places
-from stackcheck.recipe.wheel_folder import WheelFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +77,6 @@ def lock(
 
     Raises:
         BuildError: The folder lacks a wheel; nothing was written.
-        ConfigurationError: uv is missing.
     """
     return _Locking(stack, images / stack.id, upstream or Upstream(), wheelhouse).run()
 
@@ -240,11 +243,6 @@ class _Locking:
 def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _Answer]) -> _Answer:
     """Ask pip's own places and, if they lack something, also the index of those who built torch.
 
-    Args:
-        stack: Says who built its torch.
-        upstream: Knows which places answer.
-        question: Gets uv's options that name places.
-
     Raises:
         UnresolvedError: A package is in no index of this machine.
         OutOfReachError: The place that has torch is out of reach.
@@ -323,3 +321,51 @@ def downloads(stack: Stack) -> Downloads:
         options="".join(f" {option}={place}" for option, place in torch_places(stack)),
         by_hand={one.name: one.pip_wants for one in extensions(stack)},
     )
+
+
+class WheelFolder:
+    """A folder of wheels; each file is read once.
+
+    Raises:
+        BuildError: The folder lacks a wheel of a requirement, or of a package that one needs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._hashes: dict[str, str] = {}
+
+    def resolve(self, wanted: Sequence[str], *, python: str, held: indexes.Held = indexes.FREE) -> str:
+        """A lock of the requirements and of all that they need, as pip reads it."""
+        places = ["--no-index", f"--find-links={self.folder}"]
+        try:
+            text = indexes.resolve(wanted, python=python, places=places, held=held, with_hashes=False)
+        except indexes.UnresolvedError as error:
+            raise self._refusal(error.package, python) from error
+        pins = re.findall(r"^[\w.-]+==\S+", text, re.MULTILINE)
+        of = self.files(pins)
+        entries = [
+            " \\\n".join([pin, *(f"    --hash=sha256:{digest}" for digest in sorted(set(found.values())))])
+            for pin, found in of.items()
+        ]
+        return "".join(f"{entry}\n" for entry in entries)
+
+    def files(self, pins: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """Pin -> file name -> SHA-256, of the folder's wheels of that name and version."""
+        names = sorted(path.name for path in self.folder.glob("*.whl"))
+        of = {pin: [name for name in names if read_packages(pin)[0].is_of(name)] for pin in pins}
+        missing = [name for found in of.values() for name in found if name not in self._hashes]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self._hashes |= dict(
+                zip(missing, pool.map(sha256_of, map(self.folder.joinpath, missing)), strict=True)
+            )
+        return {pin: {name: self._hashes[name] for name in found} for pin, found in of.items()}
+
+    def _refusal(self, package: str, python: str) -> BuildError:
+        return BuildError(
+            "the folder of wheels lacks packages of the stack",
+            where=str(self.folder),
+            got=f"no wheel of {package} for Python {python}, or none of a package that it needs",
+            expected="every package of the stack and all that they need, as wheels",
+            next_step="copy into the folder the wheels that this command lists as absent: "
+            f"stackcheck wheelhouse {self.folder} --from-environment PYTHON STACK",
+        )

@@ -27,14 +27,7 @@ REASON = "not locked yet: stackcheck lock"
 
 
 def take_base(stack: Stack, digest: str, facts: Mapping[str, object], root: Path) -> Stack:
-    """Make a stack start from a base that was cut from this host; returns the stack as it is now.
-
-    Args:
-        stack: The stack.
-        digest: Of the base.
-        facts: What `base.json` says of it.
-        root: The checkout.
-    """
+    """Make a stack start from a base that was cut from this host; returns the stack as it is now."""
     folder = root / "images" / stack.id
     pins = _pins(folder) or {"schema": 1, "stack_id": stack.id, "locked": False, "missing": [REASON]}
     name = stack.base.reference
@@ -55,7 +48,6 @@ def lock_to(stack: Stack, wheelhouse: Path, root: Path) -> Stack:
 
     Raises:
         BuildError: The folder lacks a wheel; nothing was written.
-        ConfigurationError: The folder does not exist, or uv is missing.
     """
     origins.require_folder(wheelhouse)
     listed = origins.load(wheelhouse)

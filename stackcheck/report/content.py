@@ -51,8 +51,6 @@ class Offered:
     """What is published.
 
     Attributes:
-        target: Where.
-        images: The images.
         problem: Why the images are not known; then nothing can be said about certificates.
     """
 
@@ -66,7 +64,6 @@ class Content:
     """What a report says.
 
     Attributes:
-        made: When.
         here: The machine that is shown first; None if there is nothing to show.
         runs: All runs, oldest first.
         details: Record of a run -> what it tells; only of the runs that are looked at most.
@@ -125,25 +122,7 @@ def gather(
     refresh_s: int | None = None,
     report: Callable[[str], None],
 ) -> Content:
-    """Ask the history for what a report says.
-
-    Args:
-        history: The runs.
-        offered: What is published.
-        root: The checkout, which has the reference of the loss curves, and its fleet runs.
-        now: The time at which certificates and the last night are judged.
-        since: Runs before this time are left out.
-        here: The machine to show first, if anything is known about it.
-        asked: The machine to show first, whatever is known about it.
-        campaign: The planted faults, if they were planted.
-        nightly: What `stackcheck nightly` did on this host, if it ran.
-        refresh_s: How often a browser loads the page again; None: never.
-        report: Called with each line of progress.
-
-    Raises:
-        HistoryError: The history does not answer.
-        ConfigurationError: The reference of the loss curves is damaged.
-    """
+    """Ask the history for what a report says."""
     runs = tuple(history.runs(Query(since=since, newest_first=False)))
     report(f"runs: {len(runs)}; published images: {len(offered.images)}")
     groups = speed.groups(_points(history, runs))

@@ -27,7 +27,6 @@ class Trouble:
     """A run that did not pass.
 
     Attributes:
-        run: The run.
         since: When the series of runs without a pass began, on this stack and machine; None: it is new.
         nights: How many runs in a row did not pass.
         first: Whether it is the first run of this stack on such a machine.
@@ -51,7 +50,6 @@ class Night:
         missing: Whether no run started in the last 24 hours.
         newest: When the newest run started; None for an empty history.
         counts: Verdict -> how many runs.
-        runs: The runs.
         troubles: The newest run of each stack and machine that did not pass, FAILED first.
     """
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from stackcheck import __version__
+from stackcheck import __version__, policy
 from stackcheck.history.runs import named
-from stackcheck.policy import signed_names
 from stackcheck.report import blocks, fleet_file, speed, standing, wall
 from stackcheck.suite.judgement import NO_IMAGE
 
@@ -80,7 +79,7 @@ def _environment() -> Environment:
         "title_of": title_of,
         "age": wall.age,
     }
-    environment.globals["signed_names"] = signed_names
+    environment.globals["waives"] = policy.names
     return environment
 
 

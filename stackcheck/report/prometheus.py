@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stackcheck.report import standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from stackcheck.history.runs import Run
     from stackcheck.report.content import Content
@@ -120,12 +120,8 @@ def _word(*, simulated: bool) -> str:
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in _sorted(labels))
+    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in sorted(labels.items()))
     return f"{name}{{{inside}}} {value:.17g}" if inside else f"{name} {value:.17g}"
-
-
-def _sorted(labels: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    return sorted(labels.items())
 
 
 def _escaped(text: str) -> str:

@@ -40,7 +40,6 @@ class CertifiedFor:
         tier: How thorough the run was.
         verified: When the verdict was given.
         expires: From when on `stackcheck verify` refuses it.
-        run_id: The run.
         warned: Checks that a waiver accepts.
         waivers: The waivers, as they are signed.
         bounds: Class of bounds -> how many figures they judged.
@@ -102,11 +101,7 @@ def published(
     *,
     plain_http: bool = False,
 ) -> tuple[PublishedImage, ...]:
-    """Every image of a target, by stack, the current one of a stack first.
-
-    Raises:
-        RegistryError: The target cannot be read.
-    """
+    """Every image of a target, by stack, the current one of a stack first."""
     store = open_store(target, plain_http=plain_http)
     rule = _Counted(public_key=public_key, now=now, max_age=max_age)
     found = [_image(store, digest, names, rule) for digest, names in _images(store).items()]

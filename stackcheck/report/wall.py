@@ -58,7 +58,6 @@ class Wall:
     """The fleet.
 
     Attributes:
-        made: When.
         stacks: The stacks that ran, in order.
         nodes: The nodes, the worst first.
         hidden: How many more nodes there are, none worse than those shown.

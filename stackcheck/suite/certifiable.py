@@ -20,38 +20,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.matrix.matrix import TestTarget
-    from stackcheck.matrix.stack import Stack
     from stackcheck.policy import Tier
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Host
 
 MISSING = "bounds missing:"  # in the reason against a machine that only lacks bounds
 SHOWN_BOUNDS = 3  # of the missing ones; a model without any has sixty
-
-
-def reasons_against_stack(
-    stack: Stack, models: Sequence[str], root: Path, tier: Tier = "standard"
-) -> tuple[str, ...]:
-    """Why a machine with devices of these models cannot certify a stack; empty if it can.
-
-    Args:
-        stack: The stack.
-        models: The model of each device, as in devices.json.
-        root: The checkout with the bounds.
-        tier: The tier that certifies this vendor (`policy.certifies`).
-
-    Raises:
-        ConfigurationError: The checkout has no suites.
-    """
-    rows = {str(row["model"]): row for row in vendors.device_table()}
-    if not models:
-        return ("no device",)
-    if strangers := sorted(set(models) - rows.keys()):
-        return (f"{' and '.join(strangers)}: no row of devices.json",)
-    if others := {str(rows[model]["vendor"]) for model in models} - {stack.vendor}:
-        return (f"the stack is for {stack.vendor}, the devices are of {' and '.join(sorted(others))}",)
-    missing = missing_of(models, root, tier)
-    return tuple(reasons_against(models, machines=stack.tested_on, archs=stack.archs, missing=missing))
 
 
 def before_a_run(subject: Subject, host: Host, tier: Tier, root: Path) -> tuple[str, ...]:
@@ -116,11 +90,7 @@ def serves(built: str, arch: str) -> bool:
 
 @functools.cache
 def missing_bounds(root: Path, model: str, count: int, tier: Tier = "standard") -> tuple[str, ...]:
-    """The figures without a bound that a run of the tier judges on `count` devices of a model.
-
-    Raises:
-        ConfigurationError: The checkout has no suites, or no row for the model.
-    """
+    """The figures without a bound that a run of the tier judges on `count` devices of a model."""
     return bounds.missing(root, model, count, tier)
 
 

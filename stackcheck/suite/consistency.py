@@ -26,11 +26,6 @@ RUN_AGAIN = "run the suites again: stackcheck test"
 def require_same_run(result: RunResult, run_file: Mapping[str, Any], path: Path) -> None:
     """Refuse a result whose image, inputs, tier, stack or host are not those of run.json.
 
-    Args:
-        result: What the suites wrote.
-        run_file: The content of run.json, which the suites were given.
-        path: Where the result is, for messages.
-
     Raises:
         ChecksFailedError: With the first field that differs.
     """
@@ -118,12 +113,6 @@ def require_times_within(result: RunResult, before: dt.datetime, after: dt.datet
 
     The tool relies on these times for how long a result may be used again, and for whether a run is later
     than a revocation.
-
-    Args:
-        result: What the suites wrote.
-        before: This host's time before the container started.
-        after: This host's time after the container ended.
-        path: Where the result is, for messages.
 
     Raises:
         ChecksFailedError: The result began before the container or ended after it.

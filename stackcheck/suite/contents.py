@@ -157,16 +157,7 @@ def _comes_with(name: str, prefix: str) -> bool:
 
 
 def compare(layout: Path, digest: str, known: Mapping[str, set[str]] = MappingProxyType({})) -> Contents:
-    """Read an image's files and compare them with the records in it, and with what it was built from.
-
-    Args:
-        layout: The image's layout.
-        digest: Of its manifest.
-        known: The sums of files of its wheels and of its base (`sources.known`).
-
-    Raises:
-        RegistryError: The layout is damaged.
-    """
+    """Read an image's files and compare them with the records in it, and with what it was built from."""
     env = _environment(layout, digest)
     tree = filesystem.read(layout, digest, functools.partial(_wanted, env=env))
     owners = records.read(tree)

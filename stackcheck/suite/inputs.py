@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.digest import sha256_of
-from stackcheck.suite import toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
+    from pathlib import PurePath
 
 RUNNER = "runner"
 SUITE_FILES = ("conftest.py", "pytest.ini")
@@ -72,7 +73,7 @@ def freeze(root: Path, target: Path) -> InputDigests:
     )
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    toolkit.freeze(target / RUNNER)
+    freeze_tools(target / RUNNER)
     return digest(target, matrix=root / "matrix.yaml")
 
 
@@ -92,3 +93,57 @@ def digest(frozen: Path, *, matrix: Path | None) -> InputDigests:
 def _tree_digest(root: Path, files: Iterable[Path]) -> str:
     lines = sorted(f"{path.relative_to(root).as_posix()} sha256:{sha256_of(path)}" for path in files)
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+# The suites run under the tool's own pytest: an image could ship one that reports what it likes. Only modules
+# are copied and no metadata: `importlib.metadata` lists the image's own packages.
+# pytest with the two plug-ins that the suites use, and what they import. Python 3.10 has no exception groups.
+PACKAGES = (
+    *("pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "typing_extensions"),
+    *("pytest-timeout", "pytest-xdist", "execnet"),
+)
+LAUNCHER = Path(__file__).with_name("launcher.py")
+VERSION_FILE = "pluggy.version"  # launcher.py reads it
+_LEFT_OUT = (".dist-info", ".egg-info", ".data", "__pycache__")
+# pytest colours Python and differences; pygments knows 500 languages, which are most of its 5 MB.
+_COLOURED = ("__init__.py", "_mapping.py", "python.py", "diff.py")
+
+
+def freeze_tools(target: Path) -> None:
+    """Copy the launcher and the packages to `target`, readable by every user.
+
+    Raises:
+        ConfigurationError: A package is not installed beside stackcheck.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "pytest").mkdir(parents=True)
+    shutil.copy2(LAUNCHER, target / "launcher.py")
+    for name in PACKAGES:
+        _copy_tool(name, target / "pytest")
+    # pluggy asks its metadata for its version when pytest prints its header, and an image need not have any.
+    (target / VERSION_FILE).write_text(importlib.metadata.version("pluggy"), encoding="utf-8")
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _copy_tool(name: str, target: Path) -> None:
+    try:
+        files = importlib.metadata.files(name) or ()
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigurationError(
+            f"stackcheck needs the package {name} to run acceptance suites",
+            got="it is not installed",
+            expected=f"{name} beside stackcheck: the suites run under the tool's own pytest",
+            next_step=f"pip install {name}",
+        ) from error
+    for file in files:
+        if _is_needed(file):
+            place = target / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(str(file.locate()), place)
+
+
+def _is_needed(file: PurePath) -> bool:
+    if file.match("pygments/lexers/*") and file.name not in _COLOURED:
+        return False
+    return file.suffix == ".py" and not any(part == ".." or part.endswith(_LEFT_OUT) for part in file.parts)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import posixpath
+import re
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.errors import ChecksFailedError
-from stackcheck.suite import libpython, owners
+from stackcheck.files import dpkg_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -81,16 +83,10 @@ class Interpreter:
 def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Interpreter:
     """The Python that an image's PATH names, identified.
 
-    Args:
-        reference: The image.
-        engine: It reads the files.
-        accepted: Digests (sha256:…) of files that may be the Python although no package owns them.
-
     Raises:
         UnownedPythonError: No package owns it, and its digest is not accepted.
         ChecksFailedError: There is no Python, it is a script, it takes its library from somewhere else, or
             the image loads a library into every program.
-        EngineError: The engine does not have the image.
     """
     env = engine.inspect(reference).env
     with engine.files(reference) as files:
@@ -98,13 +94,13 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
         _require_own_library(path, file, files, reference)
         _require_no_preload(files, reference)
         body = files.read(file) or b""
-        owner = owners.debian(file, body, files) or owners.conda(file, body, files)
+        owner = debian_owner(file, body, files) or conda_owner(file, body, files)
         found = Interpreter(
             path=path,
             file=file,
             sha256="sha256:" + hashlib.sha256(body).hexdigest(),
             package=owner,
-            libraries={} if owner else libpython.libraries(file, body, env, files),
+            libraries={} if owner else shared_libraries(file, body, env, files),
         )
     if owner is None:
         _require_accepted(found, body, accepted, reference)
@@ -211,11 +207,11 @@ def _resolved(folder: str, files: ImageFiles) -> str:
 
 def _require_no_preload(files: ImageFiles, reference: str) -> None:
     """The loader obeys this file as it obeys LD_PRELOAD, which no run gets."""
-    named = (files.read(libpython.PRELOAD) or b"").split()
+    named = (files.read(PRELOAD) or b"").split()
     if named:
         raise ChecksFailedError(
             "the image loads a library into every program before it starts",
-            where=f"{reference}: {libpython.PRELOAD}",
+            where=f"{reference}: {PRELOAD}",
             got=b" ".join(named)[:200].decode(errors="replace"),
             expected="no such file: the library could change what the suites report",
             next_step="remove the file from the image; users who want the library can set LD_PRELOAD",
@@ -225,7 +221,7 @@ def _require_no_preload(files: ImageFiles, reference: str) -> None:
 def _require_accepted(found: Interpreter, body: bytes, accepted: Collection[str], reference: str) -> None:
     """Refuse a Python that no package owns unless the digest of each of its files is in `accepted`."""
     of_file = {found.file: found.sha256, **found.libraries}
-    is_program = body.startswith(libpython.ELF)
+    is_program = body.startswith(ELF)
     if is_program and set(of_file.values()) <= set(accepted):
         return
     if is_program:
@@ -245,3 +241,103 @@ def _way_out(of_file: Mapping[str, str]) -> str:
         "see if an image that you trust has the same, such as the official one that this is made from: "
         f"docker run --rm --entrypoint sha256sum IMAGE {' '.join(of_file)}; if so, add {options}"
     )
+
+
+# A Python that was built with --enable-shared is a program of some kilobytes, and its loader takes the
+# interpreter from libpython3.X.so.1.0: ld.so(8). So the digest of the program alone says nothing.
+ELF = b"\x7fELF"
+CACHE = "/etc/ld.so.cache"
+PRELOAD = "/etc/ld.so.preload"
+_NAME = re.compile(rb"libpython3\.\d+[a-z]*\.so\.1\.0")
+_ARCHITECTURES = ("x86_64-linux-gnu", "aarch64-linux-gnu")
+_FOLDERS = tuple(
+    f"{root}{name}"
+    for root in ("", "/usr", "/usr/local")
+    for name in ("/lib", "/lib64", *(f"/lib/{arch}" for arch in _ARCHITECTURES))
+)
+# The loader prefers libraries for newer processors, which lie in these folders below each of its folders.
+_BELOW = ("", *(f"glibc-hwcaps/x86-64-v{level}" for level in (4, 3, 2)))
+
+
+def shared_libraries(file: str, body: bytes, env: Mapping[str, str], files: ImageFiles) -> dict[str, str]:
+    """The file -> digest of each library that the loader may choose for a program; none if it has all in it.
+
+    Args:
+        file: The program's path, links followed.
+        body: Its content.
+        env: The image's variables, of which LD_LIBRARY_PATH reaches the run.
+        files: The image's files.
+    """
+    found = {}
+    for name in sorted({match.decode() for match in _NAME.findall(body)}):
+        for place in _places(name, file, env, files):
+            entry = files.entry(place)
+            content = files.read(place) if entry else None
+            if entry and content is not None:
+                found[entry.target or place] = "sha256:" + hashlib.sha256(content).hexdigest()
+    return found
+
+
+def _places(name: str, file: str, env: Mapping[str, str], files: ImageFiles) -> Iterator[str]:
+    prefix = posixpath.dirname(posixpath.dirname(file))
+    named = filter(posixpath.isabs, re.split("[:;]", env.get("LD_LIBRARY_PATH", "")))
+    for folder in dict.fromkeys((f"{prefix}/lib", f"{prefix}/lib64", *named, *_FOLDERS)):
+        yield from (posixpath.normpath(posixpath.join(folder, below, name)) for below in _BELOW)
+    cache = files.read(CACHE) or b""
+    for path in re.findall(rb"/[^\0]*" + re.escape(name.encode()), cache):
+        yield path.decode(errors="replace")
+
+
+DPKG = "/var/lib/dpkg"
+SUMS = ".md5sums"
+
+
+def debian_owner(file: str, body: bytes, files: ImageFiles) -> str | None:
+    """The installed Debian package that owns a file with this content, as `deb:NAME VERSION`."""
+    # dpkg records MD5 and nothing else. It finds a file that was exchanged; the SHA-256 goes into the result.
+    digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    wanted = {f"{digest}  {name}".encode() for name in _spellings(file)}
+    status = files.read(f"{DPKG}/status")
+    if status is None:
+        return None
+    stanzas = (fields for fields, _ in dpkg_status.installed(status.decode(errors="replace")))
+    installed = {fields["Package"]: fields.get("Version") for fields in stanzas}
+    for name, text in files.folder(f"{DPKG}/info"):
+        package = name.removesuffix(SUMS).partition(":")[0]
+        if name.endswith(SUMS) and package in installed and wanted & set(text.splitlines()):
+            return f"deb:{package} {installed[package]}"
+    return None
+
+
+def conda_owner(file: str, body: bytes, files: ImageFiles) -> str | None:
+    """The conda package that owns a file with this content, as `conda:NAME VERSION`.
+
+    Its record has the digest of the file as it was installed, after conda wrote the prefix into it:
+    https://docs.conda.io/projects/conda/en/stable/dev-guide/specs/
+    """
+    digest = hashlib.sha256(body).hexdigest()
+    prefix = posixpath.dirname(posixpath.dirname(file))
+    for name, text in files.folder(f"{prefix}/conda-meta"):
+        record = _record(text) if name.startswith("python-") and name.endswith(".json") else {}
+        for entry in record.get("paths_data", {}).get("paths", ()):
+            recorded = entry.get("sha256_in_prefix") or entry.get("sha256")
+            if (posixpath.join(prefix, str(entry.get("_path", ""))), recorded) == (file, digest):
+                return f"conda:{record.get('name')} {record.get('version')}"
+    return None
+
+
+def _spellings(file: str) -> set[str]:
+    """The names of a file in a list of dpkg: without the first slash, and as before UsrMerge without usr/."""
+    plain = file.lstrip("/")
+    return {plain, plain.removeprefix("usr/")}
+
+
+def _record(text: bytes) -> dict[str, Any]:
+    """A record of conda; empty if it has another form."""
+    try:
+        found = json.loads(text)
+        paths = found["paths_data"]["paths"]
+        well_formed = all(isinstance(entry, dict) for entry in paths)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return found if well_formed else {}

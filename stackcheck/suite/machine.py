@@ -9,12 +9,11 @@ host can see the same part by itself (`seen`), the two have to agree. Pure.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.suite import network
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from stackcheck.suite.results import CheckResult, MachineFinding
     from stackcheck.vendors.seen import Seen
@@ -67,8 +66,8 @@ def _is_shown(found: MachineFinding, check: CheckResult, rows: Sequence[Mapping[
         "pcie": lambda: _is_narrow(_at(after, "pcie", str(found.device)), row),
         "short memory": lambda: any(_is_short(state.get("memory_bytes"), row) for state in states),
         "driver fault": lambda: _faults_are_the_machines(check, found.device),
-        "nic": lambda: network.nics_are_bad(check.evidence.before.get("nics"), after.get("nics")),
-        "gpudirect": lambda: network.no_gpudirect(after.get("gpudirect")),
+        "nic": lambda: nics_are_bad(check.evidence.before.get("nics"), after.get("nics")),
+        "gpudirect": lambda: no_gpudirect(after.get("gpudirect")),
         "missing device": lambda: bool(_list(after.get("missing"))),
         "throttled": lambda: _was_throttled(check, found.device) or _grew(states, "throttled"),
         "clocks": lambda: CLOCKS_SET in _list(_at(after, "during").get("throttle")),
@@ -261,3 +260,59 @@ def _is_down(link: Readings, lanes: int) -> bool:
 
 def _are_unlike(links: list[Readings]) -> bool:
     return len({(str(link.get("kind")), str(link.get("active"))) for link in links}) > 1
+
+
+SHARED = ("state", "rate", "lanes", "mtu")  # alike on all ports of equal cards
+AT_THE_END = {0xF, 0xFF, 0xFFFF, 0xFFFFFFFF}  # of a counter that counts no further
+
+
+def nics_are_bad(before: object, after: object) -> bool:
+    """Whether a port is down, unlike its mates, behind a narrow slot, gone, or counts errors."""
+    early, late = _ports(before), _ports(after)
+    mates = defaultdict(list)
+    for port in late.values():
+        mates[str(port.get("kind"))].append(port)
+    none_up = bool(late) and all(port.get("state") != "ACTIVE" for port in late.values())
+    return (
+        none_up
+        or any(map(_ports_differ, mates.values()))
+        or any(map(_is_narrow_port, late.values()))
+        or bool(early.keys() - late.keys())
+        or any(_count_errors(early.get(name, {}), port) for name, port in late.items())
+    )
+
+
+def no_gpudirect(ways: object) -> bool:
+    """Whether the host has none of the ways from a network card to the memory of GPUs."""
+    return isinstance(ways, dict) and bool(ways) and all(there is False for there in ways.values())
+
+
+def _ports(readings: object) -> dict[str, dict[str, Any]]:
+    found = readings.items() if isinstance(readings, dict) else ()
+    return {name: port for name, port in found if isinstance(port, dict)}
+
+
+def _ports_differ(ports: Iterable[Mapping[str, Any]]) -> bool:
+    return any(len({str(port.get(name)) for port in ports}) > 1 for name in SHARED)
+
+
+def _is_narrow_port(port: Mapping[str, Any]) -> bool:
+    link = port.get("pcie")
+    return isinstance(link, dict) and any(
+        _count_of(link.get(name)) < _count_of(link.get(f"max_{name}")) for name in ("width", "speed")
+    )
+
+
+def _count_errors(early: Mapping[str, Any], late: Mapping[str, Any]) -> bool:
+    before, after = early.get("errors"), late.get("errors")
+    if not isinstance(after, dict):
+        return False
+    known = before if isinstance(before, dict) else {}
+    return any(
+        _count_of(count) > _count_of(known.get(name, count)) or count in AT_THE_END
+        for name, count in after.items()
+    )
+
+
+def _count_of(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

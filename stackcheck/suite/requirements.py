@@ -7,14 +7,15 @@ the checkout, the devices from this host.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
-from stackcheck.suite import expected, skips, unreadable
+from stackcheck.suite import expected, skips
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.matrix.known_issues import KnownIssue
@@ -67,11 +68,7 @@ class Requirements:
 
 
 def of(subject: Subject, host: Host, tier: Tier, root: Path) -> Requirements:
-    """The requirements of a run of `tier` on this host.
-
-    Raises:
-        ConfigurationError: The checkout has no list of checks for this number of devices.
-    """
+    """The requirements of a run of `tier` on this host."""
     stack, today = subject.stack, dt.datetime.now(dt.UTC).date()
     count = max(1, len(host.devices))
     return Requirements(
@@ -102,10 +99,56 @@ def facts_of(host: Host | ReportedHost, stack: Stack | None, runtime: str | None
         rows=rows,
         packages=skips.declared(stack) if stack else None,
         archs=stack.archs if stack else (),
-        unreadable=unreadable.readings(
+        unreadable=readings(
             vendors.unreadable_table(),
             rows,
             driver=host.driver,
             runtime=stack.runtime_version if stack else runtime,
         ),
     )
+
+
+NUMBERS = re.compile(r"\d+(?:\.\d+)*")
+
+
+def readings(
+    table: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    driver: str | None,
+    runtime: str | None,
+) -> dict[str, str]:
+    """Reading -> the source that says that this machine cannot tell it.
+
+    Args:
+        table: The list `unreadable` of devices.json.
+        rows: The rows of this host's devices; an entry has to hold for all of them.
+        driver: The host's driver.
+        runtime: The ROCm or CUDA release of the image, which is that of its management library.
+    """
+    return {
+        entry["reading"]: entry["source"]
+        for entry in table
+        if rows
+        and all(_is_of(entry, row) for row in rows)
+        and _is_below(driver, entry.get("driver_below"))
+        and _is_below(runtime, entry.get("runtime_below"))
+    }
+
+
+def _is_of(entry: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    return entry["vendor"] == row["vendor"] and row["arch"] in entry.get("archs", (row["arch"],))
+
+
+def _is_below(version: str | None, limit: str | None) -> bool:
+    """Whether a version is lower than a limit; a driver of the kernel's own tree has no number."""
+    if limit is None:
+        return True
+    if version is None or not NUMBERS.match(version) or "." not in version:
+        return False
+    return _numbers(version) < _numbers(limit)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = NUMBERS.match(version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()

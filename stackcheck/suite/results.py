@@ -176,8 +176,7 @@ class CheckResult(_Part):
 
     `seconds` does not count `waited_s`, the time for which it waited for devices or for other checks.
     `cause` is `no_threshold` if missing thresholds are all that failed, `bound` if violated ones are,
-    `exception` if the suites raised one and judged nothing, else None. Results of older suites
-    lack the field.
+    `exception` if the suites raised one and judged nothing, else None.
     """
 
     id: Name
@@ -193,11 +192,6 @@ class CheckResult(_Part):
     devices: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()
     evidence: Evidence = Field(default_factory=Evidence)
-
-    @property
-    def says_cause(self) -> bool:
-        """Whether the result file has the field `cause` for this check."""
-        return "cause" in self.model_fields_set
 
 
 class RunResult(_Part):
@@ -238,9 +232,6 @@ class RunResult(_Part):
 
 def load(path: Path) -> RunResult:
     """Read a result file.
-
-    Args:
-        path: The result.json of a run.
 
     Returns:
         The run; its state may be `running` or `crashed`, which `verdict.judge` refuses with a reason.

@@ -26,16 +26,7 @@ from stackcheck.engine.devices import with_devices
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
-from stackcheck.suite import (
-    consistency,
-    container_user,
-    controller,
-    device_leases,
-    inputs,
-    interpreter,
-    results,
-    steering,
-)
+from stackcheck.suite import consistency, container_user, controller, inputs, interpreter, results, steering
 from stackcheck.vendors import busy
 
 if TYPE_CHECKING:
@@ -85,11 +76,7 @@ class RunPlan:
 
 
 def plan(subject: Subject, *, tier: Tier, root: Path, out: Path) -> RunPlan:
-    """Freeze the suites of the checkout `root` in `out`/suite, and read the host.
-
-    Raises:
-        ConfigurationError: The checkout has no acceptance suites.
-    """
+    """Freeze the suites of the checkout `root` in `out`/suite, and read the host."""
     frozen = inputs.freeze(root, out / "suite")
     return RunPlan(subject=subject, host=vendors.host(subject.vendor), tier=tier, inputs=frozen)
 
@@ -138,7 +125,7 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
     declared = engine.inspect(plan.subject.image.reference).env
     spec = _container(plan, needs, found=found, declared=declared, out=out, user=user)
-    leases = device_leases.folders(plan.host.vendor)
+    leases = controller.folders(plan.host.vendor)
     judge = controller.beside(out, vendor=plan.host.vendor, tier=plan.tier, only=plan.only, leases=leases)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     before = dt.datetime.now(dt.UTC)

@@ -45,7 +45,6 @@ def load_or_create(
 
     Raises:
         ChecksFailedError: The image's Python belongs to no package, or could not list the packages.
-        FileError: The file could not be written.
     """
     path = folder / "sbom.json"
     if _is_of(stored := _stored(path), image):

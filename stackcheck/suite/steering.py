@@ -38,13 +38,7 @@ OURS = {
 def environment(
     image: Iterable[str], vendor: vendors.Vendor, *given: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """The variables of an acceptance run; None removes one of the image's.
-
-    Args:
-        image: The names in the image's ENV.
-        vendor: The vendor whose devices are all to be visible.
-        given: What the host adds.
-    """
+    """The variables of an acceptance run; None removes one of the image's."""
     removed: dict[str, str | None] = dict.fromkeys(name for name in image if is_neutralised(name))
     host = {name: value for part in given for name, value in part.items()}
     return {**removed, **host, **vendors.visibility(vendor), **OURS}

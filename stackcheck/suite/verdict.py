@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
 from stackcheck.policy import Tier, is_advisory, is_enough
-from stackcheck.suite import certifiable, clock, expected, machine, skips
+from stackcheck.suite import certifiable, expected, figures, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 from stackcheck.suite.certifiable import MISSING
 from stackcheck.suite.figures import NO_BOUND, accepts, below_a_guess, flaw, lacks_bound
@@ -129,7 +129,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *_about_the_set(result, required),
         *_about_checks(result, required, accepted | low.keys()),
         *_about_bounds(result, required, bounds, accepted, low),
-        *clock.problems(result, required.seen, bounds.ceilings),
+        *figures.clock_problems(result, required.seen, bounds.ceilings),
         *_about_the_driver(result, bounds),
         *_about_known_issues(required),
     )
@@ -157,7 +157,7 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         guessed=tuple(guessed),
         bounds=bounds.classes(),
         driver=bounds.driver.model_dump() if bounds.driver else {},
-        clock=clock.words(result, required.seen),
+        clock=figures.clock_words(result, required.seen),
         checks_digest=expected.digest(tuple(sorted(required.checks))),
         known_issues=required.known_issues,
         lacks_only_bounds=bool(unbounded) and of_bounds.issuperset(failures),

@@ -183,9 +183,9 @@ def kernel_record() -> tuple[Mapping[str, object], tuple[str, ...]]:
 
     Only AMD's are known: NVIDIA's driver tells through its library alone.
     """
-    from stackcheck.vendors import amd_record
+    from stackcheck.vendors import amd
 
-    return amd_record.record(), amd_record.identities()
+    return amd.record(), amd.identities()
 
 
 def detect() -> Vendor:

@@ -22,7 +22,7 @@ from small_stacks import ROOT
 from stackcheck.engine import apt
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
-from stackcheck.suite.provenance import of_build
+from stackcheck.suite.subject import of_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable

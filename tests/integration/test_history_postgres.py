@@ -14,8 +14,7 @@ import pytest
 import waits
 from kept_runs import GEMM, PASSED, body, failed
 from stackcheck.history import schema
-from stackcheck.history.history import History
-from stackcheck.history.index import RecordIndex
+from stackcheck.history.history import History, RecordIndex
 from stackcheck.history.runs import HistoryError, Query
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def test_it_answers_as_sqlite_does(history: History, tmp_path: Path) -> None:
         assert mine == theirs
         assert len(history.points(questions[3])) == 4
         run = history.runs(Query())[0]
-        assert history.index.find(run.record[:20]) == [run]
+        assert history.find(run.record[:20]) == [run]
         assert history.rebuild() == []
     history.append(body(9), PASSED, None, source="test")  # numbers go on after a rebuild
     assert len(history.runs(Query())) == 7

@@ -69,7 +69,10 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
     key = new_key()
     target = demo_dist.publish_all(folder, key, now)
     images = published.published(target, key.public_key(), now, MAX_AGE)
-    faults = campaign.Suite(name="test_kernels.py", faults=(("NaN", "missed"), ("wrong stride", "caught")))
+    faults = tuple(
+        campaign.PlantedFault(name=name, check="test_kernels.py::test_gemm", state=state)
+        for name, state in (("NaN", "missed"), ("wrong stride", "caught"))
+    )
     fleet_documents.write(folder, fleet_documents.document(), age_days=0)
     fleets, _ = fleet_file.load(folder)
     made = content.gather(
@@ -79,7 +82,7 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
         now=now,
         since=None,
         here=standing.StandingMachine(device_model="MI300X", driver="30.30.3"),
-        campaign=campaign.Campaign(planted=2, caught=1, healthy_runs=1, false_alarms=0, suites=(faults,)),
+        campaign=campaign.Campaign(planted=2, caught=1, healthy_runs=1, false_alarms=0, faults=faults),
         report=quiet,
     )
     (first, *rest) = others.load(ROOT / "docs" / "results" / "contributed", ROOT)

@@ -87,11 +87,7 @@ class HostSettings:
 
 
 def only(folder: Path) -> HostSettings:
-    """One folder of wheels, and no index at all: `--wheelhouse`.
-
-    Raises:
-        ConfigurationError: It is not a folder.
-    """
+    """One folder of wheels, and no index at all: `--wheelhouse`."""
     origins.require_folder(folder)
     return HostSettings(pip={}, folders=(folder,), indexes=(), ca=None)
 

@@ -1,33 +1,39 @@
 """Where a build's wheels come from: the wheel cache, this host's own folders and indexes, or one folder.
 
 In: the options of a build, the stacks' locks. Out: a folder of wheels and a pip.conf for each stage that
-installs wheels. A missing wheel is named with the command that downloads it.
+installs wheels, and for each stage that copies a `NAME.sha256` the packages of AMD's archive with these
+hashes. What is missing is named with the command that downloads it; a build step gets no login.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stackcheck.engine import apt_archive
 from stackcheck.errors import BuildError
 from stackcheck.files import requirements
+from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import platforms
-from stackcheck.imaging.wheels import debs, host_settings, wheelhouse
+from stackcheck.imaging.wheels import host_settings, wheelhouse
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
-from stackcheck.recipe import lock
+from stackcheck.recipe import lock, rocm
 from stackcheck.recipe.upstream import Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from stackcheck.files.requirements import Locked
     from stackcheck.imaging.plans import BuildPlan
     from stackcheck.imaging.stages import Stage
     from stackcheck.imaging.wheels.wheel_cache import WheelCache
+    from stackcheck.mirrors import Mirrors
 
 _SOURCE = re.compile(r"--no-binary[ =]([A-Za-z0-9][A-Za-z0-9._-]*)")
 _PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
@@ -51,7 +57,7 @@ class Supply:
     closed: bool
     cache: WheelCache | None
     cached: Mapping[str, Path]
-    debs: Mapping[debs.Pinned, Path]
+    debs: Mapping[Pinned, Path]
     upstream: Upstream
     report: Callable[[str], None]
 
@@ -64,7 +70,7 @@ class Supply:
         wanted = packages(plan, stage)
         found = wheelhouse.look(wanted, self.settings, self.cached)
         named = found.lay_out(wheels)
-        for one in debs.pinned(plan, stage):
+        for one in pinned(plan, stage):
             if one in self.debs:
                 shutil.copyfile(self.debs[one], wheels / one.file)
         lacking = found.missing(wanted, platforms.target(plan.stack, plan.platform))
@@ -93,21 +99,19 @@ def prepare(
 
     Raises:
         BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
-        ConfigurationError: The folder does not exist, or the key of an archive is not on this host.
-        EngineError: An archive of packages does not answer.
     """
     settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
     upstream = Upstream(mirrors=mirrors)
     cached: dict[str, Path] = {}
-    unpacked: dict[debs.Pinned, Path] = {}
+    unpacked: dict[Pinned, Path] = {}
     for plan in plans:
         compiled = _compiled(plan)
         wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
         if wheelhouse_only:
             check_folder(plan, wheelhouse_only)
-            unpacked |= debs.find(debs.pinned(plan), [wheelhouse_only], None)
+            unpacked |= find(pinned(plan), [wheelhouse_only], None)
             continue
-        unpacked |= debs.gather(plan, settings.folders, cache, mirrors, report)
+        unpacked |= gather(plan, settings.folders, cache, mirrors, report)
         held = _from_cache(plan, wanted, (settings, upstream), cache, report) if cache else {}
         cached |= held
         if plan.foreign:
@@ -145,7 +149,7 @@ def packages(plan: BuildPlan, stage: Stage) -> tuple[Locked, ...]:
 
 def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
     """The locks that a stage copies; else those of the stage that it starts from; else the stack's own."""
-    if any(name.endswith(debs.SUFFIX) for name in stage.files):
+    if any(name.endswith(SUFFIX) for name in stage.files):
         return ()
     by_name = {other.name: other for other in plan.stages}
     step: Stage | None = stage
@@ -201,13 +205,12 @@ def check_folder(plan: BuildPlan, folder: Path) -> None:
 
     Raises:
         BuildError: It lacks wheels for the target; the message has the command that fetches them.
-        ConfigurationError: The folder does not exist.
     """
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
     lacking = wheelhouse.look(wanted, host_settings.only(folder), {}).missing(wanted, target)
-    unpacked = debs.pinned(plan)
-    absent = [one.file for one in unpacked if one not in debs.find(unpacked, [folder], None)]
+    unpacked = pinned(plan)
+    absent = [one.file for one in unpacked if one not in find(unpacked, [folder], None)]
     if lacking or absent:
         raise BuildError(
             f"the folder of wheels lacks {len(lacking) + len(absent)} of "
@@ -237,7 +240,7 @@ def download_command(plan: BuildPlan, lacking: Sequence[Locked], folder: Path) -
         for package in lacking
         if package.name in recipe.by_hand
     ]
-    commands += [f"curl -fsSL -o {place}/{one.file} {debs.address(plan, one)}" for one in debs.pinned(plan)]
+    commands += [f"curl -fsSL -o {place}/{one.file} {address(plan, one)}" for one in pinned(plan)]
     return " && ".join(commands)
 
 
@@ -251,3 +254,96 @@ def _check_platform(plan: BuildPlan, wanted: Sequence[Locked], found: wheelhouse
             expected="a wheel of each, in the indexes and with its hash in the lock",
             next_step=f"on a host of {plan.platform}: stackcheck lock {plan.stack.id}",
         )
+
+
+SUFFIX = ".sha256"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """A package that a stage unpacks: its name, its path in the archive, its hash."""
+
+    name: str
+    path: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        """The file's name alone."""
+        return self.path.rpartition("/")[2]
+
+
+def pinned(plan: BuildPlan, stage: Stage | None = None) -> tuple[Pinned, ...]:
+    """What the stages of a plan, or one of them, unpack."""
+    stages = [stage] if stage else plan.stages
+    names = dict.fromkeys(name for one in stages for name in one.files if name.endswith(SUFFIX))
+    return tuple(_read(name, plan.files[name]) for name in names)
+
+
+def address(plan: BuildPlan, one: Pinned) -> str:
+    """The public address of a package."""
+    return f"{_pins(plan, one)['archive']}/{one.path}"
+
+
+def _pins(plan: BuildPlan, one: Pinned) -> Mapping[str, str]:
+    return dict(json.loads(plan.files["pins.json"])["debs"][one.name])
+
+
+def _read(name: str, data: bytes) -> Pinned:
+    digest, path = data.decode().split()
+    return Pinned(name=name.removesuffix(SUFFIX), path=path, sha256=digest)
+
+
+def find(wanted: Sequence[Pinned], folders: Sequence[Path], cached: Path | None) -> dict[Pinned, Path]:
+    """The files that this host has, by hash; a file with the right name and another hash does not count."""
+    return {
+        one: path
+        for one in wanted
+        for path in _candidates(one, folders, cached)
+        if sha256_of(path) == one.sha256
+    }
+
+
+def _candidates(one: Pinned, folders: Sequence[Path], cached: Path | None) -> Iterator[Path]:
+    """The cache first: the last that fits is taken."""
+    places = [folder / one.file for folder in reversed(folders)]
+    places += [cached / "wheels" / one.sha256 / one.file] if cached else []
+    return (path for path in places if path.is_file())
+
+
+def gather(
+    plan: BuildPlan,
+    folders: Sequence[Path],
+    cache: WheelCache | None,
+    mirrors: Mirrors,
+    report: Callable[[str], None],
+) -> Mapping[Pinned, Path]:
+    """The files of a plan; what this host lacks is downloaded into the cache.
+
+    Raises:
+        BuildError: The archive has another file under that version than the lock says.
+    """
+    wanted = pinned(plan)
+    found = find(wanted, folders, cache.folder if cache else None)
+    for one in wanted:
+        if one not in found and cache:
+            report(f"{plan.stack.id}: downloading {one.file} into the wheel cache {cache.folder}")
+            found[one] = _fetch(plan, one, cache, mirrors)
+    return found
+
+
+def _fetch(plan: BuildPlan, one: Pinned, cache: WheelCache, mirrors: Mirrors) -> Path:
+    source = rocm.source(plan.stack, mirrors)
+    version = _pins(plan, one)["version"]
+    with tempfile.TemporaryDirectory() as scratch:
+        path = apt_archive.fetch(source, one.name, version, Path(scratch))
+        path = path.rename(path.with_name(one.file))
+        if sha256_of(path) != one.sha256:
+            raise BuildError(
+                f"the archive has another {one.file} than the lock says",
+                where=source.uris[0],
+                got=sha256_of(path),
+                expected=one.sha256,
+                next_step=f"find out why, then: stackcheck lock {plan.stack.id}",
+            )
+        return cache.keep_file(path)

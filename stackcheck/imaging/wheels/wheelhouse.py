@@ -60,13 +60,7 @@ class FoundWheels:
 
 
 def look(wanted: Sequence[Locked], settings: HostSettings, cached: Mapping[str, Path]) -> FoundWheels:
-    """The local files of locked packages; files of a package without hashes are taken by name and version.
-
-    Args:
-        wanted: What a lock names.
-        settings: Where local wheels are.
-        cached: Hash -> file of a wheel cache.
-    """
+    """The local files of locked packages; files of a package without hashes are taken by name and version."""
     files: dict[Locked, tuple[Path, ...]] = {}
     for package in wanted:
         held = (cached[digest] for digest in sorted(package.hashes) if digest in cached)

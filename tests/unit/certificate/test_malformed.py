@@ -19,7 +19,7 @@ from stackcheck.certificate import statement as statement_module
 from stackcheck.certificate.statement import VSA, Envelope, Statement, facts, open_envelope, sign
 from stackcheck.cli import consumer
 from stackcheck.errors import CertificateError, StackcheckError
-from stackcheck.nightly import candidates, decide
+from stackcheck.nightly import decide, planning
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import parse_reference
@@ -134,7 +134,7 @@ def read_everywhere(image: SmallImage, statement: Statement) -> None:
     consumer._notes(verified_)
     renew.obsolete([statement], full_summary(image))
     decide.standing([host], result_files.host("nvidia", "H200", driver="580.1"))
-    candidates._is_for(host, SimpleNamespace(vendor="nvidia", devices=()))  # type: ignore[arg-type]
+    planning._is_for(host, SimpleNamespace(vendor="nvidia", devices=()))  # type: ignore[arg-type]
     list(published._of(statement, policy.MAX_AGE))
     certified.for_host(for_host.Wanted(device_model="H200", driver="580.1"))
 

@@ -20,7 +20,7 @@ from stackcheck.certificate.statement import VSA
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.suite import results
-from stackcheck.suite.provenance import Provenance
+from stackcheck.suite.subject import Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -762,7 +762,7 @@ def test_a_verb_prints_what_its_golden_file_says(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("STACKCHECK_SUITE_PYTHON", sys.executable)
-    monkeypatch.setattr("stackcheck.cli.outcomes._program", lambda: "stackcheck")
+    monkeypatch.setattr("stackcheck.cli.make._program", lambda: "stackcheck")
     world = World(root=small_checkout, engine=fake_engine, patch=monkeypatch, capsys=capsys)
     runs = [shown(verb, ("--help",), world.run(verb, "--help"), small_checkout)]
     codes = []

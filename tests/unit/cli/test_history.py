@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kept_runs import GEMM, PASSED, body, failed
 from small_checkout import call
-from stackcheck.cli import screen, times
+from stackcheck.cli import output, times
 from stackcheck.cli.history import sparkline
 from stackcheck.history import export
 from stackcheck.history.history import open_history
@@ -81,17 +81,17 @@ def test_yesterday_begins_at_midnight_utc() -> None:
 
 @given(
     st.lists(st.tuples(*[st.text("abc é…", max_size=80)] * 4), max_size=5),
-    st.integers(min_value=4 * screen.LEAST + 3 * screen.GAP, max_value=200),
+    st.integers(min_value=4 * output.LEAST + 3 * output.GAP, max_value=200),
 )
 def test_a_table_in_a_terminal_is_never_wider_than_it(rows: list[tuple[str, ...]], width: int) -> None:
     names = ("A", "B", "C", "KEPT")
-    for row, cut in zip(rows, screen.fitted(names, rows, width), strict=True):
+    for row, cut in zip(rows, output.fitted(names, rows, width), strict=True):
         for cell, short in zip(row, cut, strict=True):
             assert short == cell or (short[-1] == "…" and cell.startswith(short[:-1]))
-    made = screen.fitted(names, rows, width)
+    made = output.fitted(names, rows, width)
     widths = [max(len(row[i]) for row in (names, *made)) for i in range(4)]
-    assert sum(widths) + 3 * screen.GAP <= width
-    assert [row[3] for row in screen.fitted(names, rows, width, keep="KEPT")] == [row[3] for row in rows]
+    assert sum(widths) + 3 * output.GAP <= width
+    assert [row[3] for row in output.fitted(names, rows, width, keep="KEPT")] == [row[3] for row in rows]
 
 
 def test_a_sparkline_has_one_character_a_value_up_to_its_width() -> None:

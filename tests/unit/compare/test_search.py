@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stackcheck.compare.search import Culprit, Outcome, Steps, walk
+from stackcheck.compare.bisect import Culprit, Outcome, Steps, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

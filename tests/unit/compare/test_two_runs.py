@@ -9,7 +9,7 @@ import pytest
 
 from kept_runs import GEMM, PASSED, body, gemm, result
 from result_files import check, metric
-from stackcheck.compare import arguments, two_runs
+from stackcheck.compare import two_runs
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import History
 
@@ -24,7 +24,7 @@ def compared(a: list[dict[str, Any]], b: list[dict[str, Any]], **changes: Any) -
     other = json.dumps(
         result(3, check(GEMM, metrics=b), **changes)
     ).encode()  # day 3 has the machine of day 0
-    return two_runs.compare(arguments.of_result(one, "one"), arguments.of_result(other, "other"))
+    return two_runs.compare(two_runs.of_result(one, "one"), two_runs.of_result(other, "other"))
 
 
 def figure(name: str, value: float, **changes: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def history(tmp_path: Path) -> History:
     [("aaaa", "a" * 32), ("b" * 32, "b" * 32), ("cuda13*", "c" * 32), ("driver=580*", "c" * 32)],
 )
 def test_a_side_is_named_by_digits_stack_or_driver(history: History, name: str, run_id: str) -> None:
-    _, run = arguments.find(name, history)
+    _, run = two_runs.find(name, history)
     assert run is not None
     assert run.run_id == run_id
 
@@ -129,13 +129,13 @@ def test_a_side_is_named_by_digits_stack_or_driver(history: History, name: str, 
 def test_a_side_may_be_a_file(history: History, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(body(7))
-    side, run = arguments.find(str(path), history)
+    side, run = two_runs.find(str(path), history)
     assert (side.label, run, len(side.points)) == (str(path), None, 2)
 
 
 def test_a_name_of_nothing_and_of_several_runs_are_errors(history: History) -> None:
     with pytest.raises(NothingSelectedError, match="no such run"):
-        arguments.find("nothing", history)
+        two_runs.find("nothing", history)
     history.append(body(5, run_id="aaaa" + "1" * 28, image=None), PASSED, None, source="test")
     with pytest.raises(ConfigurationError, match="several runs"):
-        arguments.find("aaaa", history)
+        two_runs.find("aaaa", history)

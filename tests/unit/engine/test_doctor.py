@@ -36,7 +36,7 @@ def test_what_is_lacking_has_the_command_that_mends_it(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_engine")
 def test_a_host_that_cannot_build_exits_with_4_and_still_lists_everything(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["--json", "--root", str(tmp_path)])
+    result = CliRunner().invoke(app, ["doctor", "--json", "--root", str(tmp_path)])
     assert isinstance(result.exception, EngineError)
     assert result.exception.exit_code == 4
     names = [finding["name"] for finding in json.loads(result.stdout)]
@@ -71,7 +71,7 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
 
 
 def test_the_disk_that_must_be_free_can_be_named(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["--json", "--root", str(tmp_path), "--room", "1000000000"])
+    result = CliRunner().invoke(app, ["doctor", "--json", "--root", str(tmp_path), "--room", "1000000000"])
     assert isinstance(result.exception, EngineError)
     disk = next(finding for finding in json.loads(result.stdout) if finding["name"] == "disk")
     assert "1000000000 GB needed" in disk["found"]

@@ -12,8 +12,7 @@ import pytest
 from kept_runs import GEMM, PASSED, START, body, failed, gemm
 from result_files import check
 from stackcheck.history import index_loader
-from stackcheck.history.history import History
-from stackcheck.history.index import RecordIndex
+from stackcheck.history.history import History, RecordIndex
 from stackcheck.history.runs import HistoryError, Query
 
 if TYPE_CHECKING:
@@ -175,8 +174,8 @@ def test_a_run_is_found_by_the_first_digits_of_what_names_it(history: History) -
     }
     record = append(history, 0xABC, image=image)
     for text in (record, record[7:15], f"{0xABC:032x}", "dddd", "sha256:dddd"):
-        assert [run.record for run in history.index.find(text)] == [record]
-    assert history.index.find("ffff") == []
+        assert [run.record for run in history.find(text)] == [record]
+    assert history.find("ffff") == []
 
 
 def test_a_metric_that_is_no_number_has_no_point(history: History) -> None:

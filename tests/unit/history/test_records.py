@@ -99,21 +99,6 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
         assert digest in str(caught.value)
 
 
-def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """Its file has one gzip member, and the digest of the document as its name."""
-    data = record()
-    digest = "sha256:" + hashlib.sha256(data).hexdigest()
-    path = tmp_path / digest[7:9] / f"{digest[7:]}.json.gz"
-    path.parent.mkdir()
-    path.write_bytes(gzip.compress(data))
-    store = Records(str(tmp_path))
-    assert (store.read(digest), store.head(digest)) == (data, records.head_of(data))
-    assert record_reader.read_kept(store, digest) == record_reader.read(data, digest)
-    path.write_bytes(gzip.compress(data[:-1] + b" }"))
-    with pytest.raises(HistoryError, match="a record of the history is damaged"):
-        store.head(digest)
-
-
 def test_an_unfinished_file_is_no_record(tmp_path: Path) -> None:
     store = Records(str(tmp_path))
     digest = store.append(record())

@@ -19,7 +19,7 @@ from stackcheck.imaging import bootstrap, build, image
 from stackcheck.imaging.wheels import host_settings
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Base
-from stackcheck.suite import provenance
+from stackcheck.suite import subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -211,7 +211,7 @@ def test_a_stack_that_is_not_rendered_names_the_command(checkout: Path) -> None:
 
 def test_provenance_names_every_input(checkout: Path) -> None:
     made = build_it(checkout, FakeEngine())
-    found = provenance.of_build(small_stack(), made)
+    found = subject.of_build(small_stack(), made)
     assert found.dependencies["urn:stackcheck:rootfs:bookworm"] == "sha256:" + "1" * 64
     assert "file:images/cpu-small/Dockerfile" in found.dependencies
     assert found.dependencies["file:matrix.yaml"] == CPU.matrix_digest
@@ -219,7 +219,7 @@ def test_provenance_names_every_input(checkout: Path) -> None:
     assert found.started <= found.finished
     assert "stagesFromWheelCache" not in found.parameters
     uses = tuple(image.StageUse(name=how, key=f"key of {how}", how=how) for how in ("built", "handed over"))
-    given = provenance.of_build(small_stack(), dataclasses.replace(made, stages=uses))
+    given = subject.of_build(small_stack(), dataclasses.replace(made, stages=uses))
     assert given.parameters["stagesFromWheelCache"] == {"handed over": "key of handed over"}
 
 

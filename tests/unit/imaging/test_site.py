@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.imaging import site, stages
+from stackcheck.imaging import bakefile, stages
 from stackcheck.imaging.plans import BuildPlan
 from stackcheck.matrix import resolve
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
@@ -56,31 +56,35 @@ def plan_of(stack: Stack) -> BuildPlan:
 
 
 def test_bases_come_from_the_mirror_by_their_digest(stack: Stack) -> None:
-    assert site.images(plan_of(stack), OWN) == {
+    assert bakefile.base_images(plan_of(stack), OWN) == {
         f"ubuntu:24.04@{DIGEST}": f"docker-image://r.example.org/hub/library/ubuntu:24.04@{DIGEST}",
         f"rocm/dev-ubuntu-24.04:7.2.4-complete@{DIGEST}": "docker-image://r.example.org/hub/"
         f"rocm/dev-ubuntu-24.04:7.2.4-complete@{DIGEST}",
     }
-    assert site.images(plan_of(stack), NO_MIRRORS) == {}
+    assert bakefile.base_images(plan_of(stack), NO_MIRRORS) == {}
 
 
 def test_a_stage_gets_the_addresses_that_it_asks_for_and_no_other(stack: Stack) -> None:
     upstream = dataclasses.replace(stack, wheels="upstream", requirements=("torch==2.13.0+rocm7.2",))
     by_name = {stage.name: stage for stage in plan_of(upstream).stages}
-    assert site.arguments(by_name["smi"], OWN) == {"ROCM_ARCHIVE": "https://m.example.org/amd/rocm/apt/7.2.4"}
-    assert site.arguments(by_name["wheels"], OWN) == {"TORCH_INDEX": "https://m.example.org/t/whl/rocm7.2"}
-    assert site.arguments(by_name["final"], OWN) == {}
-    assert site.arguments(by_name["smi"], NO_MIRRORS) == {}
+    assert bakefile.mirror_arguments(by_name["smi"], OWN) == {
+        "ROCM_ARCHIVE": "https://m.example.org/amd/rocm/apt/7.2.4"
+    }
+    assert bakefile.mirror_arguments(by_name["wheels"], OWN) == {
+        "TORCH_INDEX": "https://m.example.org/t/whl/rocm7.2"
+    }
+    assert bakefile.mirror_arguments(by_name["final"], OWN) == {}
+    assert bakefile.mirror_arguments(by_name["smi"], NO_MIRRORS) == {}
 
 
 def test_the_mirrors_sources_go_before_the_hosts(stack: Stack) -> None:
-    assert site.apt_sources(stack, OWN) == "deb https://m.example.org/ubuntu noble main\n"
+    assert bakefile.apt_sources(stack, OWN) == "deb https://m.example.org/ubuntu noble main\n"
 
 
 def test_amds_archive_comes_with_its_key_and_not_without(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "rocm.gpg").write_bytes(b"a key")
     own = dataclasses.replace(OWN, keys={"https://repo.radeon.com": tmp_path / "rocm.gpg"})
-    secrets = site.rocm_secrets(stack, own)
+    secrets = bakefile.rocm_secrets(stack, own)
     assert secrets["rocm_key"] == b"a key"
     option = b"[arch=amd64 signed-by=/etc/apt/keyrings/rocm.gpg]"
     address = b"https://m.example.org/amd/rocm/apt/7.2.4"
@@ -89,7 +93,7 @@ def test_amds_archive_comes_with_its_key_and_not_without(stack: Stack, tmp_path:
     with pytest.raises(
         ConfigurationError, match="the key of AMD's package archive is not on this host"
     ) as caught:
-        site.rocm_secrets(stack, absent)
+        bakefile.rocm_secrets(stack, absent)
     assert "rocm.gpg.key" in str(caught.value.next_step)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import compat, explain
-from stackcheck.matrix.contradictions import contradictions
-from stackcheck.matrix.query import parse_question
+from stackcheck.matrix.compat import contradictions
+from stackcheck.matrix.explain import parse_question
 from stackcheck.versions import matches
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stackcheck.matrix import compat, explain, resolve
-from stackcheck.matrix.query import parse_question
+from stackcheck.matrix.explain import parse_question
 
 if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack

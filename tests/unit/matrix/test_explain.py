@@ -9,7 +9,7 @@ import pytest
 
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, expand, explain, matrix
-from stackcheck.matrix.query import parse_question
+from stackcheck.matrix.explain import parse_question
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load(ROOT / "images" / "compat.yaml")

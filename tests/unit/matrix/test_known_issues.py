@@ -13,7 +13,7 @@ from stackcheck import policy
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, explain, known_issues, matrix, resolve
-from stackcheck.matrix.query import parse_question
+from stackcheck.matrix.explain import parse_question
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load(ROOT / "images" / "compat.yaml")

@@ -259,7 +259,7 @@ def test_a_product_too_large_to_finish_is_refused():
 
 @pytest.mark.parametrize("name", mutations.TEXTS)
 def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_error(name: mutations.Name):
-    """Few of each here; `benchmarks/matrix.py --fuzz N` runs as many as are asked for."""
+    """Few of each here; docs/results/matrix.md has the figures of many."""
 
     @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     @given(text=mutations.mutants(name))

@@ -23,8 +23,8 @@ from made_plans import BROKEN, RENEWED, SKIP, UNFIT, WARNED, plan
 from small_checkout import ROOT, call
 from small_images import new_key
 from stackcheck.errors import ConfigurationError, EngineError, StackcheckError
-from stackcheck.nightly import addressees, alert, summary
-from stackcheck.nightly.addressees import Addressees
+from stackcheck.nightly import alert, summary
+from stackcheck.nightly.alert import Addressees
 from stackcheck.nightly.decide import GOOD, Action
 from stackcheck.nightly.state import Ended
 
@@ -283,7 +283,7 @@ def test_the_example_of_the_page_is_a_file_that_is_taken(
     path.write_text(page.partition("## Alerts")[2].split("```")[1])
     monkeypatch.setenv("SLACK_WEBHOOK", "https://hooks.example.org/x")
     monkeypatch.setenv("SMTP_PASSWORD", SECRET)
-    found = addressees.load(path)
+    found = alert.load(path)
     assert found.webhooks
     assert found.ping
     assert found.emails[0].password == SECRET
@@ -300,9 +300,9 @@ def test_a_value_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
     path = write(tmp_path, ping="$PING_URL")
     monkeypatch.delenv("PING_URL", raising=False)
     with pytest.raises(ConfigurationError, match="has no PING_URL"):
-        addressees.load(path)
+        alert.load(path)
     monkeypatch.setenv("PING_URL", "https://ping.example.org/x")
-    assert addressees.load(path).ping == "https://ping.example.org/x"
+    assert alert.load(path).ping == "https://ping.example.org/x"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_value_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_wrong_file_is_refused_without_its_secrets(content: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        addressees.load(write(tmp_path, **content))
+        alert.load(write(tmp_path, **content))
     assert SECRET not in str(refused.value)
     assert refused.value.next_step
 
@@ -331,7 +331,7 @@ def test_a_file_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> No
     path = write(tmp_path)
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match="read by others"):
-        addressees.load(path)
+        alert.load(path)
 
 
 @pytest.mark.usefixtures("fake_engine")

@@ -14,9 +14,9 @@ from small_checkout import CPU_STACK, FOREIGN, answer, call, verify
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck import vendors
 from stackcheck.certificate import publish, revoke
-from stackcheck.nightly import candidates, fingerprint
-from stackcheck.nightly.candidates import Due, Skipped, Tonight
-from stackcheck.nightly.state import LastNight
+from stackcheck.nightly import fingerprint, planning
+from stackcheck.nightly.planning import Tonight
+from stackcheck.nightly.state import Item, LastNight, NotRun
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
 
@@ -59,8 +59,8 @@ def release(folder: Path, content: bytes = b"first", tag: str = STACK_ID, **chan
     return image.manifest_digest
 
 
-def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Due | Skipped:
-    (image,) = candidates.published(f"oci:{folder / 'dist'}", key.public_key())
+def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Item | NotRun:
+    (image,) = planning.published(f"oci:{folder / 'dist'}", key.public_key())
     fields: dict[str, Any] = {
         "here": here(),
         "last": LastNight(ended=NOW, fingerprint=here()),
@@ -68,13 +68,13 @@ def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Due | Skipped:
         "renew_after": 7 * DAY,
         "now": NOW + DAY,
     }
-    return candidates.assess(image, Tonight(**(fields | changes)))
+    return planning.assess(image, Tonight(**(fields | changes)))
 
 
 def test_a_fresh_certificate_of_an_unchanged_host_is_not_due(tmp_path: Path) -> None:
     release(tmp_path)
     found = assessed(tmp_path)
-    assert isinstance(found, Skipped)
+    assert isinstance(found, NotRun)
     assert (found.for_here, found.why[:8]) == (True, "not due:")
 
 
@@ -91,7 +91,7 @@ def test_a_fresh_certificate_of_an_unchanged_host_is_not_due(tmp_path: Path) -> 
 def test_what_makes_an_image_due(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     release(tmp_path)
     found = assessed(tmp_path, **changes)
-    assert isinstance(found, Due)
+    assert isinstance(found, Item)
     assert found.reasons == (reason,)
 
 
@@ -99,16 +99,16 @@ def test_what_the_last_night_did_not_settle_is_due_again(tmp_path: Path) -> None
     digest = release(tmp_path)
     last = LastNight(ended=NOW, fingerprint=here(), unsettled={digest: "it failed"})
     found = assessed(tmp_path, last=last)
-    assert isinstance(found, Due)
+    assert isinstance(found, Item)
     assert found.reasons == ("the last night did not settle it: it failed",)
 
 
 def test_an_expired_certificate_still_says_what_is_to_be_renewed(tmp_path: Path) -> None:
     release(tmp_path)
     found = assessed(tmp_path, now=NOW + 300 * DAY)
-    assert isinstance(found, Due)
-    assert found.certified.standing == "same"
-    assert found.certified.passed == {"test_a.py::test_one[1]", "test_a.py::test_one[2]"}
+    assert isinstance(found, Item)
+    assert found.standing == "same"
+    assert found.passed == ("test_a.py::test_one[1]", "test_a.py::test_one[2]")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_images_that_are_not_for_this_host_are_listed(
 ) -> None:
     release(tmp_path)
     found = assessed(tmp_path, **changes)
-    assert isinstance(found, Skipped)
+    assert isinstance(found, NotRun)
     assert (found.why, found.for_here) == (why, False)
 
 
@@ -138,7 +138,7 @@ def test_a_revoked_image_is_not_brought_back_by_a_night(tmp_path: Path) -> None:
             layout.read_manifest(digest), STACK_ID
         )  # as in a registry that cannot delete tags
     found = assessed(tmp_path, force=True)
-    assert isinstance(found, Skipped)
+    assert isinstance(found, NotRun)
     assert found.why == "revoked: NaN"
 
 
@@ -149,7 +149,7 @@ def test_a_tag_on_the_image_of_another_stack_is_not_believed(tmp_path: Path) -> 
         layout.write_manifest(layout.read_manifest(digest), "rocm7-of-somebody")
         layout.delete_tag(STACK_ID)
     found = assessed(tmp_path, force=True)
-    assert isinstance(found, Skipped)
+    assert isinstance(found, NotRun)
     assert "the tag names an image of cpu-" in found.why
 
 
@@ -157,8 +157,8 @@ def test_an_older_driver_on_a_node_is_a_configuration_that_is_certified_too(tmp_
     release(tmp_path)
     release(tmp_path, now=NOW + DAY / 4, host=result_files.host(driver="6.16"))
     found = assessed(tmp_path, force=True)
-    assert isinstance(found, Due)
-    assert found.certified.standing == "same"
+    assert isinstance(found, Item)
+    assert found.standing == "same"
 
 
 # -- images that were not built here, and what the file of the last night keeps, by the command line

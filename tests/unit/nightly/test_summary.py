@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from made_plans import BROKEN, FRESH, GEMM, NOW, RENEWED, SKIP, UNFIT, WARNED, plan
-from stackcheck.nightly import deliver, summary
+from stackcheck.nightly import summary
 from stackcheck.nightly.decide import Action
 from stackcheck.nightly.state import Ended, JudgedStep, NotRun, Plan
 
@@ -99,7 +99,7 @@ def test_a_night_is_delivered_to_files_and_to_the_summary_of_a_github_job(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     (tmp_path / "step.md").write_text("# before\n")
     night = plan(WARNED, skipped=(SKIP,))
-    deliver.deliver(night, tmp_path / "nightly")
+    summary.deliver(night, tmp_path / "nightly")
     document = json.loads((tmp_path / "nightly/night.json").read_text())
     assert (document["exit_code"], document["skipped"][0]["why"]) == (6, SKIP.why)
     assert (tmp_path / "nightly/junit.xml").read_bytes() == summary.junit(night)

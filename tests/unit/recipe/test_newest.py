@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from stackcheck.matrix import compat, resolve
 from stackcheck.matrix.explain import kindest_first
-from stackcheck.recipe import newest
+from stackcheck.recipe import indexes
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load(ROOT / "images" / "compat.yaml")
@@ -41,7 +41,7 @@ def test_whatever_an_index_lists_nothing_is_named_that_could_not_replace_the_pin
         for name in (pin.partition("==")[0] for pin in stack.requirements)
     }
     by_id = {stack.id: stack for stack in STACKS}
-    for one in newest.behind(STACKS, RULES, lambda name, _pre, _stack: index.get(name, [])):
+    for one in indexes.behind(STACKS, RULES, lambda name, _pre, _stack: index.get(name, [])):
         if one.newest is None:
             continue
         found, pinned = Version(one.newest), Version(one.pinned)
@@ -59,10 +59,10 @@ def test_whatever_an_index_lists_nothing_is_named_that_could_not_replace_the_pin
 def test_torch_of_another_build_is_no_successor() -> None:
     (stack,) = (one for one in STACKS if "torch==2.14.1+rocm7.2" in one.requirements)
     listed = {"torch": ["2.15.0", "2.15.0+cu130", "2.14.1+rocm7.2", "2.13.0+rocm7.2"]}
-    found = {b.name: b for b in newest.behind([stack], RULES, lambda name, *_rest: listed.get(name, ["0"]))}
+    found = {b.name: b for b in indexes.behind([stack], RULES, lambda name, *_rest: listed.get(name, ["0"]))}
     assert "torch" not in found
     listed["torch"].append("2.14.2+rocm7.2")
-    found = {b.name: b for b in newest.behind([stack], RULES, lambda name, *_rest: listed.get(name, ["0"]))}
+    found = {b.name: b for b in indexes.behind([stack], RULES, lambda name, *_rest: listed.get(name, ["0"]))}
     assert found["torch"].newest == "2.14.2+rocm7.2"
 
 
@@ -76,7 +76,7 @@ def test_a_pin_that_is_a_pre_release_is_compared_with_pre_releases() -> None:
         asked.append((package, pre))
         return [later, str(pinned)] if package == name else []
 
-    found = {one.name: one for one in newest.behind([stack], RULES, versions)}
+    found = {one.name: one for one in indexes.behind([stack], RULES, versions)}
     assert found[name].newest == later
     assert dict(asked)[name] is True
     assert dict(asked)["torch"] is False

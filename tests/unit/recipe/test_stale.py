@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stackcheck.matrix import resolve
-from stackcheck.recipe import rocm, stale
+from stackcheck.recipe import render, rocm
 from stackcheck.recipe.extensions import extensions
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def chosen(stacks: tuple[resolve.Stack, ...]) -> list[resolve.Stack]:
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
 def test_the_pins_of_this_checkout_are_what_their_stacks_need(stack) -> None:
-    assert stale.stale(stack, ROOT / "images") == ()
+    assert render.stale(stack, ROOT / "images") == ()
 
 
 Change = "Callable[[dict[str, Any]], object]"
@@ -74,7 +74,7 @@ def test_a_change_of_the_pins_is_seen_unless_it_says_the_same(stack, change, tmp
         gone = [reason for reason in before["missing"] if reason not in pins["missing"]]
         entries = [*before["bases"], *before.get("debs", {})]
         same = not any(name in reason for reason in gone for name in entries)
-    assert bool(stale.stale(stack, tmp_path)) == (not same)
+    assert bool(render.stale(stack, tmp_path)) == (not same)
 
 
 def test_a_lock_that_lacks_a_requirement_or_is_not_needed_is_seen(tmp_path) -> None:
@@ -83,11 +83,11 @@ def test_a_lock_that_lacks_a_requirement_or_is_not_needed_is_seen(tmp_path) -> N
     path = tmp_path / stack.id / "requirements.lock"
     text = path.read_text()
     path.write_text(text.replace("\nnumpy==", "\nnumpx=="))
-    (line,) = stale.stale(stack, tmp_path)
+    (line,) = render.stale(stack, tmp_path)
     assert line.startswith(f"images/{stack.id}/requirements.lock: does not hold every one of ")
     path.write_text(text)
     (path.parent / "flash-attn.lock").write_text("flash-attn==2.8.3\n")
-    (line,) = stale.stale(stack, tmp_path)
+    (line,) = render.stale(stack, tmp_path)
     assert "flash-attn.lock: the stack does not need it" in line
     shutil.rmtree(path.parent)
-    assert stale.stale(stack, tmp_path) == (f"images/{stack.id}/pins.json: is missing",)
+    assert render.stale(stack, tmp_path) == (f"images/{stack.id}/pins.json: is missing",)

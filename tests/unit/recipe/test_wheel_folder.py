@@ -9,7 +9,7 @@ import pytest
 
 from small_wheels import make_wheel
 from stackcheck.errors import BuildError
-from stackcheck.recipe.wheel_folder import WheelFolder
+from stackcheck.recipe.lock import WheelFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

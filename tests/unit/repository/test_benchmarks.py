@@ -69,11 +69,6 @@ def test_help_says_what_a_benchmark_takes_and_makes_nothing(program: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_command_of_the_matrix_page_makes_each_of_its_figures(tmp_path: Path) -> None:
-    assert "figures can be made" in run(tmp_path, ROOT / "benchmarks/matrix.py", "--dry-run")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_a_command_of_a_page_is_taken(words: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
@@ -89,4 +84,4 @@ def test_a_command_of_a_page_is_taken(words: list[str], tmp_path: Path) -> None:
 
 
 def test_pages_name_commands_of_benchmarks() -> None:
-    assert len({words[0] for words in commands()}) > 5
+    assert len({words[0] for words in commands()}) >= 5

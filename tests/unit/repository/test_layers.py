@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,34 @@ def test_a_second_class_of_a_name_is_found(tmp_path: Path) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("class Wanted: ...")
     assert doubles(tmp_path) == {"Wanted": ["a.py", "b.py"]}
+
+
+def loaded(package: Path) -> dict[str, set[str]]:
+    """Module -> the modules of the package that have to be loaded before it; those for types do not."""
+    paths = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in package.rglob("*.py")
+    }
+    found: dict[str, set[str]] = {}
+    for name in paths:
+        tree = ast.parse(
+            (package.parent / name.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+        )
+        whole = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+        found[name] = {
+            place
+            for node in whole
+            for place in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+            if place in paths
+        }
+    return found
+
+
+def test_each_module_can_be_the_first_that_is_loaded() -> None:
+    graphlib.TopologicalSorter(loaded(PACKAGE)).prepare()
+
+
+def test_modules_that_load_each_other_are_found(tmp_path: Path) -> None:
+    for name, other in ("ab", "ba"):
+        (tmp_path / f"{name}.py").write_text(f"from {tmp_path.name} import {other}")
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(loaded(tmp_path)).prepare()

@@ -15,7 +15,7 @@ from small_images import make_image, quiet, sbom_of
 from stackcheck.certificate import predicates, publish, revoke
 from stackcheck.policy import Waiver
 from stackcheck.suite import results
-from stackcheck.suite.provenance import Provenance
+from stackcheck.suite.subject import Provenance
 
 if TYPE_CHECKING:
     from pathlib import Path

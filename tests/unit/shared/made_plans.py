@@ -40,7 +40,6 @@ def plan(*ends: Ended | None, **changes: Any) -> Plan:
     )
     fields: dict[str, Any] = {
         "night": "0123456789ab",
-        "pid": 1,
         "started": NOW,
         "target": "oci:dist",
         "node": "abc",

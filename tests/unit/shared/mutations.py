@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from stackcheck.errors import StackcheckError
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, explain, matrix, resolve
-from stackcheck.matrix.contradictions import contradictions
-from stackcheck.matrix.query import parse_question
+from stackcheck.matrix.compat import contradictions
+from stackcheck.matrix.explain import parse_question
 from stackcheck.recipe import render
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from stackcheck.certificate import keys
 from stackcheck.history.history import open_history
 from stackcheck.imaging.image import describe
 from stackcheck.matrix import matrix, resolve
-from stackcheck.nightly import deliver, night
+from stackcheck.nightly import night, summary
 from stackcheck.nightly.planning import NightSettings
 from stackcheck.suite import subject as subjects
 from stackcheck.vendors import amd, kernel_module
@@ -157,7 +157,7 @@ class Nights:
         # The suites are made, so their program that knows the bounds is too: it knows none.
         nothing = json.dumps({"reached": [], "bounds": [], "missing": [], "unmeasured": []})
         monkeypatch.setattr("stackcheck.suite.bounds.ask_suites", lambda _root, _question: nothing)
-        monkeypatch.setattr("stackcheck.suite.toolkit.freeze", _no_toolkit)
+        monkeypatch.setattr("stackcheck.suite.inputs.freeze_tools", _no_toolkit)
         # The matrix stays as it is, and resolving it for each run would take most of the time.
         known = functools.cache(resolve.load_stacks)
         same = types.SimpleNamespace(usable=lambda _root: known(self.root))
@@ -212,7 +212,7 @@ class Nights:
         engine: Any = node.engine
         plan = night.begin(settings, engine, self.lines.append)
         plan = night.play(plan, settings, engine, open_history(node.root), self.lines.append)
-        deliver.deliver(plan, night.folder_of(node.root))
+        summary.deliver(plan, night.folder_of(node.root))
         night.finish(plan, settings)
         return plan
 

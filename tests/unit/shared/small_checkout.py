@@ -27,7 +27,7 @@ from stackcheck.imaging import bootstrap
 from stackcheck.imaging.wheels import host_settings, wheel_cache
 from stackcheck.oci.documents import is_digest
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import needed, sbom, toolkit
+from stackcheck.suite import inputs, needed, sbom
 from stackcheck.vendors import amd, nvidia
 
 if TYPE_CHECKING:
@@ -134,9 +134,6 @@ class FakeEngine(HasFiles):
     def pull(self, reference: str) -> None:
         self.names.add(reference)
 
-    def remove_left_by(self, _pid: int) -> int:
-        return 0
-
     def save(self, reference: str, layout: Path) -> None:
         assert is_digest(reference) or reference in self.names
         shutil.rmtree(layout, ignore_errors=True)
@@ -200,7 +197,7 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     empty = host_settings.HostSettings(pip={}, folders=(), indexes=(), ca=None)
     monkeypatch.setattr(host_settings, "host_settings", lambda: empty)
     monkeypatch.setenv(wheel_cache.VARIABLE, wheel_cache.OFF)
-    monkeypatch.setattr(toolkit, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
+    monkeypatch.setattr(inputs, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
     assert vendors.detect() == "cpu"
     return root
 

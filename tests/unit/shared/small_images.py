@@ -15,8 +15,8 @@ from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import results, verdict
 from stackcheck.suite.bounds import Bound, Bounds
-from stackcheck.suite.provenance import Provenance
 from stackcheck.suite.requirements import Requirements
+from stackcheck.suite.subject import Provenance
 
 if TYPE_CHECKING:
     from pathlib import Path

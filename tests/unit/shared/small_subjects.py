@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import result_files
 from stackcheck.imaging.image import Image
 from stackcheck.policy import Policy
-from stackcheck.suite.provenance import Provenance
-from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Provenance, Subject
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.matrix import resolve
 from stackcheck.matrix.matrix import TestTarget
 from stackcheck.suite import certifiable
+
+if TYPE_CHECKING:
+    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[3]
 STACKS = {stack.id: stack for stack in resolve.load_stacks(ROOT)}
@@ -25,6 +29,13 @@ ROWS = {
 BY_RUNTIME = {"nvidia": CUDA, "amd": ROCM}
 
 
+def reasons_of(stack: Stack, models: list[str]) -> tuple[str, ...]:
+    """Why a machine with devices of these models cannot certify a stack."""
+    missing = certifiable.missing_of(models, ROOT, "standard")
+    asked = {"machines": stack.tested_on, "archs": stack.archs, "missing": missing}
+    return tuple(certifiable.reasons_against(models, **asked))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("model", "count"),
     [
@@ -35,7 +46,7 @@ BY_RUNTIME = {"nvidia": CUDA, "amd": ROCM}
 )
 def test_every_machine_with_all_its_bounds_certifies(model: str, count: int) -> None:
     stack = BY_RUNTIME[ROWS[model]["vendor"]]
-    assert certifiable.reasons_against_stack(stack, [model] * count, ROOT) == ()
+    assert reasons_of(stack, [model] * count) == ()
 
 
 @pytest.mark.parametrize("model", [name for name, row in ROWS.items() if row["vendor"] != "cpu"])
@@ -44,7 +55,7 @@ def test_any_other_machine_is_told_which_bounds_are_missing(model: str, count: i
     """Drawn from all rows of devices.json: there is no third answer, and none is silent."""
     stack = dataclasses.replace(BY_RUNTIME[ROWS[model]["vendor"]], archs=(ROWS[model]["arch"],))
     missing = certifiable.missing_bounds(ROOT, model, count)
-    found = certifiable.reasons_against_stack(stack, [model] * count, ROOT)
+    found = reasons_of(stack, [model] * count)
     if missing:
         (reason,) = found
         assert (
@@ -57,24 +68,18 @@ def test_any_other_machine_is_told_which_bounds_are_missing(model: str, count: i
 
 def test_a_list_of_machines_narrows_and_an_empty_one_shuts_every_machine_out() -> None:
     named = dataclasses.replace(CUDA, tested_on=(TestTarget(device="H200", count=8),))
-    assert certifiable.reasons_against_stack(named, ["H200"] * 8, ROOT) == ()
-    (reason,) = certifiable.reasons_against_stack(named, ["H100"] * 8, ROOT)
+    assert reasons_of(named, ["H200"] * 8) == ()
+    (reason,) = reasons_of(named, ["H100"] * 8)
     assert reason == "the machine has H100 x8, and the stack names H200 x8 (tested_on in matrix.yaml)"
-    (reason,) = certifiable.reasons_against_stack(STACKS["rocm5.7-debian13"], ["MI250X"] * 8, ROOT)
+    (reason,) = reasons_of(STACKS["rocm5.7-debian13"], ["MI250X"] * 8)
     assert "the stack names none" in reason
 
 
 def test_a_machine_without_what_the_stack_needs_is_refused_in_words() -> None:
-    def of(*models: str) -> str:
-        (reason,) = certifiable.reasons_against_stack(CUDA, models, ROOT)
-        return reason
-
-    assert of("MI300X") == "the stack is for nvidia, the devices are of amd"
-    assert (
-        of("H100", "H200") == "the machine has H100 x1 and H200 x1, and a bound is for devices of one model"
-    )
-    assert of("unknown (PCI 10de:ffff)") == "unknown (PCI 10de:ffff): no row of devices.json"
-    assert certifiable.reasons_against_stack(CUDA, [], ROOT) == ("no device",)
+    (reason,) = reasons_of(CUDA, ["MI300X"])
+    assert "the machine has MI300X x1 (gfx942), and the stack holds code for sm_" in reason
+    (reason,) = reasons_of(CUDA, ["H100", "H200"])
+    assert reason == "the machine has H100 x1 and H200 x1, and a bound is for devices of one model"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import result_files
-from stackcheck.suite import bounds, clock, results
+from stackcheck.suite import bounds, figures, results
 from stackcheck.vendors import HostDevice, amd, busy, nvidia
 from stackcheck.vendors.seen import Seen
 
@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "0123456789abcdef"
 
 
-def metric(name: str, value: float, unit: str = clock.TFLOPS, **conditions: str) -> dict[str, Any]:
+def metric(name: str, value: float, unit: str = figures.TFLOPS, **conditions: str) -> dict[str, Any]:
     return result_files.metric(name, value, unit=unit, verdict="recorded", conditions=conditions)
 
 
 def run(vendor: str, *metrics: dict[str, Any]) -> RunResult:
-    witness = [metric(clock.CLOCKED, 400.0), metric(clock.CLAIMED_S, 1.0, "s")]
+    witness = [metric(figures.CLOCKED, 400.0), metric(figures.CLAIMED_S, 1.0, "s")]
     check = result_files.check("test_x.py::test_x", metrics=[*witness, *metrics], devices=[DEVICE])
     document = result_files.result(check, host=result_files.host(vendor))
     return results.parse(json.dumps(document).encode(), where="result.json")
@@ -40,9 +40,11 @@ def run(vendor: str, *metrics: dict[str, Any]) -> RunResult:
     [(799.0, "bf16", 0), (801.0, "bf16", 1), (1599.0, "fp8", 0), (1601.0, "fp8", 1)],
 )
 def test_no_figure_is_more_than_the_clock_allows(value: float, dtype: str, said: int) -> None:
-    found = list(clock.problems(run("nvidia", metric("gemm_tflops", value, dtype=dtype)), None, {}))
+    found = list(figures.clock_problems(run("nvidia", metric("gemm_tflops", value, dtype=dtype)), None, {}))
     assert len(found) == said, found
-    assert not list(clock.problems(run("cpu", metric("gemm_tflops", value)), None, {})), "no bound, no claim"
+    assert not list(figures.clock_problems(run("cpu", metric("gemm_tflops", value)), None, {})), (
+        "no bound, no claim"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,14 +60,14 @@ def test_no_figure_is_more_than_the_hardware_of_the_model_can_do(
 ) -> None:
     """The limits are looked up on this host, in devices.json; a made up one in the result is not read."""
     for value, said in ((0.95 * limit, 0), (1.24 * limit, 0), (1.26 * limit, 1), (90 * limit, 1)):
-        unit = clock.TFLOPS if name.endswith("tflops") else "GB/s"
+        unit = figures.TFLOPS if name.endswith("tflops") else "GB/s"
         told = metric(name, value, unit, **conditions) | {"ceiling": 1e9}
         check = result_files.check("test_x.py::test_x", metrics=[told])
         document = result_files.result(check, host=result_files.host("nvidia", "H100"))
         made = results.parse(json.dumps(document).encode(), where="result.json")
         known = bounds.look_up(made, ROOT)
         assert list(known.ceilings.values()) == [pytest.approx(limit, rel=1e-3)]
-        assert len(list(clock.problems(made, None, known.ceilings))) == said
+        assert len(list(figures.clock_problems(made, None, known.ceilings))) == said
 
 
 def test_no_recorded_healthy_run_is_beyond_its_hardware() -> None:
@@ -75,7 +77,7 @@ def test_no_recorded_healthy_run_is_beyond_its_hardware() -> None:
         if isinstance(document, dict) and "checks" in document and "host" in document:
             made = results.parse(path.read_bytes(), where=str(path))
             known = bounds.look_up(made, ROOT)
-            assert not list(clock.problems(made, None, known.ceilings)), path
+            assert not list(figures.clock_problems(made, None, known.ceilings)), path
             judged += len(known.ceilings)
     assert judged > 100
 
@@ -83,8 +85,8 @@ def test_no_recorded_healthy_run_is_beyond_its_hardware() -> None:
 @pytest.mark.parametrize(("busy_s", "said"), [(0.0, 1), (0.4, 1), (0.6, 0), (90.0, 0), (None, 0)])
 def test_a_device_worked_at_least_as_long_as_the_child_says(busy_s: float | None, said: int) -> None:
     seen = Seen(busy_s={DEVICE: busy_s})
-    assert len(list(clock.problems(run("nvidia"), seen, {}))) == said
-    words = clock.words(run("nvidia"), seen)
+    assert len(list(figures.clock_problems(run("nvidia"), seen, {}))) == said
+    words = figures.clock_words(run("nvidia"), seen)
     assert ("not read" in words) == (busy_s is None), words
 
 
@@ -126,7 +128,7 @@ def test_a_counter_that_is_lost_for_a_while_refuses_nobody(
     with busy.watched(host("nvidia", "a")) as found:
         time.sleep(0.4)
     assert found["a"]
-    assert found["a"] > clock.LEAST_BUSY * 0.4
+    assert found["a"] > figures.LEAST_BUSY * 0.4
 
 
 def test_amd_says_how_busy_a_device_is_in_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.suite import inputs, toolkit
+from stackcheck.suite import inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(toolkit, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
+    monkeypatch.setattr(inputs, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
     root = tmp_path / "checkout"
     for name, text in {
         "matrix.yaml": "stacks: []\n",

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import waits
-from stackcheck.suite import run, steering, toolkit
+from stackcheck.suite import inputs, run, steering
 
 SUITES_CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
 
@@ -41,7 +41,7 @@ def test_it(pytestconfig):
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("frozen") / "runner"
-    toolkit.freeze(target)
+    inputs.freeze_tools(target)
     return target
 
 
@@ -120,7 +120,7 @@ def test_the_toolkit_has_modules_and_no_metadata(runner: Path) -> None:
 
 
 def test_a_python_of_the_oldest_images_can_parse_the_launcher() -> None:
-    ast.parse(toolkit.LAUNCHER.read_text(), feature_version=(3, 10))
+    ast.parse(inputs.LAUNCHER.read_text(), feature_version=(3, 10))
 
 
 @pytest.fixture

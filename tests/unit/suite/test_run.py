@@ -17,7 +17,7 @@ import pytest
 
 from fake_runs import ROOT, FakeEngine, healthy, make_plan, run
 from stackcheck.errors import ConfigurationError
-from stackcheck.suite import device_leases, steering
+from stackcheck.suite import controller, steering
 from stackcheck.suite import run as suite
 from stackcheck.vendors import amd, nvidia
 
@@ -149,7 +149,7 @@ def of_vendor(plan: suite.RunPlan, vendor: str) -> suite.RunPlan:
 def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
-    monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
+    monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     (tmp_path / "dev").mkdir()
     for module, node in ((amd, "kfd"), (nvidia, "nvidia0")):
         monkeypatch.setattr(module, "DEV", tmp_path / "dev")
@@ -160,16 +160,16 @@ def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
         assert f"--lease-dir={tmp_path / 'leases'}" in judge.command
         assert spec.ulimits == {"memlock": -1}
     made = (tmp_path / "leases").stat()
-    assert (stat.S_IMODE(made.st_mode), made.st_gid) == (0o3770, device_leases.group())
+    assert (stat.S_IMODE(made.st_mode), made.st_gid) == (0o3770, controller.group())
 
 
 def test_a_lease_folder_that_all_users_can_write_is_closed_and_another_user_s_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
+    monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     (tmp_path / "leases").mkdir()
     (tmp_path / "leases").chmod(0o1777)  # as older releases made it
-    assert device_leases.folders("amd")
+    assert controller.folders("amd")
     assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o3770
 
     def refuse(*_: object) -> None:
@@ -178,12 +178,12 @@ def test_a_lease_folder_that_all_users_can_write_is_closed_and_another_user_s_is
     (tmp_path / "leases").chmod(0o1777)
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
-        device_leases.folders("amd")
+        controller.folders("amd")
 
 
 def test_the_lease_folder_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
-    with mock.patch.object(device_leases, "folders", wraps=device_leases.folders) as asked:
+    monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
+    with mock.patch.object(controller, "folders", wraps=controller.folders) as asked:
         run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)
     asked.assert_called_once()
 
@@ -192,7 +192,7 @@ def test_the_lease_folder_is_looked_for_once(tmp_path: Path, monkeypatch: pytest
 def test_a_host_without_devices_asks_for_no_limit_that_its_daemon_may_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
-    monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
+    monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     monkeypatch.setattr(nvidia, "CDI_SPECS", ())  # this machine may have one
     for module in (amd, nvidia):
         monkeypatch.setattr(module, "DEV", tmp_path / "dev")
@@ -202,14 +202,14 @@ def test_a_host_without_devices_asks_for_no_limit_that_its_daemon_may_refuse(
 
 def test_the_bare_machine_and_the_containers_share_one_lease_folder() -> None:
     source = ROOT / "tests" / "acceptance" / "harness" / "leases.py"
-    assert f'Path("{device_leases.FOLDER}")' in source.read_text()
+    assert f'Path("{controller.FOLDER}")' in source.read_text()
 
 
 def test_a_link_in_the_place_of_the_lease_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "leases").symlink_to("/etc")
-    monkeypatch.setattr(device_leases, "FOLDER", tmp_path / "leases")
+    monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     with pytest.raises(ConfigurationError, match="not a directory"):
         run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)
 

@@ -23,7 +23,7 @@ from stackcheck.errors import CertificateError, ChecksFailedError, Configuration
 from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import components, interpreter, inventory, sbom, sbom_document
+from stackcheck.suite import interpreter, inventory, sbom, sbom_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,7 +137,7 @@ def test_installed_debian_packages_are_listed_and_removed_ones_are_not(image: Im
 
 
 def test_several_licences_are_names_and_never_an_expression_beside_them() -> None:
-    bash = next(item for item in components.components(RECORDS) if item.name == "bash")
+    bash = next(item for item in sbom_document.components(RECORDS) if item.name == "bash")
     stated = {licence.id or licence.name for licence in bash.licenses}
     assert stated == {"GFDL-NIV-1.3", "GPL-3+", "MIT AND BSD-3-Clause"}
 
@@ -165,7 +165,7 @@ def test_whatever_an_image_holds_makes_a_document_and_no_traceback(
     kind: str, text: str, origin: str | None
 ) -> None:
     record = {"kind": kind, "text": text, "head": text, "place": "/x", "files": None, "origin": origin}
-    bom = Bom(components=components.components([*RECORDS[:-1], record]))
+    bom = Bom(components=sbom_document.components([*RECORDS[:-1], record]))
     assert json.loads(JsonV1Dot6(bom).output_as_string())["bomFormat"] == "CycloneDX"
 
 

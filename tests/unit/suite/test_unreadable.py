@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stackcheck import vendors
-from stackcheck.suite import skips, unreadable
+from stackcheck.suite import requirements, skips
 
 TABLE = vendors.unreadable_table()
 ROWS = [row for row in vendors.device_table() if row["vendor"] != "cpu"]
@@ -23,7 +23,7 @@ versions = st.tuples(st.integers(0, 700), st.integers(0, 300)).map(lambda pair: 
 def refusal(reading: str, row: dict[str, object], **host: object) -> str | None:
     """Why the judge refuses a skip for this reading; None if it accepts it."""
     machine = {"driver": None, "runtime": None} | host
-    found = unreadable.readings(TABLE, [row], **machine)  # type: ignore[arg-type]
+    found = requirements.readings(TABLE, [row], **machine)  # type: ignore[arg-type]
     facts = skips.Facts(rows=[row], unreadable=found)
     return skips.problem({"kind": "not readable here", "needs": {"reading": reading}}, facts)
 

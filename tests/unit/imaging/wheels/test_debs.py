@@ -9,23 +9,25 @@ import pytest
 
 from stackcheck.engine import apt, apt_archive
 from stackcheck.errors import EngineError
-from stackcheck.imaging.wheels import debs
+from stackcheck.imaging.wheels import wheel_supply
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def pinned(data: bytes) -> debs.Pinned:
-    return debs.Pinned(
+def pinned(data: bytes) -> wheel_supply.Pinned:
+    return wheel_supply.Pinned(
         name="amd-smi-lib", path="pool/a/x_1_amd64.deb", sha256=hashlib.sha256(data).hexdigest()
     )
 
 
 def test_a_file_of_the_right_name_and_another_hash_is_none(tmp_path: Path) -> None:
     (tmp_path / "x_1_amd64.deb").write_bytes(b"other")
-    assert debs.find([pinned(b"right")], [tmp_path], None) == {}
+    assert wheel_supply.find([pinned(b"right")], [tmp_path], None) == {}
     (tmp_path / "x_1_amd64.deb").write_bytes(b"right")
-    assert list(debs.find([pinned(b"right")], [tmp_path], None).values()) == [tmp_path / "x_1_amd64.deb"]
+    assert list(wheel_supply.find([pinned(b"right")], [tmp_path], None).values()) == [
+        tmp_path / "x_1_amd64.deb"
+    ]
 
 
 def test_the_cache_is_looked_into_by_hash(tmp_path: Path) -> None:
@@ -33,7 +35,7 @@ def test_the_cache_is_looked_into_by_hash(tmp_path: Path) -> None:
     place = tmp_path / "wheels" / one.sha256 / one.file
     place.parent.mkdir(parents=True)
     place.write_bytes(b"right")
-    assert debs.find([one], [], tmp_path) == {one: place}
+    assert wheel_supply.find([one], [], tmp_path) == {one: place}
 
 
 def test_a_host_without_apt_says_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from stackcheck.errors import BuildError, ConfigurationError, FileError
 from stackcheck.files import origins
-from stackcheck.imaging.wheels import environment, remake
+from stackcheck.imaging.wheels import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -221,7 +221,7 @@ def test_a_folder_that_cannot_be_written_is_exit_10(original: Path, tmp_path: Pa
 
 def test_a_script_keeps_a_first_line_that_names_no_installed_interpreter() -> None:
     replaced = [
-        remake._INTERPRETER.sub(rb"#!\g<window>\n", line, count=1)
+        environment._INTERPRETER.sub(rb"#!\g<window>\n", line, count=1)
         for line in (b"#!/opt/venv/bin/python3.12\nx", b"#!/usr/bin/env python\nx", b"#!/bin/sh\nx")
     ]
     assert replaced == [b"#!python\nx", b"#!/usr/bin/env python\nx", b"#!/bin/sh\nx"]

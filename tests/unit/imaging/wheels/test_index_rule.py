@@ -113,7 +113,7 @@ def conf_of_build(stack: Stack, upstream: Upstream, monkeypatch: pytest.MonkeyPa
     )  # fmt: skip
     found = SimpleNamespace(lay_out=lambda _folder: ["a.whl"], missing=lambda *_args: ["torch"])
     monkeypatch.setattr(wheel_supply, "packages", lambda *_args: ("torch",))
-    monkeypatch.setattr(wheel_supply.debs, "pinned", lambda *_args: ())
+    monkeypatch.setattr(wheel_supply, "pinned", lambda *_args: ())
     monkeypatch.setattr(wheelhouse, "look", lambda *_args: found)
     plan = SimpleNamespace(stack=dataclasses.replace(stack), platform="linux/amd64")
     return supply.lay_out(plan, SimpleNamespace(instructions=()), folder)  # type: ignore[arg-type]
