@@ -34,16 +34,6 @@ def public(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_command_prints_the_digest_to_run(dist: Path, image: SmallImage, public: str) -> None:
-    command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, "--max-age", "36500d", "--json"]
-    done = CliRunner().invoke(consumer.app, [*command, "--device-model", "CPU", "--driver", "none"])
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
-    assert document["run"] == f"oci:{dist}@{image.manifest_digest}"
-    assert document["next"].startswith("stackcheck run ")
-    assert document["certificate"]["stackId"] == STACK_ID
-
-
 # Every key of `verify --json`, and its type: scripts read them.
 FACTS: dict[str, type | tuple[type, ...]] = {
     "stack": (str, type(None)),

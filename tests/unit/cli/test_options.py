@@ -81,13 +81,3 @@ def test_an_option_with_a_value_shows_its_default_or_is_required(verb: str) -> N
         if not option.is_flag and not option.required:
             shows = isinstance(option.show_default, str) or (option.show_default and option.default)
             assert shows, f"{verb} {option.opts[0]}"
-
-
-@pytest.mark.parametrize("verb", list(cli.VERBS))
-def test_help_is_plain_text_without_boxes_and_colours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.app([verb, "--help"])
-    text = capsys.readouterr().out
-    assert text.startswith("Usage: ")
-    assert not set(text) & set("╭─│╰\x1b")
-    assert "[[" not in text

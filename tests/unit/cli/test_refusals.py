@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
-ASSETS = ROOT / "tests" / "unit" / "assets" / "yaml"
 NOW = dt.datetime.now(dt.UTC)
 KEY = new_key()
 Capsys = pytest.CaptureFixture[str]
@@ -42,28 +41,6 @@ def edited(checkout: Path, old: str, new: str) -> Path:
     return checkout
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        ("torch: 2.13.0", "torhc: 2.13.0", "stacks[0].torhc: "),
-        ("torch: 2.13.0", "torch: {a: b}", "stacks[0].torch: "),
-        ("torch: 2.13.0", "torch: two", "stacks[0].torch[0]: "),
-        ("torch: 2.13.0", "torch: 99.0.0", "99.0.0"),
-        ("schema: 1", "schema: 2", "schema: "),
-        ("schema: 1", "schema: 1\nschema: 1", "line 4"),
-        ("publish: oci:dist", "publish: [oci:dist]", "publish: "),
-    ],
-    ids=["wrong key", "wrong type", "no version", "unknown version", "other schema", "key twice", "list"],
-)
-def test_a_wrong_matrix_is_exit_2_with_its_place(
-    checkout: Path, capsys: Capsys, old: str, new: str, place: str
-) -> None:
-    done = call(capsys, "mirror", "--print", "--root", edited(checkout, old, new))
-    assert done.code == 2
-    assert place in done.err
-    assert done.out == ""
-
-
 def test_each_problem_of_a_matrix_is_one_line(checkout: Path, capsys: Capsys) -> None:
     edited(checkout, "torch: 2.13.0", "torhc: 2.13.0\n    colour: red")
     edited(checkout, "publish: oci:dist", "publish: [oci:dist]")
@@ -72,14 +49,6 @@ def test_each_problem_of_a_matrix_is_one_line(checkout: Path, capsys: Capsys) ->
     places = ("publish: ", "stacks[0].torhc: ", "stacks[0].colour: ")
     for place in places:
         assert [line for line in done.err.splitlines() if f"matrix.yaml: {place}" in line], place
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in ASSETS.iterdir()))
-def test_a_file_that_is_no_plain_yaml_is_exit_2_and_named(checkout: Path, capsys: Capsys, name: str) -> None:
-    shutil.copy(ASSETS / name, checkout / "matrix.yaml")
-    done = call(capsys, "list", "--root", checkout)
-    assert done.code == 2
-    assert done.err.startswith("error: matrix.yaml ")
 
 
 @pytest.fixture

@@ -144,12 +144,6 @@ def test_a_file_with_many_problems_says_the_first_and_how_many_follow():
     assert lines[-1] == "and 350 more"
 
 
-@pytest.mark.parametrize("name", sorted(matrix.RESERVED))
-def test_a_variable_that_the_tool_sets_is_not_the_matrix_s_to_change(name: str):
-    with pytest.raises(ConfigurationError, match="set by the tool itself"):
-        matrix.parse(_changed(env={name: "x"}))
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -242,6 +236,12 @@ def test_what_no_plain_text_file_needs_is_refused_with_its_place(text: str, plac
 def test_what_is_no_mapping_is_refused(text: str):
     with pytest.raises(ConfigurationError, match="is not a mapping"):
         yamlfile.parse(text.encode(), "file.yaml")
+
+
+@pytest.mark.parametrize("text", [b"a: \xff\xfe\n", b"a: [1, 2\nb: 3\n"], ids=["binary", "open"])
+def test_what_is_no_yaml_is_refused(text: bytes):
+    with pytest.raises(ConfigurationError, match=r"file\.yaml"):
+        yamlfile.parse(text, "file.yaml")
 
 
 def test_every_scalar_stays_text():
