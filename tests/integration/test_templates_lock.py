@@ -16,7 +16,6 @@ from stackcheck.matrix.stack import Base, Stack
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.stores import open_store
 from stackcheck.recipe import lock, render
-from stackcheck.recipe.upstream import OutOfReachError, Upstream
 
 pytestmark = pytest.mark.integration
 
@@ -75,17 +74,3 @@ def test_the_builder_takes_the_pinned_base_also_when_the_tag_has_moved(tmp_path:
     target = {"context": str(folder), "output": [f"type=local,dest={out}"]}
     buildx.bake({"target": {"pinned": target}}, ["pinned"], report=quiet)
     assert (out / "etc" / "content").read_bytes() == b"first"
-
-
-def test_a_tag_that_is_not_there_is_missing_and_a_known_digest_stays(tmp_path: Path, registry: str) -> None:
-    name = f"{registry}/bases/{uuid.uuid4().hex}:1"
-    (tmp_path / "on-a-registry").mkdir()
-    with pytest.raises(OutOfReachError, match="not found in the registry"):
-        Upstream().base_digest(name)
-    (reason,) = lock.lock(on(name), tmp_path).missing
-    assert name in reason
-    known = "sha256:" + "5" * 64
-    done = lock.lock(on(name, known), tmp_path)
-    assert done.missing == ()
-    assert any(name in reason for reason in done.kept)
-    assert json.loads((tmp_path / "on-a-registry" / "pins.json").read_text())["bases"] == {name: known}

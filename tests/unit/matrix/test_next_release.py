@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from stackcheck.matrix.rules import RuleSet
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "reference" / "matrix.md").read_text(encoding="utf-8")
 # What the page says to add, table by table: ROCm 7.15 with PyTorch 2.16.
 ROWS: dict[str, tuple[str, Any]] = {
     "R1-upstream-rocm": ("2.16.0", ["7.14", "7.15"]),
@@ -67,7 +66,3 @@ def test_a_row_that_was_forgotten_refuses_the_stack_and_names_its_table(table: s
     axis = {"R2-triton": "R0-decided[triton]", "R9-rccl": "R0-decided[rccl]"}
     with pytest.raises(ConfigurationError, match=re.escape(f"{NEW} breaks {axis.get(table, table)}")):
         resolve.resolve(_matrix(), _rules(rows))
-
-
-def test_the_page_names_every_table_that_a_release_needs():
-    assert all(f"`{table}`" in PAGE for table in ROWS)
