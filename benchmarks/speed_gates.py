@@ -50,7 +50,8 @@ def _gated(metric: results.Metric) -> bool:
 
 def lost(before: Figures, now: Figures, draw: random.Random, slower: float = 0.0) -> dict[Key, bool]:
     """Of each figure that two runs share: whether it fails where it alone is slower by a share."""
-    same = {key for key in before.keys() & now.keys() if before[key]["trainers"] == now[key]["trainers"]}
+    # In the order of the run: that of a set differs from process to process, and the draws follow it.
+    same = [key for key in before if key in now and before[key]["trainers"] == now[key]["trainers"]]
     moved = {
         key: now[key] | {"value": now[key]["value"] * (1 + draw.gauss(0, now[key]["noise"]))} for key in same
     }
