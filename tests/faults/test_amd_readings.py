@@ -16,18 +16,13 @@ from hypothesis import strategies as st
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import test_amd_hosts  # noqa: E402
-import test_amd_releases  # noqa: E402
-import test_first_host_file  # noqa: E402
 from fakeamd import host, sysfs, tree  # noqa: E402
-from fakeamd.gpu_metrics import encode, layout, offset  # noqa: E402
 from fakeamd.rootfs import FakeAmdError  # noqa: E402
 from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
 from harness import listener, readings  # noqa: E402
 from stackcheck.vendors import amd as host_side  # noqa: E402
 from vendors import (  # noqa: E402
     Absence,
-    Device,
     Event,
     VendorAbsentError,
     amd,
@@ -105,60 +100,6 @@ def test_what_torch_prints_of_a_device_is_its_unique_id() -> None:
     assert amd.torch_uuid("66333330-6463-3464-3030-646565323262") == "GPU-f330dc4d00dee22b"
 
 
-def gpu(index: int) -> Device:
-    return Device(
-        index=index,
-        uuid=f"GPU-{index:016x}",
-        bdf=f"0000:0{index}:00.0",
-        name="",
-        arch="gfx942",
-        compute_units=304,
-        memory_bytes=1,
-    )
-
-
-FOUR = tuple(gpu(index) for index in range(4))
-
-
-@pytest.mark.parametrize(
-    ("environment", "left"),
-    [
-        ({}, [0, 1, 2, 3]),
-        ({"ROCR_VISIBLE_DEVICES": "0,1"}, [2, 3]),
-        ({"ROCR_VISIBLE_DEVICES": f"{FOUR[1].uuid},{FOUR[3].uuid}", "HIP_VISIBLE_DEVICES": "0"}, [1]),
-        ({"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0"}, [0]),
-        ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, [3]),
-        ({"ROCR_VISIBLE_DEVICES": ""}, []),
-    ],
-)
-def test_devices_are_chosen_by_the_kfds_numbers(
-    environment: dict[str, str], left: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here the KFD numbers the devices in the reverse of the library's order."""
-    nodes = [amd_kernel.Node(place, device.bdf, 0, {}, 1) for place, device in enumerate(reversed(FOUR))]
-    monkeypatch.setattr(amd_kernel, "nodes", lambda: tuple(nodes))
-    monkeypatch.setattr(amd_kernel, "render_nodes", lambda: ())
-    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert [device.index for device in amd._visible(FOUR)] == left
-
-
-@pytest.mark.parametrize(
-    ("number", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (0, "")]
-)
-def test_architectures_are_spelled_as_compilers_do(number: int, name: str) -> None:
-    assert amd_kernel.architecture({"gfx_target_version": number}) == name
-
-
-@pytest.mark.parametrize(("revision", "size"), [(3, 120), (8, 3872)])
-def test_gpu_metrics_have_the_kernels_size(revision: int, size: int) -> None:
-    assert len(encode(revision, {})) == size
-    assert offset(3, "indep_throttle_status") == (amd_kernel.THROTTLE_OFFSET, 8)
-    assert layout(revision) is layout(revision)
-
-
 @pytest.mark.parametrize("state", HEALTHY, ids=lambda state: state.name)
 def test_the_host_side_sees_the_fabricated_devices(
     state: HostState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,12 +115,6 @@ def test_the_host_side_sees_the_fabricated_devices(
     assert state.given or len(found) == state.gpus * state.parts
     assert host_side.driver() == (state.driver or "85F6A8C2CC7AEEAF1C3BD41")
     assert host_side.partition() == (mode if state.product.partitions else None)
-
-
-def test_a_state_changes_only_what_it_names() -> None:
-    healthy, faulty = (sysfs.tree(STATES[name], 8) for name in ("mi300x", "power-cap-lowered"))
-    changed = [path for path in healthy if healthy[path] != faulty[path]]
-    assert [path.rpartition("/")[2] for path in changed] == ["power1_cap"]
 
 
 def test_without_root_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,16 +249,3 @@ def test_a_library_that_reads_events_forever_ends_with_the_run(
     assert child.reports().listening, child.reports()
     child.stop()
     assert not child.reports().listening
-
-
-def test_the_page_counts_the_hosts_that_there_are() -> None:
-    page = (HERE.parents[1] / "docs/reference/amd.md").read_text(encoding="utf-8")
-    told = test_amd_releases
-    for words in (
-        f"| {len(HEALTHY)} fabricated hosts, those of",
-        f"{len(HEALTHY)} healthy and {len(test_amd_hosts.NAMED)} faulty hosts, with both libraries",
-        f"{len(told.HOSTS)} healthy and {len(told.FAULTS)} faulty ones as four older releases",
-        f"{len(test_amd_hosts.HIP_FAULTS)} faults of HIP",
-        f"records {len(test_first_host_file.REPLAYED)} fabricated\nhosts",
-    ):
-        assert words in page

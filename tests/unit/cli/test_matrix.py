@@ -38,11 +38,6 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_list_json_names_every_stack_with_vendor_and_state(listed: dict[str, Any]):
-    assert {"cpu", "amd", "nvidia"} == {stack["vendor"] for stack in listed.values()}
-    assert {"locked", "unlocked"} == {stack["state"] for stack in listed.values()}
-
-
 def test_explain_json_is_the_contract_and_exits_11_for_a_refusal(run: Run):
     done = run("explain", "rocm=7.2", "torch=2.6.0", "--json")
     answer = json.loads(done.out)
@@ -110,18 +105,3 @@ def test_compat_check_names_planted_contradictions_in_pairs_and_exits_2(run: Run
     assert "R1-planted and R1-upstream-rocm[2.13.0] require" in done.err
     told = json.loads(run("compat", "check", "--json", root=checkout).out)
     assert ["R5-gfx950-rocm", "R5-planted", "rocm"] in told["contradictions"]
-
-
-def test_explain_takes_a_stack_of_the_matrix(run: Run):
-    done = run("explain", "rocm7.2.1-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04")
-    assert done.code == 0
-    assert ": allowed" in done.out
-    assert "holds  R1-upstream-rocm[2.13.0]" in done.out
-
-
-def test_render_check_fails_on_drift_and_render_mends_it(run: Run, checkout: Path):
-    assert run("render", "--check", root=checkout).code == 0
-    next(checkout.glob("images/cpu-*/Dockerfile")).write_text("FROM scratch\n")
-    assert run("render", "--check", root=checkout).code == 2
-    assert run("render", root=checkout).code == 0
-    assert run("render", "--check", root=checkout).code == 0

@@ -231,20 +231,6 @@ def test_a_python_of_no_package_is_accepted_in_the_matrix(
     assert night(capsys, *pattern)[0] == 6
 
 
-@pytest.mark.usefixtures("own_home")
-def test_an_image_from_elsewhere_without_what_the_suites_need_is_refused_before_they_run(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
-    assert call(capsys, "images").code == 0
-    add_foreign(small_checkout)
-    fake_engine.inventory = [entry for entry in fake_engine.inventory if "numpy" not in str(entry)]
-    before = len(fake_engine.runs)
-    code, plan = night(capsys, "--stack", label(FOREIGN))
-    assert (code, actions(plan)) == (6, ["error"])
-    assert "the image has no numpy" in plan["images"][0]["outcome"]["because"]
-    assert len(fake_engine.runs) == before
-
-
 @pytest.mark.usefixtures("own_home", "fake_engine")
 def test_an_image_from_elsewhere_for_another_device_is_listed(small_checkout: Path, capsys: Capsys) -> None:
     assert call(capsys, "images").code == 0

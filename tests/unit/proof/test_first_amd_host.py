@@ -6,11 +6,8 @@ docs/guides/first-amd-host.md describes, and not a speed of any device.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,9 +19,7 @@ from typer.testing import CliRunner
 
 from harness import models, thresholds
 from result_files import CONFIG_DIGEST, check, host, metric, result
-from stackcheck.cli import app as main_app
 from stackcheck.cli.baseline import app
-from stackcheck.matrix import resolve
 from stackcheck.suite import bounds, results
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.verdict import judge
@@ -177,36 +172,3 @@ def test_a_made_up_run_is_no_baseline(checkout: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*map(str, files), "--root", str(checkout), "--write"])
     assert "a made-up result cannot be a baseline" in str(done.exception)
     assert derive(checkout, "--check").returncode == 0  # nothing was written
-
-
-PAGE = ROOT / "docs" / "guides" / "first-amd-host.md"
-
-
-def commands() -> list[list[str]]:
-    """The arguments of every `stackcheck` command in the page's table."""
-    rows = [
-        line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
-    ]
-    code = " ; ".join(f" {text} " for row in rows for text in re.findall(r"`([^`]+)`", row[2]))
-    found = re.findall(r"bin/stackcheck ([^;&]+)", code)
-    return [shlex.split(text) for text in found]
-
-
-def test_every_command_of_the_page_exists_and_selects_something() -> None:
-    named = {words[0] for words in commands()}
-    assert named == {"doctor", "explain", "lock", "build", "test", "judge", "baseline", "images", "verify"}
-    stacks = [stack.id for stack in resolve.load_stacks(ROOT)]
-    for words in commands():
-        shown = CliRunner().invoke(main_app, [words[0], "--help"])
-        assert shown.exit_code == 0, words
-        options = [word for word in words if word.startswith("--")]
-        assert all(option in shown.output for option in options), (words, shown.output)
-        selectors = [word for word in words if word.startswith("rocm7") and "=" not in word]
-        assert all(any(fnmatch.fnmatch(name, one) for name in stacks) for one in selectors), words
-
-
-def test_the_stack_of_the_page_is_allowed_with_its_driver() -> None:
-    (words,) = [words for words in commands() if words[0] == "explain"]
-    done = CliRunner().invoke(main_app, [*words, "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["allowed"] is True

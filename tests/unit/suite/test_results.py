@@ -39,10 +39,6 @@ def test_a_broken_file_is_refused_with_exit_code_6_and_its_place(path: Path) -> 
     assert error.value.got
 
 
-def test_every_kind_of_broken_file_is_covered() -> None:
-    assert len(list(ASSETS.glob("*.json"))) >= 12
-
-
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(results.ResultError, match="cannot be read"):
         results.load(tmp_path / "result.json")
