@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from small_checkout import CPU_STACK, call
+from small_checkout import CPU_STACK, FakeEngine, call
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +18,24 @@ Capsys = pytest.CaptureFixture[str]
 REFERENCE = f"oci:dist:{CPU_STACK}"
 
 
+def test_the_list_of_packages_is_printed_from_what_was_published(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.inventory[:0] = [
+        {"kind": "python", "place": "/x/a.dist-info", "head": "Name: a\nVersion: 1\nLicense-Expression: MIT"}
+    ]
+    assert call(capsys, "images").code == 0
+    done = call(capsys, "sbom", REFERENCE)
+    assert done.code == 0
+    assert [line.split() for line in done.out.splitlines()] == [
+        ["package", "version", "kind", "licence"],
+        ["python3-minimal", "3.11.2-1", "deb", "not", "stated"],
+        ["a", "1", "pypi", "MIT"],
+        ["numpy", "2.4.6", "pypi", "not", "stated"],
+        ["torch", "2.13.0+cpu", "pypi", "not", "stated"],
+    ]
+
+
 @pytest.mark.usefixtures("fake_engine")
 def test_the_json_is_the_document_that_was_signed(small_checkout: Path, capsys: Capsys) -> None:
     call(capsys, "images")
@@ -26,6 +44,16 @@ def test_the_json_is_the_document_that_was_signed(small_checkout: Path, capsys: 
     kept = json.loads((small_checkout / "build" / CPU_STACK / "sbom.json").read_text())
     assert json.loads(done.out) == kept
     assert kept["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_a_changed_byte_is_refused(small_checkout: Path, capsys: Capsys) -> None:
+    call(capsys, "images")
+    for path in (small_checkout / "dist" / "blobs" / "sha256").iterdir():
+        body = path.read_bytes()
+        if b"dsseEnvelope" in body:
+            path.write_bytes(body[:-1] + b" ")
+    assert call(capsys, "sbom", REFERENCE).code == 7
 
 
 @pytest.mark.usefixtures("fake_engine")
