@@ -10,16 +10,18 @@ from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import generated
 
+LIMIT_S = 900  # the least number of cases takes a minute or two; a tier's time is in workloads/generated.py
 SOAK_S = 2400
-# The least share of the drawn cases that float64 can judge: a variation fits some samples only.
-LEAST = {"operators": 0.4, "sizes": 0.9, "attention": 0.5, "chains": 0.5}
+# The least share of the drawn cases that float64 can judge: a size or a layout fits some samples only.
+LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "chains": 0.5}
+# Attention waits for healthy runs on GPUs: the only one found what nobody has confirmed (docs/reference/trust.md).
+FAMILIES = {"operators": "smoke", "sizes": "standard", "chains": "standard", "attention": "soak"}
 
 
-# No tier that certifies has them yet: drawn operators leave the domain of some, which a GPU answers with an
-# assertion that ends the process, and false alarms were counted on one processor (docs/reference/trust.md).
-@pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("family", ["operators", "sizes", "attention", "chains"])
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.tier(tier)) for family, tier in FAMILIES.items()]
+)
 def test_generated(
     family: str,
     acceptance: AcceptanceSession,
@@ -29,10 +31,11 @@ def test_generated(
 ) -> None:
     """Drawn cases of this family are as near to float64 as their inputs' precision allows.
 
-    What is drawn is the same in every run with the same seed.
+    What is drawn is the same in every run with the same seed; on a slower machine it ends earlier, but not
+    before each operator and type had one case.
     """
     if family == "operators":
         skips.if_lacking(on_device(generated.lacks_a_processor))
-    seed = pytestconfig.getoption("case_seed")
-    report = on_device(generated.of_tier, family=family, tier=acceptance.tier, seed=seed, timeout_s=SOAK_S)
+    seed, limit_s = pytestconfig.getoption("case_seed"), SOAK_S if acceptance.tier == "soak" else LIMIT_S
+    report = on_device(generated.of_tier, family=family, tier=acceptance.tier, seed=seed, timeout_s=limit_s)
     generated.require(report, record_metric, LEAST[family])

@@ -7,11 +7,16 @@ A case that fails is made smaller for as long as it fails.
 
 import contextlib
 import functools
+import multiprocessing
+import os
 import random
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +31,17 @@ from workloads import (
 )
 from workloads.generated_judge import Call
 
+
+class Plan(NamedTuple):
+    """How many cases: the least, the most, the seconds between them, and what is counted."""
+
+    least: int
+    most: int
+    seconds: float
+    unit: str = "case"
+
+
+NOTHING = Plan(0, 0, 0)
 # What a healthy operator needs, in units of the judge, and by how much it may be left.
 NEEDED, FACTOR = 4.0, 4.0
 # Up to here, rounding that changes with the inputs' last bits is the algorithm's. Beyond, a profile says so.
@@ -41,23 +57,90 @@ BROKEN = (
     "cublas_status",
     "cudnn_status",
 )
-# Cases: of a processor and of a GPU in what certifies, and of both in soak.
-COUNTS = {
-    "operators": (300, 1500, 5000, 30_000),
-    "sizes": (16, 150, 400, 3000),
-    "attention": (24, 250, 1000, 8000),
-    "chains": (2, 10, 60, 240),
+# By tier: so many cases in any case, then more until the seconds are over, at most so many. A turn of the
+# operators is one case of each operator and type. The second line is a GPU's.
+TURN = "turn"
+PLANS: dict[str, dict[str, tuple[Plan, Plan]]] = {
+    "operators": {"smoke": (Plan(1, 5, 60, TURN), NOTHING), "soak": (Plan(5, 40, 1500, TURN), NOTHING)},
+    "sizes": {
+        "standard": (Plan(16, 150, 20), Plan(50, 150, 20)),
+        "soak": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
+    },
+    "attention": {"soak": (Plan(100, 1000, 600), Plan(1000, 8000, 900))},
+    "chains": {
+        "standard": (Plan(2, 4, 30), Plan(3, 10, 30)),
+        "soak": (Plan(10, 60, 600), Plan(60, 240, 900)),
+    },
 }
+MOST_PROCESSES = 16
 SHRINKS = 40  # tries for one failure
 SHOWN = 64  # elements of a tensor that is printed whole
-Drawn = tuple[str, Call, float]
+# What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
+Drawn = tuple[str, list[tuple[str, Call]], float]
 
 
-def check(family: str, seed: int, count: int, sizes: str = "small") -> dict[str, Any]:
-    """Judge `count` cases of a seed."""
-    judged, worst, failed = 0, 0.0, []
+def check(
+    family: str,
+    seed: int,
+    least: int,
+    most: int,
+    *,
+    seconds: float = 0,
+    sizes: str = "small",
+    processes: int = 1,
+) -> dict[str, Any]:
+    """Judge cases of a seed from the first one on: `least` of them in any case, then until the time is over."""
+    ends = time.monotonic() + seconds
+    shares = [
+        (family, seed, range(n, most, processes), -(-(least - n) // processes), ends, sizes)
+        for n in range(processes)
+    ]
+    parts = [_share(*shares[0])] if processes == 1 else _in_processes(shares)
+    return {
+        "family": family,
+        "seed": seed,
+        "drawn": sum(part["drawn"] for part in parts),
+        "judged": sum(part["judged"] for part in parts),
+        "worst": max(part["worst"] for part in parts),
+        "failed": [words for part in parts for words in part["failed"]],
+    }
+
+
+def _in_processes(shares: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Each share in a copy of this process, which has torch loaded already."""
+    family, seed, *_, sizes = shares[0]
+    generated_operators.rows()
+    at = multiprocessing.RawArray("q", len(shares))
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(len(shares), mp_context=fork, initializer=_alone, initargs=(at,))
+    with pool:
+        running = [pool.submit(_share, *share, place) for place, share in enumerate(shares)]
+        try:
+            return [one.result() for one in running]
+        except BrokenProcessPool:
+            cases = "; ".join(f"generated.repeat({family!r}, {seed}, {number}, {sizes!r})" for number in at)
+            raise AssertionError(f"a case ended its process; it is one of: {cases}") from None
+
+
+_AT: list[Any] = []
+
+
+def _alone(at: Any) -> None:
+    torch.set_num_threads(1)
+    _AT[:] = [at]
+
+
+def _share(
+    family: str, seed: int, numbers: range, least: int, ends: float, sizes: str, place: int | None = None
+) -> dict[str, Any]:
+    judged, worst, drawn, failed = 0, 0.0, 0, []
     with _plain():
-        for number in range(count):
+        for number in numbers:
+            if drawn >= least and time.monotonic() > ends:
+                break
+            drawn += 1
+            if place is not None:
+                _AT[0][place] = number
             said = _one(family, seed, number, sizes)
             if said is None:
                 continue
@@ -65,14 +148,7 @@ def check(family: str, seed: int, count: int, sizes: str = "small") -> dict[str,
             margin, words = said
             worst = max(worst, margin) if margin <= 1 else worst
             failed += [words] if margin > 1 else []
-    return {
-        "family": family,
-        "seed": seed,
-        "drawn": count,
-        "judged": judged,
-        "worst": worst,
-        "failed": failed,
-    }
+    return {"drawn": drawn, "judged": judged, "worst": worst, "failed": failed}
 
 
 def source(family: str, seed: int, number: int) -> random.Random:
@@ -82,8 +158,8 @@ def source(family: str, seed: int, number: int) -> random.Random:
 
 def margin(family: str, seed: int, number: int, sizes: str = "small") -> float | None:
     """The distance of one case as a share of its gate; `None` if it is not judged."""
-    drawn = _drawn(family, source(family, seed, number), seed * 1_000_003 + number, sizes)
-    said = _judged(drawn[1], drawn[2]) if drawn else None
+    drawn = _drawn(family, seed, number, sizes)
+    said = _worst(drawn[1], drawn[2]) if drawn else None
     return said[0] if said else None
 
 
@@ -106,6 +182,8 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
         raise AssertionError(
             "\n".join([f"{len(report['failed'])} of {report['judged']} failed", *report["failed"]])
         )
+    if report["drawn"] < report["least"]:
+        raise AssertionError(f"only {report['drawn']} of at least {report['least']} cases were drawn")
     if not report["drawn"] or report["judged"] < least * report["drawn"]:
         raise AssertionError(
             f"only {report['judged']} of {report['drawn']} could be judged, at least {least:.0%} must be"
@@ -126,59 +204,78 @@ def _plain() -> Iterator[None]:
 
 
 def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] | None:
-    drawn = _drawn(family, source(family, seed, number), seed * 1_000_003 + number, sizes)
-    if drawn is None:
+    drawn = _drawn(family, seed, number, sizes)
+    said = _worst(drawn[1], drawn[2]) if drawn else None
+    if drawn is None or said is None:
         return None
-    words, call, needed = drawn
-    said = _judged(call, needed)
-    if said is None or said[0] <= 1:
-        return said and (said[0], words)
+    words, forms, needed = drawn
+    margin, told, n = said
+    if margin <= 1:
+        return margin, words
+    form, call = forms[n]
     small = _smaller(call, needed)
-    told = _judged(small, needed) or said
     again = f"generated.repeat({family!r}, {seed}, {number}, {sizes!r})"
-    return said[
-        0
-    ], f"  {words}: {said[1]}\n    at its smallest {_shown(small)}: {told[1]}\n    again: {again}"
+    return margin, (
+        f"  {words}{form and f' {form}'}: {told}\n    at its smallest {_shown(small)}: "
+        f"{(_judged(small, needed) or said)[1]}\n    again: {again}"
+    )
 
 
-def _drawn(family: str, source: random.Random, seed: int, sizes: str) -> Drawn | None:
-    if family == "operators":
-        case = generated_operators.draw(source, seed)
-        call = _fitting(lambda: generated_operators.call_of(case))
-        needed = generated_operators.needed(case.operator)
-        return (str(case), call, max(NEEDED, needed)) if call else None
-    if family == "sizes":
-        large = generated_sizes.draw(source, seed, sizes)
-        return (*large, NEEDED) if large else None
-    if family == "attention":
-        return (*generated_attention.draw(source, seed), ATTENTION_NEEDED)
-    words, compiled, eager = generated_chains.draw(source, seed, "inductor")
-    own = generated_judge.distance(eager)
-    return None if own is None else (words, compiled, max(NEEDED, own))
+def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[float, str, int] | None:
+    """The worst of calls with equal numbers: its share of the gate, words, and which one it is."""
+    reference, found = _reference(forms[0][1]), []
+    for n, (_, call) in enumerate(forms if reference else ()):
+        said = _judged(call, needed, reference)
+        found += [(*said, n)] if said else []
+    return max(found, default=None, key=lambda one: one[0])
 
 
-def _fitting(make: Callable[[], Call | None]) -> Call | None:
+def _reference(call: Call) -> generated_judge.Reference | None:
+    """What float64 says; `None` if it does not take the call either."""
     try:
-        return make()
-    except Exception:  # noqa: BLE001 the variation does not fit the sample
-        return None
-
-
-def _judged(call: Call, needed: float) -> tuple[float, str] | None:
-    """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
-    try:
-        if not generated_judge.results(generated_judge.wide(call.right or call)):
-            return None
+        reference = generated_judge.Reference(call)
     except Exception:  # noqa: BLE001
+        return None
+    return reference if reference.right else None
+
+
+def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
+    mixed = seed * 1_000_003 + number
+    if family == "operators":
+        case = generated_operators.draw(seed, number)
+        forms = generated_operators.forms_of(case)
+        return (
+            (str(case), forms, max(NEEDED, generated_operators.needed(case.operator, case.dtype)))
+            if forms
+            else None
+        )
+    if family == "sizes":
+        words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
+        return words, [("", call)], NEEDED
+    if family == "attention":
+        words, call = generated_attention.draw(source(family, seed, number), mixed)
+        return words, [("", call)], ATTENTION_NEEDED
+    words, compiled, eager = generated_chains.draw(source(family, seed, number), mixed, "inductor")
+    own = generated_judge.distance(eager)
+    return None if own is None else (words, [("", compiled)], max(NEEDED, own))
+
+
+def _judged(
+    call: Call, needed: float, reference: generated_judge.Reference | None = None
+) -> tuple[float, str] | None:
+    """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
+    reference = reference or _reference(call)
+    if reference is None:
         return None
     try:
         got = generated_judge.results(call)
     except Exception as error:  # noqa: BLE001
         words = f"{type(error).__name__}: {error}".splitlines()[0]
         return (float("inf"), words) if any(word in words.lower() for word in BROKEN) else None
-    units, bound = generated_judge.distance(call, got), FACTOR * needed
+    bound = FACTOR * needed
+    units = generated_judge.distance(call, got, reference, enough=bound / 2)
     if units is not None and bound < units <= EXCUSED and not call.noisy:
-        units = generated_judge.distance(replace(call, noisy=True), got)
+        units = generated_judge.distance(replace(call, noisy=True), got, reference)
     return None if units is None else (units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed")
 
 
@@ -236,11 +333,26 @@ def _words(one: Any) -> str:
     return made if one.is_contiguous() else f"{made} with strides {one.stride()}"
 
 
+def plan(family: str, tier: str, kind: str) -> Plan:
+    """What a tier draws on a processor (`cpu`) or a GPU (`cuda`), in cases."""
+    tiers = PLANS[family]
+    chosen = tiers[tier if tier in tiers else min(tiers, key=("smoke", "standard", "soak").index)][
+        kind != "cpu"
+    ]
+    turn = len(generated_operators.rows()) if chosen.unit == TURN else 1
+    return Plan(chosen.least * turn, chosen.most * turn, chosen.seconds)
+
+
 def of_tier(family: str, tier: str, seed: int) -> dict[str, Any]:
-    """What a tier draws on this device: a processor gets seconds, a GPU a minute, and soak half an hour."""
-    gpu = device().type == "cuda"
-    count = COUNTS[family][(tier == "soak") * 2 + gpu]
-    return check(family, seed, count, "large" if gpu or tier == "soak" else "small")
+    """What a tier draws on this device: operators in one process for each processor core, all else in one."""
+    kind = device().type
+    least, most, seconds, _ = plan(family, tier, kind)
+    sizes = "large" if kind != "cpu" or tier == "soak" else "small"
+    processes = len(os.sched_getaffinity(0)) if family == "operators" else 1
+    report = check(
+        family, seed, least, most, seconds=seconds, sizes=sizes, processes=min(processes, MOST_PROCESSES)
+    )
+    return {**report, "least": least}
 
 
 def lacks_a_processor() -> dict[str, Any] | None:
