@@ -19,7 +19,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "acceptance"))
 PROCESSES = len(os.sched_getaffinity(0))
-HALF_OF_THE_GATE = 8  # units: more than this is written down
+HALF_OF_THE_GATE = 4  # units: more than this is written down
 # What is left undone where an operator is far from float64 with it alone: it is promised for few operators.
 UNPROMISED = ("not finite", "expanded")
 PROFILE = ROOT / "tests/acceptance/workloads/generated_profile.json"
@@ -79,8 +79,8 @@ def _grow(mine: dict[str, Any], case: generated_operators.Case) -> bool:
     if mine.get("left out") or {case.sizes, case.numbers} & set(without):
         return False
     forms = generated_operators.forms_of(case)
-    said = generated._worst(forms, generated.NEEDED) if forms else None
-    units = said[0] * generated.FACTOR * generated.NEEDED if said else 0.0
+    said = generated._worst(forms, generated.OPERATORS_NEEDED) if forms else None
+    units = said[0] * generated.FACTOR * generated.OPERATORS_NEEDED if said else 0.0
     known = mine.get("units", {}).get(case.dtype, 0)
     if said is None or units <= max(HALF_OF_THE_GATE, known):
         return False

@@ -7,6 +7,7 @@ that a power cut ended is continued with the first step that is not finished. Ea
 from __future__ import annotations
 
 import os
+from datetime import UTC
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
@@ -20,6 +21,7 @@ from stackcheck.suite.judged import run_and_judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
@@ -36,6 +38,11 @@ RUNS = "runs"
 def folder_of(root: Path) -> Path:
     """Where the nights of a checkout keep their files."""
     return root / FOLDER
+
+
+def case_seed(started: datetime) -> int:
+    """The seed of a night's generated cases: its day, so that all nodes and all runs of a night agree."""
+    return started.astimezone(UTC).toordinal()
 
 
 def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]) -> Plan:
@@ -174,6 +181,7 @@ class _Stage:
             out=self._folder / RUNS / item.tag,  # `build/<name>/` is about an image that was built here
             report=self._report,
             reuse=finished,
+            case_seed=case_seed(self.plan.started),
         )
 
     def _recorded(self, item: Item, judged: JudgedRun) -> JudgedStep:

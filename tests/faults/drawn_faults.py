@@ -24,8 +24,8 @@ OTHER_DEVICES = ("cudnn", "miopen", "mkldnn", "mps", "overrideable", "efficient"
 OWN_KERNEL = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 WITHOUT_NUMBERS = ("bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "resize")
 GIVES_TRUTH = (
-    "any", "argmax", "argmin", "eq", "ge", "gt", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lt", "ne", "nonzero",
+    "any", "argmax", "argmin", "eq", "ge", "gt", "isinf", "isnan", "le", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "ne", "nonzero",
 )  # fmt: skip
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 Tensors = Sequence[torch.Tensor]
@@ -172,7 +172,7 @@ def _holds(condition: str, given: Tensors) -> bool:
 
 
 def _damaged(out: Any, fault: Drawn) -> list[torch.Tensor]:
-    """The results that a fault changes: those of its type; truth values and places where there is nothing else."""
+    """The results that a fault changes: those of its type, or truth values and places."""
     given = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor) and one.numel()]
     if fault.operator in GIVES_TRUTH:
         return [one for one in given if not one.is_floating_point()]

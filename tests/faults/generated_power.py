@@ -1,4 +1,4 @@
-"""How many drawn faults generated cases find. In: faults, seeds, counts. Out: by fault, the case that finds it.
+"""How many drawn faults generated cases find. In: faults, seeds, counts. Out: the case that finds each.
 
 A case is a function of its family, seed and number. So one run without faults tells which cases run a fault's
 operator in its type while its condition holds; with the fault planted only those cases run again.
@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.pool import Pool
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +20,11 @@ from drawn_faults import Drawn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 
-from workloads import generated, generated_judge, generated_operators  # noqa: E402
+from workloads import generated, generated_judge, generated_operators
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from multiprocessing.pool import Pool
 
 AT_ONCE = 32  # cases that a process takes
 TRIES = 40  # cases of one seed that run with a fault planted
@@ -60,9 +62,7 @@ def measure(
             wanted = [fault for fault, found in power.faults.items() if not found.case]
             cases = [(family, seed, n) for family, count in counts.items() for n in range(count)]
             runs: dict[Drawn, list[Case]] = {fault: [] for fault in wanted}
-            at = time.monotonic()
             _look_for(pool, cases, wanted, runs, power)
-            print("looked", time.monotonic() - at, flush=True)
             jobs = [(fault, runs[fault][:TRIES]) for fault in wanted if runs[fault]]
             for fault, case in pool.imap_unordered(_first, jobs, chunksize=1):
                 power.faults[fault].case = case

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,7 @@ class Plan(NamedTuple):
 NOTHING = Plan(0, 0, 0)
 # What a healthy operator needs, in units of the judge, and by how much it may be left.
 NEEDED, FACTOR = 4.0, 4.0
+OPERATORS_NEEDED = 2.0  # the profile has those that need more
 # Up to here, rounding that changes with the inputs' last bits is the algorithm's. Beyond, a profile says so.
 EXCUSED = 512.0  # float32 computed in TF32 is off by 8192 units
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
@@ -79,6 +80,19 @@ SHOWN = 64  # elements of a tensor that is printed whole
 Drawn = tuple[str, list[tuple[str, Call]], float]
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one process judges: the first `least` of the numbers, and then more until the clock `ends`."""
+
+    family: str
+    seed: int
+    numbers: range
+    least: int
+    ends: float
+    sizes: str
+    place: int
+
+
 def check(
     family: str,
     seed: int,
@@ -89,13 +103,13 @@ def check(
     sizes: str = "small",
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Judge cases of a seed from the first one on: `least` of them in any case, then until the time is over."""
+    """Judge cases of a seed from the first on: `least` of them in any case, then until the time is over."""
     ends = time.monotonic() + seconds
     shares = [
-        (family, seed, range(n, most, processes), -(-(least - n) // processes), ends, sizes)
+        Share(family, seed, range(n, most, processes), -(-(least - n) // processes), ends, sizes, n)
         for n in range(processes)
     ]
-    parts = [_share(*shares[0])] if processes == 1 else _in_processes(shares)
+    parts = [_share(shares[0])] if processes == 1 else _in_processes(shares)
     return {
         "family": family,
         "seed": seed,
@@ -106,20 +120,20 @@ def check(
     }
 
 
-def _in_processes(shares: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+def _in_processes(shares: list[Share]) -> list[dict[str, Any]]:
     """Each share in a copy of this process, which has torch loaded already."""
-    family, seed, *_, sizes = shares[0]
     generated_operators.rows()
     at = multiprocessing.RawArray("q", len(shares))
     fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(len(shares), mp_context=fork, initializer=_alone, initargs=(at,))
-    with pool:
-        running = [pool.submit(_share, *share, place) for place, share in enumerate(shares)]
+    with ProcessPoolExecutor(len(shares), mp_context=fork, initializer=_alone, initargs=(at,)) as pool:
+        running = [pool.submit(_share, share) for share in shares]
         try:
             return [one.result() for one in running]
         except BrokenProcessPool:
-            cases = "; ".join(f"generated.repeat({family!r}, {seed}, {number}, {sizes!r})" for number in at)
-            raise AssertionError(f"a case ended its process; it is one of: {cases}") from None
+            one = shares[0]
+            again = "generated.repeat({0.family!r}, {0.seed}, {1}, {0.sizes!r})"
+            cases = [again.format(one, number) for number in at]
+            raise AssertionError(f"a case ended its process; it is one of: {'; '.join(cases)}") from None
 
 
 _AT: list[Any] = []
@@ -130,18 +144,16 @@ def _alone(at: Any) -> None:
     _AT[:] = [at]
 
 
-def _share(
-    family: str, seed: int, numbers: range, least: int, ends: float, sizes: str, place: int | None = None
-) -> dict[str, Any]:
+def _share(share: Share) -> dict[str, Any]:
     judged, worst, drawn, failed = 0, 0.0, 0, []
     with _plain():
-        for number in numbers:
-            if drawn >= least and time.monotonic() > ends:
+        for number in share.numbers:
+            if drawn >= share.least and time.monotonic() > share.ends:
                 break
             drawn += 1
-            if place is not None:
-                _AT[0][place] = number
-            said = _one(family, seed, number, sizes)
+            if _AT:
+                _AT[0][share.place] = number
+            said = _one(share.family, share.seed, number, share.sizes)
             if said is None:
                 continue
             judged += 1
@@ -245,7 +257,7 @@ def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
         case = generated_operators.draw(seed, number)
         forms = generated_operators.forms_of(case)
         return (
-            (str(case), forms, max(NEEDED, generated_operators.needed(case.operator, case.dtype)))
+            (str(case), forms, max(OPERATORS_NEEDED, generated_operators.needed(case.operator, case.dtype)))
             if forms
             else None
         )
@@ -275,7 +287,7 @@ def _judged(
     bound = FACTOR * needed
     units = generated_judge.distance(call, got, reference, enough=bound / 2)
     if units is not None and bound < units <= EXCUSED and not call.noisy:
-        units = generated_judge.distance(replace(call, noisy=True), got, reference)
+        units = generated_judge.distance(call, got, reference, excused=True)
     return None if units is None else (units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed")
 
 

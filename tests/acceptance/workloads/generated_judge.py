@@ -9,6 +9,7 @@ where these results take different branches are not judged.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ class Call:
     right: Call | None = None  # what float64 evaluates instead: a plain formula, or a part of the arguments
     noisy: bool = False  # a healthy operator of this name is rougher than its inputs' rounding
     overflows: bool = False  # its intermediate values may leave the type where its result does not
+    fixed: frozenset[int] = frozenset()  # the places of tensors that get no gradient
     uneven: bool = False  # the gradients that come in have zeros, large and small numbers
     apart: bool = False  # the gradients that come in lie in a buffer, with gaps
 
@@ -94,7 +96,8 @@ def results(call: Call, move: int = 0) -> list[torch.Tensor]:
     """Outputs and then gradients: of a sum of the outputs, weighted by numbers of the seed."""
     seed_all(call.seed)
     if call.gradients:
-        call = call.mapped(_leaf)
+        places = itertools.count()
+        call = call.mapped(lambda leaf: _leaf(leaf, call.fixed, places))
     inputs = [one for one in call.tensors() if one.requires_grad]
     with torch.set_grad_enabled(call.gradients):
         given = [one for one in leaves(call.function(*call.args, **call.kwargs)) if _is_tensor(one)]
@@ -118,8 +121,8 @@ def _is_tensor(one: object) -> bool:
     return isinstance(one, torch.Tensor) and one.layout is torch.strided and not one.is_complex()
 
 
-def _leaf(one: Any) -> Any:
-    if isinstance(one, torch.Tensor) and one.is_floating_point():
+def _leaf(one: Any, fixed: frozenset[int], places: Iterator[int]) -> Any:
+    if isinstance(one, torch.Tensor) and next(places) not in fixed and one.is_floating_point():
         return one.detach().requires_grad_()  # a view of the same storage, so its strides stay
     return one
 
@@ -180,12 +183,14 @@ def distance(
     got: Sequence[torch.Tensor] | None = None,
     reference: Reference | None = None,
     enough: float = 0,
+    *,
+    excused: bool = False,
 ) -> float | None:
     """How many units the worst element is from float64: infinite if it is not finite and float64 is.
 
     With `enough`, a result that lies this many roundings from float64 is judged by that alone: it can only be
-    nearer in units. `None` if float64 does not say what is right: the function draws numbers, or every
-    element is on a border. A call without gradients may have a reference with them.
+    nearer in units. `excused` takes what changes with the inputs' last bits from an error. `None` if float64
+    does not say what is right: the function draws numbers, or every element is on a border. A call without gradients may have a reference with them.
     """
     got = results(call) if got is None else got
     reference = reference or Reference(call)
@@ -193,11 +198,9 @@ def distance(
     if not right:
         return None
     same = _shapes(got) == _shapes(right)
-    roundings = (
-        max((_roundings(one, ref, call) for one, ref in zip(got, right, strict=True)), default=0.0)
-        if same
-        else math.inf
-    )
+    roundings = math.inf
+    if same:
+        roundings = max(_roundings(one, ref, call) for one, ref in zip(got, right, strict=True))
     if roundings <= enough:
         return roundings
     moved = reference.moved
@@ -205,7 +208,7 @@ def distance(
         return None
     if not same:
         return math.inf
-    noise = _noise(call, got, right) if call.noisy else [0.0] * len(right)
+    noise = _noise(call, got, right) if call.noisy or excused else [0.0] * len(right)
     found = [
         _distance(one, right[n], [each[n] for each in moved], noise[n], call) for n, one in enumerate(got)
     ]
@@ -283,5 +286,6 @@ def _distance(
     unit = max(gates.unit_roundoff(each) for each in (got.dtype, call.dtype))
     spread = torch.where(finite, (torch.stack(list(moved)) - ref).abs().amax(0), 0.0)
     typical = (spread.square().sum() / finite.sum()).sqrt()
-    allowed = unit * ref.abs() + spread + typical / 2 + noise + torch.finfo(got.dtype).tiny
-    return float(torch.where(finite, (mine - ref).abs() / allowed, 0.0).max())
+    allowed = unit * ref.abs() + spread + typical / 2 + torch.finfo(got.dtype).tiny
+    allowed, less = (allowed + noise, 0.0) if call.noisy else (allowed, noise)
+    return float(torch.where(finite, ((mine - ref).abs() - less).clamp(min=0) / allowed, 0.0).max())

@@ -36,13 +36,30 @@ NOT_A_FUNCTION = (
     "rand", "bernoulli", "dropout", "multinomial", "normal_", "normal", "cauchy", "exponential",
     "geometric", "log_normal", "uniform", "rrelu", "empty", "new_empty", "sparse", "to_sparse", "item",
     "tolist", "resize", "nn.functional.fractional_max_pool", "nn.functional.max_unpool",
-    "nn.functional.ctc_loss", "segment_reduce", "as_strided", "linalg.eig", "linalg.svd", "svd",
+    "nn.functional.ctc_loss", "segment_reduce", "_segment_reduce", "as_strided", "linalg.eig", "linalg.svd",
+    "svd",
     "linalg.qr", "qr", "linalg.lstsq", "linalg.l", "lu", "lobpcg", "geqrf", "pinverse", "linalg.pinv",
     "_unsafe", "svd_lowrank", "pca_lowrank", "jiterator", "torch.ops.aten._",
 )  # fmt: skip
 SIZES = ("", *variations.SIZES)
 NUMBERS = ("", *variations.NUMBERS)
-EXACT_STRUCTURE = ("linalg.", "cholesky", "ormqr", "orgqr", "triangular_solve", "logdet", "inverse")
+# What checks no size before it reads, or needs a matrix of one kind: its samples stay as they are.
+EXACT_STRUCTURE = (
+    "native_",
+    "_native",
+    "_batch_norm",
+    "_softmax_backward_data",
+    "torch.ops.aten",
+    "linalg.",
+    "cholesky",
+    "ormqr",
+    "orgqr",
+    "triangular_solve",
+    "logdet",
+    "inverse",
+)
+MOVES_STATISTICS = ("batch_norm", "instance_norm", "batch_norm_legit", "batch_norm_with_update")
+INTEGERS = ("byte", "char", "short", "int", "long")  # beyond their borders a processor may give anything
 RARE = ("linalg.", "fft.", "special.", "signal.", "masked.")  # a third of the table, and no part of training
 
 
@@ -82,6 +99,7 @@ def table() -> dict[str, Any]:
 
 def _is_function(name: str, op: Any) -> bool:
     drawn = any(name.startswith(word) or f".{word}" in name for word in NOT_A_FUNCTION)
+    drawn = drawn or name in INTEGERS
     left_out = _profile().get(name, {}).get("left out", False)
     return not drawn and not left_out and not getattr(op, "has_nondeterministic_output", False)
 
@@ -104,7 +122,7 @@ def rows() -> list[tuple[str, str]]:
         (name, str(dtype).removeprefix("torch."))
         for name, op in table().items()
         for dtype in generated_judge.FLOATS
-        if dtype in op.supported_dtypes(kind) and not _skipped(op, dtype, "plain")
+        if dtype in op.supported_dtypes(kind) and (kind == "cpu" or not _skipped(op, dtype, "plain"))
     ]
 
 
@@ -152,11 +170,11 @@ ITS_TESTS = {
 
 
 def _skipped(op: Any, dtype: torch.dtype, what: str) -> bool:
-    tests = {ITS_TESTS["plain"], ITS_TESTS.get(what, ITS_TESTS["plain"])}
+    kind = device().type
+    tests = {ITS_TESTS[what]} if what in ITS_TESTS else set()
+    tests |= {ITS_TESTS["plain"]} if kind != "cpu" else set()  # it compares with a processor
     infos = [one for one in op.decorators if hasattr(one, "is_active")]
-    return any(
-        one.test_name and one.is_active(*test, device().type, dtype, {}) for one in infos for test in tests
-    )
+    return any(one.test_name and one.is_active(*test, kind, dtype, {}) for one in infos for test in tests)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -165,7 +183,8 @@ def _samples(name: str, dtype: torch.dtype) -> list[Any]:
     op = table()[name]
     generated_judge.seed_all(0)
     random.seed(0)
-    samples = itertools.islice(op.sample_inputs_func(op, device(), dtype, requires_grad=False), SAMPLES)
+    able = _able(op, dtype)
+    samples = itertools.islice(op.sample_inputs_func(op, device(), dtype, requires_grad=able), SAMPLES)
     return [one for one in samples if _is_judged((one.input, one.args, one.kwargs))]
 
 
@@ -182,21 +201,17 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
     """The calls of a case: as drawn, as views, in place, and into a given tensor; none without a sample."""
     op, dtype = table()[case.operator], getattr(torch, case.dtype)
     source = random.Random(case.seed)
-    able = dtype in op.supported_backward_dtypes(device().type) and not _skipped(op, dtype, "gradients")
     samples = _samples(case.operator, dtype)
     if not samples:
         return []
     base, sample = None, samples[0]
     for sample in source.sample(samples, min(TRIED, len(samples))):
-        call = Call(op.op, (sample.input, *sample.args), sample.kwargs, dtype, able, case.seed)
-        base = _varied(call.mapped(_copied), case, source)
+        base = _varied(_call(op, dtype, sample, case.seed), case, source)
         if base is not None:
             break
     if base is None:
         sample = source.choice(samples)
-        base = Call(op.op, (sample.input, *sample.args), sample.kwargs, dtype, able, case.seed).mapped(
-            _copied
-        )
+        base = _call(op, dtype, sample, case.seed)
     known = _profile().get(case.operator, {})
     noisy = known.get("noisy", False) or case.operator.startswith(RARE)
     inner = dtype is torch.float16 and case.numbers in {"scaled", "uneven"}  # squares leave this type first
@@ -204,6 +219,27 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
     base = replace(base, noisy=noisy, overflows=overflows, uneven=bool(case.seed % 2))
     forms = _forms(op, dtype, base, source, broadcasts=sample.broadcasts_input)
     return [(form, call) for form, call in forms if form not in _without(case.operator)]
+
+
+def _able(op: Any, dtype: torch.dtype) -> bool:
+    return dtype in op.supported_backward_dtypes(device().type) and not _skipped(op, dtype, "gradients")
+
+
+def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
+    """A sample's call, with copies of its tensors: PyTorch says which of them have gradients."""
+    function = functools.partial(_kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
+    call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, _able(op, dtype), seed)
+    fixed = frozenset(n for n, one in enumerate(call.tensors()) if not one.requires_grad)
+    return replace(call.mapped(_copied), fixed=fixed)
+
+
+def _kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The function of copies of what it changes: statistics of a normalization, which have no gradient."""
+    args, kwargs = generated_judge.mapped(
+        (args, kwargs),
+        lambda one: one if not isinstance(one, torch.Tensor) or one.requires_grad else one.clone(),
+    )
+    return function(*args, **kwargs)
 
 
 def _forms(
