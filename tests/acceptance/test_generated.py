@@ -14,7 +14,7 @@ LIMIT_S = 900  # the least number of cases takes a minute; what a tier may take 
 SOAK_S = 2400
 # The least share of the drawn cases that float64 can judge: a size or a layout fits some samples only.
 LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "chains": 0.5}
-# Attention waits for healthy runs on GPUs: the only one found what nobody confirmed (docs/reference/trust.md).
+# Attention waits for healthy runs on GPUs: the only one found what nobody confirmed (reference/trust.md).
 FAMILIES = {"operators": "smoke", "sizes": "standard", "chains": "standard", "attention": "soak"}
 
 

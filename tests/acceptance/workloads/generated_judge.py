@@ -190,7 +190,8 @@ def distance(
 
     With `enough`, a result that lies this many roundings from float64 is judged by that alone: it can only be
     nearer in units. `excused` takes what changes with the inputs' last bits from an error. `None` if float64
-    does not say what is right: the function draws numbers, or every element is on a border. A call without gradients may have a reference with them.
+    does not say what is right: the function draws numbers, or every element is on a border.
+    A call without gradients may have a reference with them.
     """
     got = results(call) if got is None else got
     reference = reference or Reference(call)
