@@ -39,6 +39,7 @@ class Call:
     overflows: bool = False  # its intermediate values may leave the type where its result does not
     fixed: frozenset[int] = frozenset()  # the places of tensors that get no gradient
     uneven: bool = False  # the gradients that come in have zeros, large and small numbers
+    not_finite: bool = False  # some of the gradients that come in are no numbers
     apart: bool = False  # the gradients that come in lie in a buffer, with gaps
 
     def tensors(self) -> list[torch.Tensor]:
@@ -132,6 +133,8 @@ def _weights(one: torch.Tensor, call: Call, number: int, move: int) -> torch.Ten
     values = (torch.rand(one.shape, generator=generator) + 0.5).to(torch.bfloat16).double()
     if call.uneven:
         values = values * uneven(one.shape, generator)
+    if call.not_finite:
+        values[torch.rand(one.shape, generator=generator) < 0.1] = torch.nan
     if move and one.dtype is torch.float64:
         values = values * (1 + _signs(one.shape, call.seed + move) * gates.unit_roundoff(call.dtype))
     placed = values.to(one.device, one.dtype)

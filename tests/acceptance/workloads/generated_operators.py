@@ -217,6 +217,7 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
     inner = dtype is torch.float16 and case.numbers in {"scaled", "uneven"}  # squares leave this type first
     overflows = known.get("overflows", False) or inner
     base = replace(base, noisy=noisy, overflows=overflows, uneven=bool(case.seed % 2))
+    base = replace(base, not_finite=case.numbers == "not finite" and case.seed % 4 > 1)
     forms = _forms(op, dtype, base, source, broadcasts=sample.broadcasts_input)
     return [(form, call) for form, call in forms if form not in _without(case.operator)]
 

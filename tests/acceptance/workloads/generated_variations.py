@@ -15,6 +15,7 @@ from workloads import generated_judge
 from workloads.generated_judge import Call
 
 MOST_ELEMENTS = 2**18  # of one operand
+MOST_PRODUCTS = 2**25  # of the elements of two operands: under a second where each meets each
 # On both sides of what kernels cut work into: vectors, tiles, warps, blocks.
 SHORT = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 LONG = (63, 65, 67, 127, 129, 131, 191, 255, 257, 259, 511, 513, 515)
@@ -27,9 +28,8 @@ def _generator(source: random.Random) -> torch.Generator:
 
 
 def _main(call: Call) -> torch.Tensor | None:
-    """The operand that says what a size is: the floating one with the most elements."""
-    given = [one for one in call.tensors() if one.is_floating_point() and one.dim()]
-    return max(given, key=lambda one: (one.numel(), one.dim()), default=None)
+    """The operand that says what a size is: the first floating one that has a dimension."""
+    return next((one for one in call.tensors() if one.is_floating_point() and one.dim()), None)
 
 
 def _resized(call: Call, dim: int, size: int, *, everywhere: bool) -> Call | None:
@@ -54,7 +54,17 @@ def _resized(call: Call, dim: int, size: int, *, everywhere: bool) -> Call | Non
             leaf = leaf.index_select(n, numbers)
         return leaf
 
-    return call.mapped(change)
+    other = call.mapped(change)
+    _require_few_products(other)
+    return other
+
+
+def _require_few_products(call: Call) -> None:
+    """Refuse two large operands of different shapes: a convolution multiplies each element by each."""
+    given = sorted((one for one in call.tensors() if one.is_floating_point()), key=torch.Tensor.numel)
+    for one in given[:-1]:
+        if one.shape != given[-1].shape and one.numel() * given[-1].numel() > MOST_PRODUCTS:
+            raise NotImplementedError("not supported: more products than a case may have")
 
 
 def renumbered(call: Call, source: random.Random) -> Call:
