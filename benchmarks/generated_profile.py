@@ -19,7 +19,6 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "acceptance"))
 PROCESSES = len(os.sched_getaffinity(0))
-HALF_OF_THE_GATE = 4  # units: more than this is written down
 # What is left undone where an operator is far from float64 with it alone: it is promised for few operators.
 UNPROMISED = ("not finite", "expanded")
 PROFILE = ROOT / "tests/acceptance/workloads/generated_profile.json"
@@ -79,10 +78,11 @@ def _grow(mine: dict[str, Any], case: generated_operators.Case) -> bool:
     if mine.get("left out") or {case.sizes, case.numbers} & set(without):
         return False
     forms = generated_operators.forms_of(case)
-    said = generated._worst(forms, generated.OPERATORS_NEEDED) if forms else None
-    units = said[0] * generated.FACTOR * generated.OPERATORS_NEEDED if said else 0.0
+    least = generated.OPERATORS_NEED[case.dtype]
+    said = generated._worst(forms, least) if forms else None
+    units = said[0] * generated.FACTOR * least if said else 0.0
     known = mine.get("units", {}).get(case.dtype, 0)
-    if said is None or units <= max(HALF_OF_THE_GATE, known):
+    if said is None or units <= max(2 * least, known):
         return False
     numbers = [one for one in UNPROMISED if one == case.numbers]
     places = [one for one in (forms[said[2]][0], case.sizes) if one]

@@ -136,7 +136,7 @@ class Planted(TorchDispatchMode):
         out = func(*args, **kwargs)
         for one in _damaged(out, self.fault) if strikes else ():
             damaged = one.contiguous().clone() if one.dim() else one.clone().view(1)
-            EFFECTS[self.fault.effect](damaged)
+            EFFECTS[self.fault.effect](torch.view_as_real(damaged) if damaged.is_complex() else damaged)
             one.copy_(damaged.view(one.shape))
             self.struck += 1
         return out
@@ -176,7 +176,8 @@ def _damaged(out: Any, fault: Drawn) -> list[torch.Tensor]:
     given = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor) and one.numel()]
     if fault.operator in GIVES_TRUTH:
         return [one for one in given if not one.is_floating_point()]
-    return [one for one in given if one.dtype is fault.dtype]
+    of = {torch.complex64: torch.float32, torch.complex32: torch.float16}
+    return [one for one in given if of.get(one.dtype, one.dtype) is fault.dtype]
 
 
 def _floats(tree: Any) -> list[torch.Tensor]:

@@ -44,7 +44,9 @@ class Plan(NamedTuple):
 NOTHING = Plan(0, 0, 0)
 # What a healthy operator needs, in units of the judge, and by how much it may be left.
 NEEDED, FACTOR = 4.0, 4.0
-OPERATORS_NEEDED = 2.0  # the profile has those that need more
+# Of operators; the profile has those that need more. A sum in float32 has many roundings of its own size,
+# one in a half is rounded once. A lost element is 100 units in bfloat16 and 800 in float16.
+OPERATORS_NEED = {"float32": 32.0, "float16": 8.0, "bfloat16": 4.0}
 # Up to here, rounding that changes with the inputs' last bits is the algorithm's. Beyond, a profile says so.
 EXCUSED = 512.0  # float32 computed in TF32 is off by 8192 units
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
@@ -251,16 +253,17 @@ def _reference(call: Call) -> generated_judge.Reference | None:
     return reference if reference.right else None
 
 
+def needed_by(case: generated_operators.Case) -> float:
+    """The units that a healthy operator needs in this type."""
+    return max(OPERATORS_NEED[case.dtype], generated_operators.needed(case.operator, case.dtype))
+
+
 def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
     mixed = seed * 1_000_003 + number
     if family == "operators":
         case = generated_operators.draw(seed, number)
         forms = generated_operators.forms_of(case)
-        return (
-            (str(case), forms, max(OPERATORS_NEEDED, generated_operators.needed(case.operator, case.dtype)))
-            if forms
-            else None
-        )
+        return (str(case), forms, needed_by(case)) if forms else None
     if family == "sizes":
         words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
         return words, [("", call)], NEEDED

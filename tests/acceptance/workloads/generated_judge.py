@@ -20,6 +20,7 @@ import torch
 from workloads import gates
 
 MOVES = 4
+CANCELLED = 2.0**-40  # of the operands: what float64 leaves of numbers that cancel is its own rounding
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, *HALVES)
 
@@ -102,7 +103,7 @@ def results(call: Call, move: int = 0) -> list[torch.Tensor]:
     inputs = [one for one in call.tensors() if one.requires_grad]
     with torch.set_grad_enabled(call.gradients):
         given = [one for one in leaves(call.function(*call.args, **call.kwargs)) if _is_tensor(one)]
-    out = [one.detach() for one in given]
+    out = [_as_real(one.detach()) for one in given]
     roots = [one for one in given if one.requires_grad and one.is_floating_point()]
     if not call.gradients or not roots or not inputs:
         return out
@@ -119,7 +120,11 @@ def seed_all(seed: int) -> None:
 
 
 def _is_tensor(one: object) -> bool:
-    return isinstance(one, torch.Tensor) and one.layout is torch.strided and not one.is_complex()
+    return isinstance(one, torch.Tensor) and one.layout is torch.strided
+
+
+def _as_real(one: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(one.resolve_conj()) if one.is_complex() else one
 
 
 def _leaf(one: Any, fixed: frozenset[int], places: Iterator[int]) -> Any:
@@ -277,6 +282,16 @@ def _distance(
     mine, most = got.double(), torch.finfo(got.dtype).max
     every = torch.stack([ref, *moved])
     finite = every.isfinite().all(0) & (every.abs().amax(0) < most / 4)
+    given = [
+        one.abs().nan_to_num(0, 0, 0).max()
+        for one in call.tensors()
+        if one.is_floating_point() and one.numel()
+    ]
+    cancelled = (
+        (ref != 0) & (ref.abs() < CANCELLED * max(float(one) for one in given))
+        if given
+        else torch.zeros_like(finite)
+    )
     special = every.isnan().all(0)
     endless = every.isinf().all(0) & (every == ref).all(0)
     if call.overflows:
@@ -292,4 +307,5 @@ def _distance(
     typical = (spread.square().sum() / finite.sum()).sqrt()
     allowed = unit * ref.abs() + spread + typical / 2 + torch.finfo(got.dtype).tiny
     allowed, less = (allowed + noise, 0.0) if call.noisy else (allowed, noise)
+    finite = finite & ~cancelled
     return float(torch.where(finite, ((mine - ref).abs() - less).clamp(min=0) / allowed, 0.0).max())

@@ -30,6 +30,7 @@ from workloads.generated_judge import Call
 # `without`, the sizes, numbers or places that it does not take; `left out`, if nothing helps.
 PROFILE = Path(__file__).with_name("generated_profile.json")
 SAMPLES = 24  # of each operator at most
+EXPANDED = 0.2  # the share of cases that have an operand with stride 0 beside what was drawn
 TRIED = 6  # samples, until one takes the case's sizes and numbers
 # What draws numbers, leaves memory as it is, reads where it is told to, or has several right answers.
 NOT_A_FUNCTION = (
@@ -45,6 +46,7 @@ SIZES = ("", *variations.SIZES)
 NUMBERS = ("", *variations.NUMBERS)
 # What checks no size before it reads, or needs a matrix of one kind: its samples stay as they are.
 EXACT_STRUCTURE = (
+    "nn.functional.embedding_bag",
     "native_",
     "_native",
     "_batch_norm",
@@ -214,7 +216,8 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
         base = _call(op, dtype, sample, case.seed)
     known = _profile().get(case.operator, {})
     noisy = known.get("noisy", False) or case.operator.startswith(RARE)
-    inner = dtype is torch.float16 and case.numbers in {"scaled", "uneven"}  # squares leave this type first
+    modest = case.numbers not in {"scaled", "uneven", "not finite"} and case.sizes in {"", "odd"}
+    inner = dtype is torch.float16 and not modest  # squares and sums leave this type first
     overflows = known.get("overflows", False) or inner
     base = replace(base, noisy=noisy, overflows=overflows, uneven=bool(case.seed % 2))
     base = replace(base, not_finite=case.numbers == "not finite" and case.seed % 4 > 1)
@@ -266,7 +269,11 @@ def _varied(call: Call, case: Case, source: random.Random) -> Call | None:
     varied = variations.SIZES[case.sizes](call, source) if case.sizes else call
     if varied is None:
         return None
-    return variations.NUMBERS[case.numbers](varied, source) if case.numbers else varied
+    if case.numbers:
+        varied = variations.NUMBERS[case.numbers](varied, source)
+    if varied and source.random() < EXPANDED and "expanded" not in _without(case.operator):
+        varied = variations.NUMBERS["expanded"](varied, source)
+    return varied
 
 
 def _in_place(function: Callable[..., Any], first: Any, *args: Any, **kwargs: Any) -> Any:
