@@ -45,7 +45,7 @@ def planted(family: str, *fault: str) -> Fault:
         f"{CHECK}[{family}]",
         files={"drawn_faults.py": (HERE / "drawn_faults.py").read_text(encoding="utf-8")},
         patches={
-            "workloads.generated:of_tier": "lambda **_: {'least': 0, **__import__('drawn_faults').under("
+            "workloads.generated:of_soak": "lambda **_: {'least': 0, **__import__('drawn_faults').under("
             f"{fault!r}, __import__('workloads.generated', fromlist=['check']).check, {few})}}"
         },
         says="units from float64",
@@ -65,7 +65,7 @@ FAULTS = (
         patches={
             "workloads.generated_chains:draw": "lambda *a: (lambda words, call, eager: (words, "
             "Call(**{**vars(call), 'function': lambda x, y: (x + y, y)}), eager))(*original(*a))",
-            "workloads.generated:of_tier": "lambda **k: {'least': 0, **check('chains', 0, 2, 2)}",
+            "workloads.generated:of_soak": "lambda **k: {'least': 0, **check('chains', 0, 2, 2)}",
         },
         says="units from float64",
         tier="soak",

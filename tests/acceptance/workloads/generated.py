@@ -33,15 +33,13 @@ from workloads.generated_judge import Call
 
 
 class Plan(NamedTuple):
-    """How many cases: the least, the most, the seconds between them, and what is counted."""
+    """How many cases: the least, the most, and the seconds in which to go beyond the least."""
 
     least: int
     most: int
     seconds: float
-    unit: str = "case"
 
 
-NOTHING = Plan(0, 0, 0)
 # What a healthy operator needs, in units of the judge, and by how much it may be left.
 NEEDED, FACTOR = 4.0, 4.0
 # Of operators; the profile has those that need more. A sum in float32 has many roundings of its own size,
@@ -60,20 +58,13 @@ BROKEN = (
     "cublas_status",
     "cudnn_status",
 )
-# By tier: so many cases in any case, then more until the seconds are over, at most so many. A turn of the
-# operators is one case of each operator and type. The second line is a GPU's.
-TURN = "turn"
-PLANS: dict[str, dict[str, tuple[Plan, Plan]]] = {
-    "operators": {"smoke": (Plan(1, 5, 60, TURN), NOTHING), "soak": (Plan(5, 40, 1500, TURN), NOTHING)},
-    "sizes": {
-        "standard": (Plan(16, 150, 20), Plan(50, 150, 20)),
-        "soak": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
-    },
-    "attention": {"soak": (Plan(100, 1000, 600), Plan(1000, 8000, 900))},
-    "chains": {
-        "standard": (Plan(2, 4, 30), Plan(3, 10, 30)),
-        "soak": (Plan(10, 60, 600), Plan(60, 240, 900)),
-    },
+# Of soak, on a processor and on a GPU: so many cases in any case, then more until the time is over, at most
+# so many. A turn of the operators is one case of each operator and type.
+PLANS = {
+    "operators": (Plan(1, 40, 900), Plan(0, 0, 0)),
+    "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
+    "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
+    "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),
 }
 MOST_PROCESSES = 16
 SHRINKS = 40  # tries for one failure
@@ -348,26 +339,14 @@ def _words(one: Any) -> str:
     return made if one.is_contiguous() else f"{made} with strides {one.stride()}"
 
 
-def plan(family: str, tier: str, kind: str) -> Plan:
-    """What a tier draws on a processor (`cpu`) or a GPU (`cuda`), in cases."""
-    tiers = PLANS[family]
-    chosen = tiers[tier if tier in tiers else min(tiers, key=("smoke", "standard", "soak").index)][
-        kind != "cpu"
-    ]
-    turn = len(generated_operators.rows()) if chosen.unit == TURN else 1
-    return Plan(chosen.least * turn, chosen.most * turn, chosen.seconds)
-
-
-def of_tier(family: str, tier: str, seed: int) -> dict[str, Any]:
-    """What a tier draws on this device: operators in one process for each processor core, all else in one."""
-    kind = device().type
-    least, most, seconds, _ = plan(family, tier, kind)
-    sizes = "large" if kind != "cpu" or tier == "soak" else "small"
-    processes = len(os.sched_getaffinity(0)) if family == "operators" else 1
-    report = check(
-        family, seed, least, most, seconds=seconds, sizes=sizes, processes=min(processes, MOST_PROCESSES)
-    )
-    return {**report, "least": least}
+def of_soak(family: str, seed: int) -> dict[str, Any]:
+    """What soak draws on this device: operators in one process for each processor core, all else in one."""
+    least, most, seconds = PLANS[family][device().type != "cpu"]
+    turn = len(generated_operators.rows()) if family == "operators" else 1
+    processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if family == "operators" else 1
+    sizes = "small" if family == "operators" else "large"
+    report = check(family, seed, least * turn, most * turn, seconds=seconds, sizes=sizes, processes=processes)
+    return {**report, "least": least * turn}
 
 
 def lacks_a_processor() -> dict[str, Any] | None:

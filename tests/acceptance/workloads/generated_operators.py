@@ -47,6 +47,7 @@ NUMBERS = ("", *variations.NUMBERS)
 # What checks no size before it reads, or needs a matrix of one kind: its samples stay as they are.
 EXACT_STRUCTURE = (
     "nn.functional.embedding_bag",
+    "nn.functional.multi_head_attention_forward",  # as many scores as its rows squared
     "native_",
     "_native",
     "_batch_norm",
