@@ -10,12 +10,14 @@ import functools
 import multiprocessing
 import os
 import random
+import resource
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +69,7 @@ PLANS = {
     "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),
 }
 MOST_PROCESSES = 16
+MOST_BYTES = 2 * 2**30  # of one process, beyond what it has when it starts
 SHRINKS = 40  # tries for one failure
 SHOWN = 64  # elements of a tensor that is printed whole
 # What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
@@ -133,7 +136,11 @@ _AT: list[Any] = []
 
 
 def _alone(at: Any) -> None:
+    """One thread, and a bound on memory: an operator may have the square of its operands in between."""
     torch.set_num_threads(1)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     _AT[:] = [at]
 
 
