@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "acceptance"))
 PROCESSES = len(os.sched_getaffinity(0))
@@ -35,6 +33,8 @@ def asked() -> argparse.Namespace:
 
 
 ASKED = asked() if __name__ == "__main__" else None  # before torch is loaded
+
+import torch  # noqa: E402
 
 from workloads import generated, generated_operators  # noqa: E402
 

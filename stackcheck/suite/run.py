@@ -72,7 +72,7 @@ class RunPlan:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What pytest is told beside vendor and tier."""
+        """The options of pytest beside vendor and tier."""
         seed = (f"--case-seed={self.case_seed}",) if self.case_seed else ()
         return (*seed, *((f"-k={self.only}",) if self.only else ()))
 
