@@ -27,8 +27,8 @@ def test_generated(
 ) -> None:
     """Drawn cases of this family are as near to float64 as their inputs' precision allows.
 
-    Two runs with one seed draw the same cases; the one on a slower machine ends earlier, but not before each
-    operator and type had one.
+    Two runs with one seed draw the same cases; the one on a slower machine ends earlier, but never before the
+    least number of them.
     """
     if family == "operators":
         skips.if_lacking(on_device(generated.lacks_a_processor))

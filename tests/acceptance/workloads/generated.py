@@ -63,7 +63,7 @@ BROKEN = (
 # Of soak, on a processor and on a GPU: so many cases in any case, then more until the time is over, at most
 # so many. A turn of the operators is one case of each operator and type.
 PLANS = {
-    "operators": (Plan(1, 40, 900), Plan(0, 0, 0)),
+    "operators": (Plan(1, 1, 0), Plan(0, 0, 0)),
     "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),

@@ -41,7 +41,7 @@ def _is_of_suites(run: Any) -> bool:
 
 
 def test_nights_of_one_day_agree_and_the_next_day_draws_others(nights: Nights) -> None:
-    """Seven nights have seven seeds, none of them a first certificate's; a night that fails repeats its own."""
+    """Seven nights have seven seeds, none of them a first certificate's; a failing night repeats its own."""
     first, second = nights.node("a", first_id=100), nights.node("b", first_id=200)
     (stack,) = resolve.load_stacks(first.root, ("rocm7.1.0-torch2.10.0-*",))
     nights.publish(first, stack, "A1")
