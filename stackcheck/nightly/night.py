@@ -43,6 +43,11 @@ def folder_of(root: Path) -> Path:
     return root / FOLDER
 
 
+def case_seed(started: dt.datetime) -> int:
+    """The seed of a night's generated cases: its day, so that all nodes and all runs of a night agree."""
+    return started.astimezone(dt.UTC).toordinal()
+
+
 def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]) -> Plan:
     """The plan of this night: the unfinished one, if it is still about this host, or a new one."""
     folder = folder_of(settings.flow.root)
@@ -167,6 +172,7 @@ class _Stage:
             out=self._folder / RUNS / item.tag,  # `build/<name>/` is about an image that was built here
             report=self._report,
             reuse=finished,
+            case_seed=case_seed(self.plan.started),
         )
 
     def _recorded(self, item: Item, judged: JudgedRun) -> JudgedStep:

@@ -21,7 +21,7 @@ from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.suite import inputs, steering
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from stackcheck.policy import Tier
     from stackcheck.vendors import Vendor
@@ -110,7 +110,9 @@ class Controller:
         return self.folder.with_name("container.log")
 
 
-def beside(out: Path, *, vendor: Vendor, tier: Tier, only: str | None, leases: Iterable[Path]) -> Controller:
+def beside(
+    out: Path, vendor: Vendor, tier: Tier, options: Sequence[str], *, leases: Iterable[Path]
+) -> Controller:
     """The controller of a run in `out`, with this Python and the frozen suites there."""
     suite, folder = out.absolute() / "suite", out.absolute() / "run"
     command = (
@@ -118,7 +120,7 @@ def beside(out: Path, *, vendor: Vendor, tier: Tier, only: str | None, leases: I
         *(str(suite / "tests"), "-p", "no:cacheprovider", f"--gpu-vendor={vendor}", f"--tier={tier}"),
         *(f"--run-file={out.absolute() / 'run.json'}", f"--result-dir={folder}"),
         *(f"--agent={folder / INSIDE}", *(f"--lease-dir={lease}" for lease in leases)),
-        *((f"-k={only}",) if only else ()),
+        *options,
     )
     return Controller(command, folder=folder, run_file=out / "run.json", env=_environment(folder))
 

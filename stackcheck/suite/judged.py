@@ -74,6 +74,7 @@ def run_and_judge(
     out: Path,
     report: Callable[[str], None],
     reuse: Callable[[RunResult], bool],
+    case_seed: int = 0,
     carried: frozenset[str] = frozenset(),
 ) -> JudgedRun:
     """Run the suites, or take the earlier result if nothing changed; then judge it.
@@ -86,12 +87,13 @@ def run_and_judge(
         out: Takes the files of the run.
         report: Called with each line of progress.
         reuse: Whether the earlier result in `out`, of the same plan, may stand for a new run.
+        case_seed: Draws the generated cases; 0 for a first certificate.
         carried: Ids of the checks that need not run: the certificate of the image below vouches for them.
 
     Raises:
         ChecksFailedError: The run has no valid result, or an image from elsewhere lacks what the suites need.
     """
-    plan = run.plan(subject, tier=tier, root=root, out=out)
+    plan = run.plan(subject, tier=tier, root=root, out=out, case_seed=case_seed)
     required = dataclasses.replace(requirements.of(subject, plan.host, tier, root), carried=carried)
     if carried:
         plan = dataclasses.replace(plan, only=expected.expression(set(required.checks) - carried))

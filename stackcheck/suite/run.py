@@ -61,6 +61,13 @@ class RunPlan:
     tier: Tier
     inputs: inputs.InputDigests
     only: str | None = None  # pytest's -k; such a run measures, and never gets a verdict
+    case_seed: int = 0  # of the generated cases
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of pytest beside vendor and tier."""
+        seed = (f"--case-seed={self.case_seed}",) if self.case_seed else ()
+        return (*seed, *((f"-k={self.only}",) if self.only else ()))
 
     def key(self) -> dict[str, object]:
         """What must be equal for the result of an earlier run to be used again."""
@@ -70,15 +77,17 @@ class RunPlan:
             "host": self.host.digest(),
             "tier": self.tier,
             **({"only": self.only} if self.only else {}),
+            **({"case_seed": self.case_seed} if self.case_seed else {}),
             **({"accepted_python": sorted(accepted)} if accepted else {}),
             **self.inputs.as_json(),
         }
 
 
-def plan(subject: Subject, *, tier: Tier, root: Path, out: Path) -> RunPlan:
+def plan(subject: Subject, *, tier: Tier, root: Path, out: Path, case_seed: int = 0) -> RunPlan:
     """Freeze the suites of the checkout `root` in `out`/suite, and read the host."""
     frozen = inputs.freeze(root, out / "suite")
-    return RunPlan(subject=subject, host=vendors.host(subject.vendor), tier=tier, inputs=frozen)
+    host = vendors.host(subject.vendor)
+    return RunPlan(subject=subject, host=host, tier=tier, inputs=frozen, case_seed=case_seed)
 
 
 def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
@@ -126,7 +135,7 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     declared = engine.inspect(plan.subject.image.reference).env
     spec = _container(plan, needs, found=found, declared=declared, out=out, user=user)
     leases = controller.folders(plan.host.vendor)
-    judge = controller.beside(out, vendor=plan.host.vendor, tier=plan.tier, only=plan.only, leases=leases)
+    judge = controller.beside(out, plan.host.vendor, plan.tier, plan.options, leases=leases)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     before = dt.datetime.now(dt.UTC)
     with (out / "container.log").open("w", encoding="utf-8") as log:

@@ -7,32 +7,31 @@ import pytest
 
 from harness import skips
 from harness.calls import OnDevice, RecordMetric
-from harness.session import AcceptanceSession
 from workloads import generated
 
 SOAK_S = 2400
-# The least share of the drawn cases that float64 can judge: a variation fits some samples only.
-LEAST = {"operators": 0.4, "sizes": 0.9, "attention": 0.5, "chains": 0.5}
+# The least share of the drawn cases that float64 can judge.
+LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "chains": 0.5}
 
 
-# No tier that certifies has them yet: drawn operators leave the domain of some, which a GPU answers with an
-# assertion that ends the process, and false alarms were counted on one processor (docs/reference/trust.md).
+# No tier that certifies has them: drawn operators have false alarms, and what the only run on a GPU found in
+# attention nobody has confirmed (docs/reference/trust.md).
 @pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("family", ["operators", "sizes", "attention", "chains"])
 def test_generated(
     family: str,
-    acceptance: AcceptanceSession,
     on_device: OnDevice,
     record_metric: RecordMetric,
     pytestconfig: pytest.Config,
 ) -> None:
     """Drawn cases of this family are as near to float64 as their inputs' precision allows.
 
-    What is drawn is the same in every run with the same seed.
+    Two runs with one seed draw the same cases; the one on a slower machine ends earlier, but never before the
+    least number of them.
     """
     if family == "operators":
         skips.if_lacking(on_device(generated.lacks_a_processor))
     seed = pytestconfig.getoption("case_seed")
-    report = on_device(generated.of_tier, family=family, tier=acceptance.tier, seed=seed, timeout_s=SOAK_S)
+    report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
     generated.require(report, record_metric, LEAST[family])

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 OTHER_DEVICES = ("cudnn", "miopen", "mkldnn", "mps", "overrideable", "efficient", "_flash_attention_")
+OWN_KERNEL = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+WITHOUT_NUMBERS = ("bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "resize")
+GIVES_TRUTH = (
+    "any", "argmax", "argmin", "eq", "ge", "gt", "isinf", "isnan", "le", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "ne", "nonzero",
+)  # fmt: skip
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 Tensors = Sequence[torch.Tensor]
 CONDITIONS: dict[str, Callable[[Tensors], bool]] = {
@@ -87,6 +94,16 @@ EFFECTS: dict[str, Callable[[torch.Tensor], None]] = {
 }
 
 
+# Of operators that give truth values or places: what changes those.
+ON_TRUTH = (
+    "its last element is 0",
+    "its last row is 0",
+    "one column is 0",
+    "two elements are swapped",
+    "it is 0",
+)
+
+
 @dataclass(frozen=True)
 class Drawn:
     """One fault, in words that say all of it."""
@@ -114,35 +131,53 @@ class Planted(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = _floats((args, kwargs)) if name_of(func) == self.fault.operator else []
-        strikes = bool(given) and given[0].dtype is self.fault.dtype and self._holds(given)
+        strikes = bool(given) and given[0].dtype is self.fault.dtype
+        strikes = strikes and _holds(self.fault.condition, [one for one in given if one.numel()])
         out = func(*args, **kwargs)
-        for one in _floats(out) if strikes else ():
-            if one.numel() and one.dtype is self.fault.dtype:
-                damaged = one.contiguous().clone() if one.dim() else one.clone().view(1)
-                EFFECTS[self.fault.effect](damaged)
-                one.copy_(damaged.view(one.shape))
-                self.struck += 1
+        for one in _damaged(out, self.fault) if strikes else ():
+            damaged = one.contiguous().clone() if one.dim() else one.clone().view(1)
+            EFFECTS[self.fault.effect](torch.view_as_real(damaged) if damaged.is_complex() else damaged)
+            one.copy_(damaged.view(one.shape))
+            self.struck += 1
         return out
-
-    def _holds(self, given: Tensors) -> bool:
-        given = [one for one in given if one.numel()]
-        with contextlib.suppress(ValueError):
-            return bool(given) and CONDITIONS[self.fault.condition](given)
-        return False
 
 
 class Watched(TorchDispatchMode):
-    """Notes which operators run."""
+    """Notes which of some faults could strike: operator, type and condition; and which operators run."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Iterable[Drawn]) -> None:
         super().__init__()
-        self.seen: set[tuple[str, torch.dtype]] = set()
+        self.ran: set[tuple[str, torch.dtype]] = set()
+        self.struck: set[Drawn] = set()
+        self.wanted: dict[tuple[str, torch.dtype], set[Drawn]] = {}
+        for fault in faults:
+            self.wanted.setdefault((fault.operator, fault.dtype), set()).add(fault)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = _floats((args, kwargs or {}))
-        if given:
-            self.seen.add((name_of(func), given[0].dtype))
-        return func(*args, **(kwargs or {}))
+        given = [one for one in _floats((args, kwargs or {})) if one.numel()]
+        first = (name_of(func), given[0].dtype) if given else None
+        open_ones = self.wanted.get(first, set()) - self.struck if first else ()
+        held = [fault for fault in open_ones if _holds(fault.condition, given)]
+        out = func(*args, **(kwargs or {}))
+        if first and (held or first not in self.ran) and _damaged(out, Drawn(*first, "", "")):
+            self.ran.add(first)
+            self.struck.update(held)
+        return out
+
+
+def _holds(condition: str, given: Tensors) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(given) and CONDITIONS[condition](given)
+    return False
+
+
+def _damaged(out: Any, fault: Drawn) -> list[torch.Tensor]:
+    """The results that a fault changes: those of its type, or truth values and places."""
+    given = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor) and one.numel()]
+    if fault.operator in GIVES_TRUTH:
+        return [one for one in given if not one.is_floating_point()]
+    of = {torch.complex64: torch.float32, torch.complex32: torch.float16}
+    return [one for one in given if of.get(one.dtype, one.dtype) is fault.dtype]
 
 
 def _floats(tree: Any) -> list[torch.Tensor]:
@@ -183,8 +218,40 @@ def _is_drawn(name: str) -> bool:
     )
 
 
+@functools.cache
+def has_a_kernel(operator: str) -> bool:
+    """Whether the operator runs as itself on processors: not in parts, and not on other devices alone."""
+    schemas = [
+        one._schema
+        for name in (operator, f"{operator}_")
+        for packet in [getattr(torch.ops.aten, name, None)]
+        for one in (getattr(packet, each) for each in getattr(packet, "overloads", list)())
+    ]
+    names = [
+        one.name + (f".{one.overload_name}" if one.overload_name else "")
+        for one in schemas
+        if not any(given.is_out for given in one.arguments)
+    ]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(_registered(has, name, key) for name in names for key in OWN_KERNEL)
+
+
+def _registered(has: Callable[[str, str], bool], name: str, key: str) -> bool:
+    try:
+        return has(name, key)
+    except RuntimeError:  # TorchScript alone knows this overload
+        return False
+
+
+def can_strike(fault: Drawn) -> bool:
+    """Whether the fault can change a result on a processor at all."""
+    if fault.operator in WITHOUT_NUMBERS or not has_a_kernel(fault.operator):
+        return False
+    return fault.operator not in GIVES_TRUTH or fault.effect in ON_TRUTH
+
+
 def draw(source: random.Random) -> Drawn:
-    """One fault."""
+    """One fault: each operator, type, condition and effect is as likely as any other."""
     return Drawn(*(source.choice(list(one)) for one in (operators(), TYPES, CONDITIONS, EFFECTS)))
 
 
@@ -196,6 +263,11 @@ def under(fault: tuple[str, str, str, str], function: Callable[..., Any], given:
 
 
 def faults(seed: int, count: int) -> Iterator[Drawn]:
-    """The faults of a seed."""
+    """The first faults of a seed that can strike on a processor."""
+    return itertools.islice(filter(can_strike, every(seed)), count)
+
+
+def every(seed: int) -> Iterator[Drawn]:
+    """All faults of a seed, also those that no processor has."""
     source = random.Random(f"faults {seed}")
-    return (draw(source) for _ in range(count))
+    return iter(lambda: draw(source), None)

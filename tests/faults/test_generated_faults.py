@@ -1,8 +1,8 @@
 """Generated cases find faults that were drawn without them: a few in a whole run, and a share of many."""
 
 import os
+import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -13,17 +13,19 @@ from planting import TESTS, Fault
 
 pytest.importorskip("torch", reason="the suites need torch")
 import drawn_faults
+import generated_power
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated, generated_judge
+from workloads import generated, generated_operators
 
 HERE = Path(__file__).parent
 CHECK = "test_generated.py::test_generated"
-COUNTS = {"operators": 300, "sizes": 16, "attention": 24}  # one small run on a processor
+TURNS = int(os.environ.get("STACKCHECK_DRAWN_TURNS", "1"))  # cases of each operator and type in one run
 NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "0"))
 DRAWN = int(os.environ.get("STACKCHECK_DRAWN_FAULTS", "60"))
-LEAST_FOUND = 3  # of 60 in one run, as when this was measured
+FAULT_SEED = int(os.environ.get("STACKCHECK_DRAWN_SEED", "31"))
+LEAST_FOUND = 18  # of 60 by one turn of one run
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +35,18 @@ def same_environment() -> Iterator[None]:
         yield
 
 
-def planted(family: str, *fault: str, check: str = CHECK) -> Fault:
-    """A fault below PyTorch's operators, in the process that draws the cases."""
+def planted(family: str, *fault: str) -> Fault:
+    """A fault below PyTorch's operators, in the processes that judge the cases; a few of them are enough."""
+    count = 200 if family == "operators" else 24
+    processes = 2 if family == "operators" else 1
+    few = f"dict(family={family!r}, seed=0, least={count}, most={count}, processes={processes})"
     return Fault(
         " ".join(fault),
-        f"{check}[{family}]",
+        f"{CHECK}[{family}]",
         files={"drawn_faults.py": (HERE / "drawn_faults.py").read_text(encoding="utf-8")},
         patches={
-            "workloads.generated:of_tier": "lambda **k: __import__('drawn_faults').under("
-            f"{fault!r}, original, {{**k, 'tier': 'smoke'}})"
+            "workloads.generated:of_soak": "lambda **_: {'least': 0, **__import__('drawn_faults').under("
+            f"{fault!r}, __import__('workloads.generated', fromlist=['check']).check, {few})}}"
         },
         says="units from float64",
         tier="soak",
@@ -60,7 +65,7 @@ FAULTS = (
         patches={
             "workloads.generated_chains:draw": "lambda *a: (lambda words, call, eager: (words, "
             "Call(**{**vars(call), 'function': lambda x, y: (x + y, y)}), eager))(*original(*a))",
-            "workloads.generated:of_tier": "lambda **k: original(**{**k, 'tier': 'smoke'})",
+            "workloads.generated:of_soak": "lambda **k: {'least': 0, **check('chains', 0, 2, 2)}",
         },
         says="units from float64",
         tier="soak",
@@ -75,67 +80,81 @@ def test_planted_fault_is_caught(fault: Fault, plant) -> None:
 
 def test_a_drawn_fault_is_found_and_nothing_else() -> None:
     """In one process and in seconds: a fault, and the same cases without it."""
-    cases = [("operators", 0, number) for number in range(40)] + [
+    cases = [("operators", 0, number) for number in range(60)] + [
         ("attention", 0, number) for number in range(4)
     ]
-    runs = watched(cases)
-    assert found(None, cases) is None
     fault = drawn_faults.Drawn("mul", drawn_faults.TYPES[0], "always", "it is off by 4096 roundings")
-    assert found(fault, runs[fault.operator, fault.dtype])
+    assert generated_power.found(None, cases) is None
+    assert generated_power.found(
+        fault, [one for one in cases if generated_power.touched(one, [fault]).struck]
+    )
+
+
+def test_every_operator_has_a_turn_before_any_has_two() -> None:
+    rows = generated_operators.rows()
+    for seed in (0, 740_000):
+        turns = [
+            [generated_operators.draw(seed, turn * len(rows) + n) for n in range(len(rows))]
+            for turn in (0, 1)
+        ]
+        for drawn in turns:
+            assert {(one.operator, one.dtype) for one in drawn} == set(rows)
+        assert [(one.operator, one.dtype) for one in turns[0]] != [
+            (one.operator, one.dtype) for one in turns[1]
+        ]
+        same = {(one.operator, one.dtype): (one.sizes, one.numbers) for one in turns[0]}
+        assert all(same[one.operator, one.dtype] != (one.sizes, one.numbers) for one in turns[1])
+
+
+def test_another_seed_draws_other_cases() -> None:
+    cases = [[str(generated_operators.draw(seed, n)) for n in range(50)] for seed in (0, 1, 0)]
+    assert cases[0] == cases[2]
+    assert not set(cases[0]) & set(cases[1])
+
+
+def test_a_clock_that_is_over_takes_nothing_from_the_least() -> None:
+    """Neither in one process nor in two, and never more than the most."""
+    for processes in (1, 2):
+        assert generated.check("sizes", 0, 5, 9, seconds=0, processes=processes)["drawn"] == 5
+        assert generated.check("sizes", 0, 2, 4, seconds=1000, processes=processes)["drawn"] == 4
+
+
+def test_fewer_cases_than_the_least_are_refused() -> None:
+    report = {"family": "sizes", "seed": 0, "drawn": 4, "least": 5, "judged": 4, "worst": 0.0, "failed": []}
+    with pytest.raises(AssertionError, match="only 4 of at least 5"):
+        generated.require(report, lambda *_, **__: None, 0.5)
+
+
+def test_a_case_that_ends_its_process_is_named() -> None:
+    """What ends a process cannot say who it was, so what started it does."""
+    program = (
+        "import os; from workloads import generated; "
+        "generated._one = lambda family, seed, number, sizes: os._exit(3) if number == 3 else None; "
+        "generated.check('sizes', 7, 6, 6, processes=2)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=TESTS / "acceptance",
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "generated.repeat('sizes', 7, 3, 'small')" in ended.stderr
 
 
 @pytest.mark.slow
 def test_power(tmp_path: Path) -> None:
     """How many of the drawn faults one run finds, and how many nights with other seeds find."""
-    cases = [
-        (family, seed, n)
-        for seed in range(1 + NIGHTS)
-        for family, count in COUNTS.items()
-        for n in range(count)
+    drawn = list(drawn_faults.faults(FAULT_SEED, DRAWN))
+    counts = {"operators": TURNS * len(generated_operators.rows()), "sizes": 16, "attention": 24}
+    power = generated_power.measure(drawn, range(1 + NIGHTS), counts, len(os.sched_getaffinity(0)))
+    told = [
+        f"{fault}: {one.case or 'not found'}, {one.touched} cases run it"
+        for fault, one in power.faults.items()
     ]
-    runs, at, told = watched(cases), {}, []
-    drawn = list(drawn_faults.faults(31, DRAWN))
-    for fault in drawn:
-        at[fault] = found(fault, runs[fault.operator, fault.dtype])
-        told.append(
-            f"{fault}: {at[fault] or 'not found'}, {len(runs[fault.operator, fault.dtype])} cases run it"
-        )
-    one = sum(case is not None and case[1] == 0 for case in at.values())
-    later = sum(case is not None for case in at.values())
+    one, later = power.within(range(1)), power.within(range(1 + NIGHTS))
     told.append(f"{one} of {len(drawn)} in one run, {later} with {NIGHTS} nights more")
     (tmp_path / "power.txt").write_text("\n".join(told), encoding="utf-8")
     assert one >= LEAST_FOUND * len(drawn) // 60
-
-
-def watched(cases: list[tuple[str, int, int]]) -> dict[tuple[str, object], list[tuple[str, int, int]]]:
-    """Operator and type -> the cases that run it."""
-    runs = defaultdict(list)
-    for case in cases:
-        with generated._plain(), drawn_faults.Watched() as seen:
-            for call in _calls(case):
-                generated_judge.results(call)
-        for one in seen.seen:
-            runs[one].append(case)
-    return runs
-
-
-def _calls(case: tuple[str, int, int]) -> Iterator[generated_judge.Call]:
-    family, seed, number = case
-    drawn = generated._drawn(family, generated.source(*case), seed * 1_000_003 + number, "small")
-    call = drawn and generated._fitting(lambda: (generated_judge.results(drawn[1]), drawn[1])[1])
-    if call:
-        yield call
-
-
-def found(fault: drawn_faults.Drawn | None, cases: list[tuple[str, int, int]]) -> tuple[str, int, int] | None:
-    """The first case that fails with the fault planted."""
-    for case in cases:
-        with generated._plain():
-            if fault is None:
-                margin = generated.margin(*case)
-            else:
-                with fault.mode():
-                    margin = generated.margin(*case)
-        if margin is not None and margin > 1:
-            return case
-    return None

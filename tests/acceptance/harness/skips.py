@@ -23,6 +23,7 @@ FEATURES = (
     "tf32",
     "grouped product",
     "varlen_attn",
+    "drawn operators",  # a place outside of an operand is an exception, and not the end of the process
     *(f"attention: {name}" for name in ("math", "flash", "efficient", "cudnn")),
 )
 

@@ -7,11 +7,18 @@ A case that fails is made smaller for as long as it fails.
 
 import contextlib
 import functools
+import multiprocessing
+import os
 import random
+import resource
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +33,20 @@ from workloads import (
 )
 from workloads.generated_judge import Call
 
+
+class Plan(NamedTuple):
+    """How many cases: the least, the most, and the seconds in which to go beyond the least."""
+
+    least: int
+    most: int
+    seconds: float
+
+
 # What a healthy operator needs, in units of the judge, and by how much it may be left.
 NEEDED, FACTOR = 4.0, 4.0
+# Of operators; the profile has those that need more. A sum in float32 has many roundings of its own size,
+# one in a half is rounded once. A lost element is 100 units in bfloat16 and 800 in float16.
+OPERATORS_NEED = {"float32": 32.0, "float16": 8.0, "bfloat16": 4.0}
 # Up to here, rounding that changes with the inputs' last bits is the algorithm's. Beyond, a profile says so.
 EXCUSED = 512.0  # float32 computed in TF32 is off by 8192 units
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
@@ -41,38 +60,107 @@ BROKEN = (
     "cublas_status",
     "cudnn_status",
 )
-# Cases: of a processor and of a GPU in what certifies, and of both in soak.
-COUNTS = {
-    "operators": (300, 1500, 5000, 30_000),
-    "sizes": (16, 150, 400, 3000),
-    "attention": (24, 250, 1000, 8000),
-    "chains": (2, 10, 60, 240),
+# Of soak, on a processor and on a GPU: so many cases in any case, then more until the time is over, at most
+# so many. A turn of the operators is one case of each operator and type.
+PLANS = {
+    "operators": (Plan(1, 1, 0), Plan(0, 0, 0)),
+    "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
+    "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
+    "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),
 }
+MOST_PROCESSES = 16
+MOST_BYTES = 2 * 2**30  # of one process, beyond what it has when it starts
 SHRINKS = 40  # tries for one failure
 SHOWN = 64  # elements of a tensor that is printed whole
-Drawn = tuple[str, Call, float]
+# What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
+Drawn = tuple[str, list[tuple[str, Call]], float]
 
 
-def check(family: str, seed: int, count: int, sizes: str = "small") -> dict[str, Any]:
-    """Judge `count` cases of a seed."""
-    judged, worst, failed = 0, 0.0, []
+@dataclass(frozen=True)
+class Share:
+    """What one process judges: the first `least` of the numbers, and then more until the clock `ends`."""
+
+    family: str
+    seed: int
+    numbers: range
+    least: int
+    ends: float
+    sizes: str
+    place: int
+
+
+def check(
+    family: str,
+    seed: int,
+    least: int,
+    most: int,
+    *,
+    seconds: float = 0,
+    sizes: str = "small",
+    processes: int = 1,
+) -> dict[str, Any]:
+    """Judge cases of a seed from the first on: `least` of them in any case, then until the time is over."""
+    ends = time.monotonic() + seconds
+    shares = [
+        Share(family, seed, range(n, most, processes), -(-(least - n) // processes), ends, sizes, n)
+        for n in range(processes)
+    ]
+    parts = [_share(shares[0])] if processes == 1 else _in_processes(shares)
+    return {
+        "family": family,
+        "seed": seed,
+        "drawn": sum(part["drawn"] for part in parts),
+        "judged": sum(part["judged"] for part in parts),
+        "worst": max(part["worst"] for part in parts),
+        "failed": [words for part in parts for words in part["failed"]],
+    }
+
+
+def _in_processes(shares: list[Share]) -> list[dict[str, Any]]:
+    """Each share in a copy of this process, which has torch loaded already."""
+    generated_operators.rows()
+    at = multiprocessing.RawArray("q", len(shares))
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(len(shares), mp_context=fork, initializer=_alone, initargs=(at,)) as pool:
+        running = [pool.submit(_share, share) for share in shares]
+        try:
+            return [one.result() for one in running]
+        except BrokenProcessPool:
+            one = shares[0]
+            again = "generated.repeat({0.family!r}, {0.seed}, {1}, {0.sizes!r})"
+            cases = [again.format(one, number) for number in at]
+            raise AssertionError(f"a case ended its process; it is one of: {'; '.join(cases)}") from None
+
+
+_AT: list[Any] = []
+
+
+def _alone(at: Any) -> None:
+    """One thread, and a bound on memory: an operator may have the square of its operands in between."""
+    torch.set_num_threads(1)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    _AT[:] = [at]
+
+
+def _share(share: Share) -> dict[str, Any]:
+    judged, worst, drawn, failed = 0, 0.0, 0, []
     with _plain():
-        for number in range(count):
-            said = _one(family, seed, number, sizes)
+        for number in share.numbers:
+            if drawn >= share.least and time.monotonic() > share.ends:
+                break
+            drawn += 1
+            if _AT:
+                _AT[0][share.place] = number
+            said = _one(share.family, share.seed, number, share.sizes)
             if said is None:
                 continue
             judged += 1
             margin, words = said
             worst = max(worst, margin) if margin <= 1 else worst
             failed += [words] if margin > 1 else []
-    return {
-        "family": family,
-        "seed": seed,
-        "drawn": count,
-        "judged": judged,
-        "worst": worst,
-        "failed": failed,
-    }
+    return {"drawn": drawn, "judged": judged, "worst": worst, "failed": failed}
 
 
 def source(family: str, seed: int, number: int) -> random.Random:
@@ -82,8 +170,8 @@ def source(family: str, seed: int, number: int) -> random.Random:
 
 def margin(family: str, seed: int, number: int, sizes: str = "small") -> float | None:
     """The distance of one case as a share of its gate; `None` if it is not judged."""
-    drawn = _drawn(family, source(family, seed, number), seed * 1_000_003 + number, sizes)
-    said = _judged(drawn[1], drawn[2]) if drawn else None
+    drawn = _drawn(family, seed, number, sizes)
+    said = _worst(drawn[1], drawn[2]) if drawn else None
     return said[0] if said else None
 
 
@@ -106,6 +194,8 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
         raise AssertionError(
             "\n".join([f"{len(report['failed'])} of {report['judged']} failed", *report["failed"]])
         )
+    if report["drawn"] < report["least"]:
+        raise AssertionError(f"only {report['drawn']} of at least {report['least']} cases were drawn")
     if not report["drawn"] or report["judged"] < least * report["drawn"]:
         raise AssertionError(
             f"only {report['judged']} of {report['drawn']} could be judged, at least {least:.0%} must be"
@@ -126,59 +216,79 @@ def _plain() -> Iterator[None]:
 
 
 def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] | None:
-    drawn = _drawn(family, source(family, seed, number), seed * 1_000_003 + number, sizes)
-    if drawn is None:
+    drawn = _drawn(family, seed, number, sizes)
+    said = _worst(drawn[1], drawn[2]) if drawn else None
+    if drawn is None or said is None:
         return None
-    words, call, needed = drawn
-    said = _judged(call, needed)
-    if said is None or said[0] <= 1:
-        return said and (said[0], words)
+    words, forms, needed = drawn
+    margin, told, n = said
+    if margin <= 1:
+        return margin, words
+    form, call = forms[n]
     small = _smaller(call, needed)
-    told = _judged(small, needed) or said
     again = f"generated.repeat({family!r}, {seed}, {number}, {sizes!r})"
-    return said[
-        0
-    ], f"  {words}: {said[1]}\n    at its smallest {_shown(small)}: {told[1]}\n    again: {again}"
+    return margin, (
+        f"  {words}{form and f' {form}'}: {told}\n    at its smallest {_shown(small)}: "
+        f"{(_judged(small, needed) or said)[1]}\n    again: {again}"
+    )
 
 
-def _drawn(family: str, source: random.Random, seed: int, sizes: str) -> Drawn | None:
-    if family == "operators":
-        case = generated_operators.draw(source, seed)
-        call = _fitting(lambda: generated_operators.call_of(case))
-        needed = generated_operators.needed(case.operator)
-        return (str(case), call, max(NEEDED, needed)) if call else None
-    if family == "sizes":
-        large = generated_sizes.draw(source, seed, sizes)
-        return (*large, NEEDED) if large else None
-    if family == "attention":
-        return (*generated_attention.draw(source, seed), ATTENTION_NEEDED)
-    words, compiled, eager = generated_chains.draw(source, seed, "inductor")
-    own = generated_judge.distance(eager)
-    return None if own is None else (words, compiled, max(NEEDED, own))
+def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[float, str, int] | None:
+    """The worst of calls with equal numbers: its share of the gate, words, and which one it is."""
+    reference, found = _reference(forms[0][1]), []
+    for n, (_, call) in enumerate(forms if reference else ()):
+        said = _judged(call, needed, reference)
+        found += [(*said, n)] if said else []
+    return max(found, default=None, key=lambda one: one[0])
 
 
-def _fitting(make: Callable[[], Call | None]) -> Call | None:
+def _reference(call: Call) -> generated_judge.Reference | None:
+    """What float64 says; `None` if it does not take the call either."""
     try:
-        return make()
-    except Exception:  # noqa: BLE001 the variation does not fit the sample
-        return None
-
-
-def _judged(call: Call, needed: float) -> tuple[float, str] | None:
-    """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
-    try:
-        if not generated_judge.results(generated_judge.wide(call.right or call)):
-            return None
+        reference = generated_judge.Reference(call)
     except Exception:  # noqa: BLE001
+        return None
+    return reference if reference.right else None
+
+
+def needed_by(case: generated_operators.Case) -> float:
+    """The units that a healthy operator needs in this type."""
+    return max(OPERATORS_NEED[case.dtype], generated_operators.needed(case.operator, case.dtype))
+
+
+def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
+    mixed = seed * 1_000_003 + number
+    if family == "operators":
+        case = generated_operators.draw(seed, number)
+        forms = generated_operators.forms_of(case)
+        return (str(case), forms, needed_by(case)) if forms else None
+    if family == "sizes":
+        words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
+        return words, [("", call)], NEEDED
+    if family == "attention":
+        words, call = generated_attention.draw(source(family, seed, number), mixed)
+        return words, [("", call)], ATTENTION_NEEDED
+    words, compiled, eager = generated_chains.draw(source(family, seed, number), mixed, "inductor")
+    own = generated_judge.distance(eager)
+    return None if own is None else (words, [("", compiled)], max(NEEDED, own))
+
+
+def _judged(
+    call: Call, needed: float, reference: generated_judge.Reference | None = None
+) -> tuple[float, str] | None:
+    """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
+    reference = reference or _reference(call)
+    if reference is None:
         return None
     try:
         got = generated_judge.results(call)
     except Exception as error:  # noqa: BLE001
         words = f"{type(error).__name__}: {error}".splitlines()[0]
         return (float("inf"), words) if any(word in words.lower() for word in BROKEN) else None
-    units, bound = generated_judge.distance(call, got), FACTOR * needed
+    bound = FACTOR * needed
+    units = generated_judge.distance(call, got, reference, enough=bound / 2)
     if units is not None and bound < units <= EXCUSED and not call.noisy:
-        units = generated_judge.distance(replace(call, noisy=True), got)
+        units = generated_judge.distance(call, got, reference, excused=True)
     return None if units is None else (units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed")
 
 
@@ -236,11 +346,14 @@ def _words(one: Any) -> str:
     return made if one.is_contiguous() else f"{made} with strides {one.stride()}"
 
 
-def of_tier(family: str, tier: str, seed: int) -> dict[str, Any]:
-    """What a tier draws on this device: a processor gets seconds, a GPU a minute, and soak half an hour."""
-    gpu = device().type == "cuda"
-    count = COUNTS[family][(tier == "soak") * 2 + gpu]
-    return check(family, seed, count, "large" if gpu or tier == "soak" else "small")
+def of_soak(family: str, seed: int) -> dict[str, Any]:
+    """What soak draws on this device: operators in one process for each processor core, all else in one."""
+    least, most, seconds = PLANS[family][device().type != "cpu"]
+    turn = len(generated_operators.rows()) if family == "operators" else 1
+    processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if family == "operators" else 1
+    sizes = "small" if family == "operators" else "large"
+    report = check(family, seed, least * turn, most * turn, seconds=seconds, sizes=sizes, processes=processes)
+    return {**report, "least": least * turn}
 
 
 def lacks_a_processor() -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ import random
 import sys
 import types
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,47 @@ from typing import Any
 import torch
 
 from workloads import device, generated_judge
+from workloads import generated_variations as variations
 from workloads.generated_judge import Call
 
-# What healthy operators need beyond the judge's units, by benchmarks/generated_profile.py: so many units;
-# `noisy`, if rounding inside is rougher than its inputs'; `overflows`, if inner values leave the type.
+# What healthy operators need beyond the judge's units, by benchmarks/generated_profile.py: so many units in a
+# type; `noisy`, if rounding inside is rougher than its inputs'; `overflows`, if inner values leave the type;
+# `without`, the sizes, numbers or places that it does not take; `left out`, if nothing helps.
 PROFILE = Path(__file__).with_name("generated_profile.json")
 SAMPLES = 24  # of each operator at most
-MOST_ELEMENTS = 2**16
+EXPANDED = 0.2  # the share of cases that have an operand with stride 0 beside what was drawn
+TRIED = 6  # samples, until one takes the case's sizes and numbers
 # What draws numbers, leaves memory as it is, reads where it is told to, or has several right answers.
 NOT_A_FUNCTION = (
     "rand", "bernoulli", "dropout", "multinomial", "normal_", "normal", "cauchy", "exponential",
     "geometric", "log_normal", "uniform", "rrelu", "empty", "new_empty", "sparse", "to_sparse", "item",
     "tolist", "resize", "nn.functional.fractional_max_pool", "nn.functional.max_unpool",
-    "nn.functional.ctc_loss", "segment_reduce", "as_strided", "linalg.eig", "linalg.svd", "svd",
+    "nn.functional.ctc_loss", "segment_reduce", "_segment_reduce", "as_strided", "linalg.eig", "linalg.svd",
+    "svd",
     "linalg.qr", "qr", "linalg.lstsq", "linalg.l", "lu", "lobpcg", "geqrf", "pinverse", "linalg.pinv",
     "_unsafe", "svd_lowrank", "pca_lowrank", "jiterator", "torch.ops.aten._",
 )  # fmt: skip
+SIZES = ("", *variations.SIZES)
+NUMBERS = ("", *variations.NUMBERS)
+# What checks no size before it reads, or needs a matrix of one kind: its samples stay as they are.
+EXACT_STRUCTURE = (
+    "nn.functional.embedding_bag",
+    "nn.functional.multi_head_attention_forward",  # as many scores as its rows squared
+    "native_",
+    "_native",
+    "_batch_norm",
+    "_softmax_backward_data",
+    "torch.ops.aten",
+    "linalg.",
+    "cholesky",
+    "ormqr",
+    "orgqr",
+    "triangular_solve",
+    "logdet",
+    "inverse",
+)
+MOVES_STATISTICS = ("batch_norm", "instance_norm", "batch_norm_legit", "batch_norm_with_update")
+INTEGERS = ("byte", "char", "short", "int", "long")  # beyond their borders a processor may give anything
 RARE = ("linalg.", "fft.", "special.", "signal.", "masked.")  # a third of the table, and no part of training
 
 
@@ -47,14 +72,13 @@ class Case:
 
     operator: str
     dtype: str
-    sample: int
-    variation: str
-    gradients: bool
+    sizes: str
+    numbers: str
     seed: int
 
     def __str__(self) -> str:
-        grads = " with gradients" if self.gradients else ""
-        return f"{self.operator} {self.dtype} sample {self.sample} {self.variation}{grads} (seed {self.seed})"
+        changed = " and ".join(one for one in (self.sizes, self.numbers) if one)
+        return f"{self.operator} {self.dtype} {changed or 'as it is'} (seed {self.seed})"
 
 
 @functools.cache
@@ -78,7 +102,9 @@ def table() -> dict[str, Any]:
 
 def _is_function(name: str, op: Any) -> bool:
     drawn = any(name.startswith(word) or f".{word}" in name for word in NOT_A_FUNCTION)
-    return not drawn and not getattr(op, "has_nondeterministic_output", False)
+    drawn = drawn or name in INTEGERS
+    left_out = _profile().get(name, {}).get("left out", False)
+    return not drawn and not left_out and not getattr(op, "has_nondeterministic_output", False)
 
 
 @functools.cache
@@ -86,29 +112,52 @@ def _profile() -> dict[str, dict[str, Any]]:
     return dict(json.loads(PROFILE.read_text(encoding="utf-8")))
 
 
-def needed(operator: str) -> float:
-    """The units that the profile gives an operator; 0 without."""
-    return float(_profile().get(operator, {}).get("units", 0))
+def needed(operator: str, dtype: str) -> float:
+    """The units that the profile gives an operator in a type; 0 without."""
+    return float(_profile().get(operator, {}).get("units", {}).get(dtype, 0))
 
 
-def draw(source: random.Random, seed: int) -> Case:
-    """One case: an operator that has a floating type on this device, and everything else by the source."""
-    while True:
-        name = source.choice(list(table()))
-        if name.startswith(RARE) and source.random() < 0.75:
-            continue
-        op, kind = table()[name], device().type
-        dtypes = [one for one in generated_judge.FLOATS if one in op.supported_dtypes(kind)]
-        if not dtypes:
-            continue
-        dtype = source.choice(dtypes)
-        able = dtype in op.supported_backward_dtypes(kind) and not _skipped(op, dtype, "gradients")
-        known = [one for one in VARIATIONS if not _skipped(op, dtype, one)]
-        if not known:
-            continue
-        number, variation = source.randrange(SAMPLES), source.choice(known)
-        gradients = able and source.random() < 0.6
-        return Case(name, str(dtype).removeprefix("torch."), number, variation, gradients, seed)
+@functools.cache
+def rows() -> list[tuple[str, str]]:
+    """Each operator with each floating type that it has on this device."""
+    kind = device().type
+    return [
+        (name, str(dtype).removeprefix("torch."))
+        for name, op in table().items()
+        for dtype in generated_judge.FLOATS
+        if dtype in op.supported_dtypes(kind) and (kind == "cpu" or not _skipped(op, dtype, "plain"))
+    ]
+
+
+@functools.lru_cache(maxsize=8)
+def _order(seed: int, turn: int) -> list[tuple[str, str]]:
+    return random.Random(f"operators {seed} turn {turn}").sample(rows(), len(rows()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _decks(row: tuple[str, str], seed: int) -> tuple[list[str], list[str]]:
+    """The orders in which a seed takes the sizes and the numbers of a row."""
+    source = random.Random(f"{row} {seed}")
+    sizes, numbers = ([one for one in every if one not in _without(row[0])] for every in (SIZES, NUMBERS))
+    return source.sample(sizes, len(sizes)), source.sample(numbers, len(numbers))
+
+
+def _without(operator: str) -> list[str]:
+    return list(_profile().get(operator, {}).get("without", ()))
+
+
+def draw(seed: int, number: int) -> Case:
+    """One case: every operator and type once before any twice, each time with other sizes and numbers."""
+    turn, place = divmod(number, len(rows()))
+    row = _order(seed, turn)[place]
+    sizes, numbers = _decks(row, seed)
+    mixed = hash_of(seed, number)
+    return Case(*row, sizes[turn % len(sizes)], numbers[turn % len(numbers)], mixed)
+
+
+def hash_of(seed: int, number: int) -> int:
+    """A seed of one case."""
+    return random.Random(f"operators {seed} {number}").randrange(2**31)
 
 
 # PyTorch's own tests of the same property: where they are switched off, nobody promises it.
@@ -124,165 +173,118 @@ ITS_TESTS = {
 
 
 def _skipped(op: Any, dtype: torch.dtype, what: str) -> bool:
-    tests = {ITS_TESTS["plain"], ITS_TESTS.get(what, ITS_TESTS["plain"])}
+    kind = device().type
+    tests = {ITS_TESTS[what]} if what in ITS_TESTS else set()
+    tests |= {ITS_TESTS["plain"]} if kind != "cpu" else set()  # it compares with a processor
     infos = [one for one in op.decorators if hasattr(one, "is_active")]
-    return any(
-        one.test_name and one.is_active(*test, device().type, dtype, {}) for one in infos for test in tests
-    )
+    return any(one.test_name and one.is_active(*test, kind, dtype, {}) for one in infos for test in tests)
 
 
-def call_of(case: Case) -> Call | None:
-    """The case's call; `None` if this sample cannot be varied so."""
-    op, dtype = table()[case.operator], getattr(torch, case.dtype)
-    if case.variation == "out" and not op.supports_out:
-        return None
-    torch.manual_seed(case.seed)
-    random.seed(case.seed)
-    samples = list(itertools.islice(op.sample_inputs(device(), dtype, requires_grad=False), SAMPLES))
-    if not samples:
-        return None
-    sample = samples[case.sample % len(samples)]
-    function = op.op
-    if case.variation == "in place":
-        if (function := op.inplace_variant) is None or sample.broadcasts_input:
-            return None
-        function = functools.partial(_in_place, function)
-    call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, case.gradients, case.seed)
-    known = _profile().get(case.operator, {})
-    noisy = known.get("noisy", False) or case.operator.startswith(RARE)
-    inner = dtype is torch.float16 and case.variation == "large"  # squares and products leave this type first
-    call = replace(call, noisy=noisy, overflows=known.get("overflows", False) or inner)
-    tensors = call.tensors()
-    if not any(one.is_floating_point() for one in tensors) or any(_odd(one) for one in tensors):
-        return None
-    return VARIATIONS[case.variation](call, random.Random(case.seed))
+@functools.lru_cache(maxsize=4096)
+def _samples(name: str, dtype: torch.dtype) -> list[Any]:
+    """PyTorch's samples of an operator that can be judged: the same ones in every run."""
+    op = table()[name]
+    generated_judge.seed_all(0)
+    random.seed(0)
+    able = _able(op, dtype)
+    samples = itertools.islice(op.sample_inputs_func(op, device(), dtype, requires_grad=able), SAMPLES)
+    return [one for one in samples if _is_judged((one.input, one.args, one.kwargs))]
+
+
+def _is_judged(given: Any) -> bool:
+    tensors = [one for one in generated_judge.leaves(given) if isinstance(one, torch.Tensor)]
+    return any(one.is_floating_point() for one in tensors) and not any(_odd(one) for one in tensors)
 
 
 def _odd(one: torch.Tensor) -> bool:
     return one.layout is not torch.strided or one.is_complex() or one.is_quantized or not one.numel()
 
 
+def forms_of(case: Case) -> list[tuple[str, Call]]:
+    """The calls of a case: as drawn, as views, in place, and into a given tensor; none without a sample."""
+    op, dtype = table()[case.operator], getattr(torch, case.dtype)
+    source = random.Random(case.seed)
+    samples = _samples(case.operator, dtype)
+    if not samples:
+        return []
+    base, sample = None, samples[0]
+    for sample in source.sample(samples, min(TRIED, len(samples))):
+        base = _varied(_call(op, dtype, sample, case.seed), case, source)
+        if base is not None:
+            break
+    if base is None:
+        sample = source.choice(samples)
+        base = _call(op, dtype, sample, case.seed)
+    known = _profile().get(case.operator, {})
+    noisy = known.get("noisy", False) or case.operator.startswith(RARE)
+    modest = case.numbers not in {"scaled", "uneven", "not finite"} and case.sizes in {"", "odd"}
+    inner = dtype is torch.float16 and not modest  # squares and sums leave this type first
+    overflows = known.get("overflows", False) or inner
+    base = replace(base, noisy=noisy, overflows=overflows, uneven=bool(case.seed % 2))
+    base = replace(base, not_finite=case.numbers == "not finite" and case.seed % 4 > 1)
+    forms = _forms(op, dtype, base, source, broadcasts=sample.broadcasts_input)
+    return [(form, call) for form, call in forms if form not in _without(case.operator)]
+
+
+def _able(op: Any, dtype: torch.dtype) -> bool:
+    return dtype in op.supported_backward_dtypes(device().type) and not _skipped(op, dtype, "gradients")
+
+
+def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
+    """A sample's call, with copies of its tensors: PyTorch says which of them have gradients."""
+    function = functools.partial(_kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
+    call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, _able(op, dtype), seed)
+    fixed = frozenset(n for n, one in enumerate(call.tensors()) if not one.requires_grad)
+    return replace(call.mapped(_copied), fixed=fixed)
+
+
+def _kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The function of copies of what it changes: statistics of a normalization, which have no gradient."""
+    args, kwargs = generated_judge.mapped(
+        (args, kwargs),
+        lambda one: one if not isinstance(one, torch.Tensor) or one.requires_grad else one.clone(),
+    )
+    return function(*args, **kwargs)
+
+
+def _forms(
+    op: Any, dtype: torch.dtype, base: Call, source: random.Random, *, broadcasts: bool
+) -> Iterator[tuple[str, Call]]:
+    yield "", base
+    if not _skipped(op, dtype, "view"):
+        yield "as views", variations.in_other_places(base, source)
+    if op.inplace_variant and not broadcasts and not _skipped(op, dtype, "in place"):
+        yield "in place", replace(base, function=functools.partial(_in_place, op.inplace_variant))
+    if op.supports_out and "out" not in base.kwargs and not _skipped(op, dtype, "out"):
+        yield "out", replace(base, function=functools.partial(_into, op.op), gradients=False)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _varied(call: Call, case: Case, source: random.Random) -> Call | None:
+    """The call with the case's sizes and numbers; `None` if the sample does not take them."""
+    if case.operator.startswith(EXACT_STRUCTURE):
+        return call
+    varied = variations.SIZES[case.sizes](call, source) if case.sizes else call
+    if varied is None:
+        return None
+    if case.numbers:
+        varied = variations.NUMBERS[case.numbers](varied, source)
+    if varied and source.random() < EXPANDED and "expanded" not in _without(case.operator):
+        varied = variations.NUMBERS["expanded"](varied, source)
+    return varied
+
+
 def _in_place(function: Callable[..., Any], first: Any, *args: Any, **kwargs: Any) -> Any:
     return function(first.clone(), *args, **kwargs)
 
 
-def _one(change: Callable[[torch.Tensor, random.Random], torch.Tensor]) -> Callable[..., Call | None]:
-    """A variation of one floating operand, of those that have elements."""
-
-    def varied(call: Call, source: random.Random) -> Call | None:
-        chosen = source.choice([one for one in call.tensors() if one.is_floating_point()])
-        changed = change(chosen, source)
-        return None if changed is chosen else call.mapped(lambda leaf: changed if leaf is chosen else leaf)
-
-    return varied
-
-
-def _view(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    """Equal numbers, other strides: another order of its dimensions, after a few unused elements."""
-    order = list(range(one.dim()))
-    source.shuffle(order)
-    offset = source.randrange(1, 5)
-    whole = torch.full((one.numel() + offset,), float("nan"), dtype=one.dtype, device=one.device)
-    shape = [one.shape[n] for n in order]
-    view = whole[offset:].view(shape).permute([order.index(n) for n in range(one.dim())])
-    return view.copy_(one)
-
-
-def _step(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    """Equal numbers, each second or third element of memory."""
-    if not one.dim():
-        return one
-    step = source.choice((2, 3))
-    whole = torch.full((*one.shape, step), float("nan"), dtype=one.dtype, device=one.device)
-    return whole[..., 0].copy_(one)
-
-
-def _expanded(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    """One slice for all, with stride 0."""
-    wide = [n for n, size in enumerate(one.shape) if size > 1]
-    return one.narrow(source.choice(wide), 0, 1).expand(one.shape) if wide else one
-
-
-def _large(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    return one * 2.0 ** source.randrange(4, 6 if one.dtype is torch.float16 else 16)
-
-
-def _small(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    return one * 2.0 ** -source.randrange(4, 8 if one.dtype is torch.float16 else 24)
-
-
-def _zero_row(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    if not one.dim():
-        return one
-    changed = one.clone()
-    changed.select(n := source.randrange(one.dim()), source.randrange(one.shape[n])).zero_()
-    return changed
-
-
-def _repeated(which: int) -> Callable[..., Call | None]:
-    """Many rows, or long ones: every operand that has this size there is repeated."""
-
-    def varied(call: Call, source: random.Random) -> Call | None:
-        sized = [one for one in call.tensors() if one.dim() > 1]
-        if not sized:
-            return None
-        size = sized[0].shape[which]
-        times = source.choice((3, 17, 129, 1025, 4099))
-        most = max(one.numel() for one in sized)
-        times = min(times, MOST_ELEMENTS // most)
-
-        def change(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.shape[which] != size:
-                return leaf
-            repeats = [1] * leaf.dim()
-            repeats[which] = times
-            return leaf.repeat(repeats)
-
-        return call.mapped(change) if times > 1 else None
-
-    return varied
-
-
-def _holes(call: Call, source: random.Random) -> Call | None:
-    masks = [one for one in call.tensors() if one.dtype is torch.bool and one.dim()]
-    if not masks:
-        return None
-    chosen, share = source.choice(masks), source.choice((0.05, 0.5, 0.95))
-    kept = torch.rand(chosen.shape, generator=torch.Generator().manual_seed(source.randrange(2**31))) < share
-    kept = kept.to(chosen.device)
-    return call.mapped(lambda leaf: kept if leaf is chosen else leaf)
-
-
-def _out(call: Call, _: random.Random) -> Call | None:
+def _into(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Into a tensor that was there before, with other strides and NaN in it."""
-    if "out" in call.kwargs:
-        return None
-
-    def into(*args: Any, **kwargs: Any) -> Any:
-        wanted = call.function(*args, **kwargs)
-        if not isinstance(wanted, torch.Tensor) or not wanted.is_floating_point():
-            raise NotImplementedError("not supported: only one result of a floating type has a place here")
-        place = torch.full((*wanted.shape, 2), float("nan"), dtype=wanted.dtype, device=wanted.device)[..., 0]
-        return call.function(*args, **kwargs, out=place)
-
-    return replace(call, function=into, gradients=False)
-
-
-def _same(call: Call, _: random.Random) -> Call | None:
-    return call
-
-
-VARIATIONS: dict[str, Callable[[Call, random.Random], Call | None]] = {
-    "plain": _same,
-    "view": _one(_view),
-    "step": _one(_step),
-    "expanded": _one(_expanded),
-    "large": _one(_large),
-    "small": _one(_small),
-    "zero row": _one(_zero_row),
-    "many rows": _repeated(0),
-    "long rows": _repeated(-1),
-    "holes": _holes,
-    "out": _out,
-    "in place": _same,
-}
+    wanted = function(*args, **kwargs)
+    if not isinstance(wanted, torch.Tensor) or not wanted.is_floating_point():
+        raise NotImplementedError("not supported: only one result of a floating type has a place here")
+    place = torch.full((*wanted.shape, 2), float("nan"), dtype=wanted.dtype, device=wanted.device)[..., 0]
+    return function(*args, **kwargs, out=place)

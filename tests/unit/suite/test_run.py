@@ -76,6 +76,14 @@ def test_nothing_that_the_controller_writes_or_reads_by_name_is_in_the_container
     assert judge.folder / "children" in spec.quota_folders
 
 
+def test_the_seed_of_generated_cases_reaches_the_suites_and_makes_another_run(tmp_path: Path) -> None:
+    plans = [make_plan(tmp_path, case_seed=seed) for seed in (0, 739_000)]
+    told = [run(plan, tmp_path).specs[0].beside.command for plan in plans]  # type: ignore[union-attr]
+    assert "--case-seed=739000" in told[1]
+    assert set(told[1]) - set(told[0]) == {"--case-seed=739000"}
+    assert plans[0].key() != plans[1].key()
+
+
 HOSTILE = {
     "PYTHONOPTIMIZE": "2",
     "PYTHONPATH": "/evil",
