@@ -114,8 +114,8 @@ def test_a_folder_of_wheels_that_is_not_there_is_exit_2_also_when_nothing_change
         done = call(capsys, verb, CPU_STACK, "--wheelhouse", tmp_path / "nowhere", *options)
         said = done.out + done.err
         assert done.code == 2
-        assert "there is no such folder of wheels" in said
-        assert f"where: {tmp_path / 'nowhere'}" in said
+        assert "--wheelhouse names a path that does not exist" in said
+        assert f"got: {tmp_path / 'nowhere'}" in said
     assert (len(fake_engine.builds), fake_engine.runs) == (1, [])
 
 

@@ -118,9 +118,9 @@ def test_folders_patterns_and_bind_mounts_name_their_files() -> None:
     assert stage.files == ("src/a.py", "src/b/c.py")
 
 
-def test_every_committed_dockerfile_is_understood() -> None:
+def test_the_committed_dockerfile_of_every_stack_is_understood() -> None:
     names = set()
-    for path in sorted((ROOT / "images").glob("*/Dockerfile")):
+    for path in sorted((ROOT / "images").glob("*-torch*/Dockerfile")):
         others = ("rootfs.tar", "stack.json", "pins.json")
         locks = ("requirements.lock", "toolchain.lock", "flash-attn.lock", "transformer-engine-torch.lock")
         locks += ("amd-smi-lib.sha256", "chosen.lock")

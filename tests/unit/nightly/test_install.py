@@ -77,8 +77,15 @@ def test_options_are_passed_on_to_the_nights_and_no_key_is_named_on_github(
     ],
 )
 def test_what_the_files_cannot_hold_is_refused(
-    arguments: tuple[str, ...], where: str, capsys: Capsys
+    arguments: tuple[str, ...],
+    where: str,
+    tmp_path: Path,
+    capsys: Capsys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a folder", "50%"):
+        Path(folder).mkdir()
     done = call(capsys, "nightly", "install", *arguments, "--dry-run")
     assert done.code == 2
     assert f"where: {where}" in done.err
