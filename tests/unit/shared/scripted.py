@@ -49,7 +49,7 @@ import datetime, json, pathlib, time
 import pytest
 
 def pytest_addoption(parser):
-    for name in ("gpu-vendor", "tier", "run-file", "result-dir", "agent", "lease-dir"):
+    for name in ("gpu-vendor", "tier", "run-file", "result-dir", "agent", "lease-dir", "case-seed"):
         parser.addoption("--" + name)
 
 def pytest_configure(config):
