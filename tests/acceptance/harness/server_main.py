@@ -4,8 +4,8 @@ Out: a fork for each, and its return code.
 A request comes as descriptors: a file with JSON, the files for the child's output, a pipe for its return
 code, and the child's own. The answer is the child's process id. The first message is "ready", or why no fork
 may be used: a device that is open before the fork is broken after it. What most children load is loaded while
-nothing is asked, or before the first ranks; if that opens a device, this is the answer from then on. The
-server ends, and ends its children, when the other end of the socket closes.
+nothing is asked; if that opens a device, this is the answer from then on. The server ends, and ends its
+children, when the other end of the socket closes.
 """
 
 import contextlib
@@ -128,10 +128,6 @@ class _Server:
 
     def _forked(self, fds: list[int]) -> "_Request | None":
         file, out, err, status, *given = fds
-        asked = json.loads(os.pread(file, os.fstat(file).st_size, 0))
-        if asked["module"] == RANKS:  # each of them would load all of it, at the same time
-            while self.modules:
-                self._load(self.modules.pop(0))
         if self.refusal is not None:
             for fd in fds:
                 os.close(fd)
@@ -146,9 +142,11 @@ class _Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.control.close()
-        for other in (file, status, *self.children.values()):
+        for other in (status, *self.children.values()):
             os.close(other)
-        return _Request(**asked, outputs=(out, err), fds=tuple(given))
+        with os.fdopen(file, "rb") as told:
+            told.seek(0)
+            return _Request(**json.load(told), outputs=(out, err), fds=tuple(given))
 
     def _tell_ends(self) -> None:
         for pid in list(self.children):
