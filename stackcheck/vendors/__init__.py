@@ -183,9 +183,9 @@ def kernel_record() -> tuple[Mapping[str, object], tuple[str, ...]]:
 
     Only AMD's are known: NVIDIA's driver tells through its library alone.
     """
-    from stackcheck.vendors import amd
+    from stackcheck.vendors import amd_record
 
-    return amd.record(), amd.identities()
+    return amd_record.record(), amd_record.identities()
 
 
 def detect() -> Vendor:
