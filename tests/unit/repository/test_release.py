@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 URL, REF = "https://git.example.org/team/stackcheck", "v0.1.0"
 
 
+@functools.cache
 def program() -> Any:
     spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
     assert spec
@@ -24,9 +26,6 @@ def program() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-RELEASE = program()
 
 
 def targets(text: str) -> Iterator[tuple[str, str]]:
@@ -39,7 +38,7 @@ def targets(text: str) -> Iterator[tuple[str, str]]:
 
 def test_each_link_of_the_readme_is_absolute_and_leads_to_a_file_of_the_tree() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, after = list(targets(text)), list(targets(RELEASE.index_page(text, URL, REF, ROOT)))
+    before, after = list(targets(text)), list(targets(program().index_page(text, URL, REF, ROOT)))
     assert len(before) == len(after) > 20
     for (_, relative), (_, absolute) in zip(before, after, strict=True):
         if relative.startswith("https:"):
@@ -63,12 +62,12 @@ def test_each_link_of_the_readme_is_absolute_and_leads_to_a_file_of_the_tree() -
     ],
 )
 def test_links_and_pictures_are_absolute_and_code_stays(text: str, expected: str) -> None:
-    assert RELEASE.index_page(text, URL, REF, ROOT) == expected
+    assert program().index_page(text, URL, REF, ROOT) == expected
 
 
 def test_the_metadata_has_the_address_and_stays_otherwise_as_it_is() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    before, after = tomllib.loads(text), tomllib.loads(RELEASE.with_urls(text, URL, REF))
+    before, after = tomllib.loads(text), tomllib.loads(program().with_urls(text, URL, REF))
     urls = after["project"].pop("urls")
     assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues"}
     assert all(address.startswith(URL) for address in urls.values())
@@ -80,5 +79,5 @@ def test_the_metadata_has_the_address_and_stays_otherwise_as_it_is() -> None:
 )
 def test_a_release_without_an_address_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="address"):
-        RELEASE.write(url, "HEAD", tmp_path / "out")
+        program().write(url, "HEAD", tmp_path / "out")
     assert not (tmp_path / "out").exists()
