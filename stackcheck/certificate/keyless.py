@@ -204,6 +204,13 @@ def sign(found: statement.Statement, instance: str) -> bytes:
         ConfigurationError: There is no identity, or a service does not answer or refuses.
     """
     _require_library()
+    if instance != PUBLIC and not Path(instance).is_file():
+        raise ConfigurationError(
+            "--keyless names a file that does not exist",
+            got=instance,
+            expected=f"`{PUBLIC}`, or a ClientTrustConfig of sigstore",
+            next_step=f"correct the path, or --keyless {PUBLIC}",
+        )
     from sigstore.dsse import Statement
     from sigstore.models import ClientTrustConfig
     from sigstore.sign import SigningContext

@@ -92,12 +92,11 @@ def as_error(error: TyperException) -> ConfigurationError:
     command = context.command_path if context else "stackcheck"
     if absent := _ABSENT.search(error.format_message()):
         option, path = absent.groups()
-        parameter = getattr(error, "param", None)
         return ConfigurationError(
             f"{option} names a path that does not exist",
             where=command,
             got=path,
-            expected=getattr(parameter, "help", None),
+            expected="a path that exists",
             next_step=f"correct the path, or see {command} --help",
         )
     near = getattr(error, "possibilities", None)  # of a wrong option

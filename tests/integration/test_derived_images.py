@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import small_stacks
-from stackcheck.engine import buildx
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging import build
 from stackcheck.oci.tags import label
@@ -65,19 +64,8 @@ def made(
     (context / "train.py").write_text("print('trained')\n")
     write_package(context)
     names = ("apart", "stranger", *SEEN)
-    targets = {
-        name: {
-            "context": str(context),
-            "target": name,
-            "args": {"BELOW": below.reference},
-            "tags": [NAME.format(name)],
-        }
-        for name in names
-    }
-    buildx.bake({"target": targets}, list(targets), report=small_stacks.silent)
-    yield NAME.format
-    for name in names:
-        engine.remove(NAME.format(name))
+    with small_stacks.built_images(engine, NAME, names, context, BELOW=below.reference) as references:
+        yield references
 
 
 def write_package(context: Path) -> None:

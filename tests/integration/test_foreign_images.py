@@ -52,19 +52,8 @@ def layouts(
     context = tmp_path_factory.mktemp("foreign")
     shutil.copy(small_stacks.ASSETS / "foreign" / "Dockerfile", context)
     fetch_uv(context)
-    targets = {
-        name: {
-            "context": str(context),
-            "target": name,
-            "args": {"STACK": stack.reference},
-            "tags": [NAME.format(name)],
-        }
-        for name in LAYOUTS
-    }
-    buildx.bake({"target": targets}, list(targets), report=small_stacks.silent)
-    yield NAME.format
-    for name in LAYOUTS:
-        engine.remove(NAME.format(name))
+    with small_stacks.built_images(engine, NAME, LAYOUTS, context, STACK=stack.reference) as references:
+        yield references
 
 
 def fetch_uv(folder: Path) -> None:

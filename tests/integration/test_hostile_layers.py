@@ -37,7 +37,6 @@ import pytest
 
 import small_stacks
 import small_subjects
-from stackcheck.engine import buildx
 from stackcheck.errors import ChecksFailedError
 from stackcheck.imaging import build
 from stackcheck.suite import contents
@@ -142,19 +141,8 @@ def images(
     shutil.copytree(small_stacks.ASSETS / "hostile", context, dirs_exist_ok=True)
     for name, text in {"evil": EVIL, **PATCHES}.items():
         (context / f"{name}.py").write_text(text)
-    targets = {
-        name: {
-            "context": str(context),
-            "target": name,
-            "args": {"STACK": stack.reference},
-            "tags": [NAME.format(name)],
-        }
-        for name in chosen
-    }
-    buildx.bake({"target": targets}, list(targets), report=small_stacks.silent)
-    yield NAME.format
-    for name in chosen:
-        engine.remove(NAME.format(name))
+    with small_stacks.built_images(engine, NAME, chosen, context, STACK=stack.reference) as references:
+        yield references
 
 
 @pytest.mark.parametrize("name", REASONS)

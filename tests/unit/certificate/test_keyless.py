@@ -354,3 +354,10 @@ def test_a_genuine_bundle_of_another_statement_is_no_contribution(
         path.write_text(json.dumps(sigstore.bundle(payload)))
         with pytest.raises(CertificateError):
             contribution.read(path, ROOT, who)
+
+
+def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
+    absent = str(tmp_path / "nowhere.json")
+    with pytest.raises(ConfigurationError, match="--keyless names a file that does not exist") as caught:
+        keyless.sign(statement.Statement(predicate_type=contribution.TYPE, payload=PAYLOAD), absent)
+    assert absent in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from small_recipe import render_from
+from stackcheck.engine import buildx
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import bootstrap, build
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from stackcheck.engine.client import Engine
     from stackcheck.matrix import resolve
 
@@ -25,6 +29,21 @@ ASSETS = ROOT / "tests" / "integration" / "assets"
 
 def silent(_line: str) -> None:
     pass
+
+
+@contextlib.contextmanager
+def built_images(
+    engine: Engine, form: str, names: Iterable[str], context: Path, **arguments: str
+) -> Iterator[Callable[[str], str]]:
+    """Build the named targets of a Dockerfile at once; what makes the reference of each, by `form`."""
+    targets = {
+        name: {"context": str(context), "target": name, "args": arguments, "tags": [form.format(name)]}
+        for name in names
+    }
+    buildx.bake({"target": targets}, list(targets), report=silent)
+    yield form.format
+    for name in targets:
+        engine.remove(form.format(name))
 
 
 PROGRAMS = ["bash", "cat", "cp", "date", "df", "grep", "id", "ls", "rm", "sleep", "tail", "touch", "true"]
