@@ -26,12 +26,14 @@ from host_locks import CACHE, one_at_a_time
 from referrers_proxy import referrers_proxy
 from stackcheck.engine import apt, host_setup
 from stackcheck.engine.client import Engine
+from stackcheck.files.checkout_lock import exclusive
+from stackcheck.imaging import build
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stackcheck.imaging import build
+    from stackcheck.imaging.image import Image
     from stackcheck.matrix.stack import Stack
 
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
@@ -294,6 +296,14 @@ def engine() -> Engine:
 def cpu_stack() -> Stack:
     """The committed stack that needs no GPU."""
     return resolve.load_stacks(small_stacks.ROOT, ("cpu-*",))[0]
+
+
+@pytest.fixture(scope="session")
+def cpu_image(engine: Engine, cpu_stack: Stack) -> Image:
+    """Its image in this checkout. `make images` and other processes of these tests may build it too."""
+    with exclusive(small_stacks.ROOT, "the tests", small_stacks.silent):
+        (image,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
+    return image
 
 
 @pytest.fixture(scope="session")

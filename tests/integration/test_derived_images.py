@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from stackcheck.engine.client import Engine
     from stackcheck.imaging.image import Image
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -49,14 +48,8 @@ USER = "import os, quiet_package; print(quiet_package.VALUE, os.path.exists('/ap
 
 
 @pytest.fixture(scope="module")
-def below(engine: Engine, cpu_stack: Stack) -> Image:
-    (image,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
-    return image
-
-
-@pytest.fixture(scope="module")
 def made(
-    engine: Engine, below: Image, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine, cpu_image: Image, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
     """The reference of an image of the Dockerfile; all are built at once."""
     context = tmp_path_factory.mktemp("derived")
@@ -64,7 +57,7 @@ def made(
     (context / "train.py").write_text("print('trained')\n")
     write_package(context)
     names = ("apart", "stranger", *SEEN)
-    with small_stacks.built_images(engine, NAME, names, context, BELOW=below.reference) as references:
+    with small_stacks.built_images(engine, NAME, names, context, BELOW=cpu_image.reference) as references:
         yield references
 
 
@@ -93,17 +86,17 @@ def look(reference: str, engine: Engine, below: Image, folder: Path) -> added.Ad
 
 @pytest.mark.parametrize("name", SEEN)
 def test_what_a_check_may_see_lets_all_run(
-    engine: Engine, made: Callable[[str], str], below: Image, tmp_path: Path, name: str
+    engine: Engine, made: Callable[[str], str], cpu_image: Image, tmp_path: Path, name: str
 ) -> None:
-    found = look(made(name), engine, below, tmp_path / name)
+    found = look(made(name), engine, cpu_image, tmp_path / name)
     assert SEEN[name] in found.seen
 
 
 def test_another_base_with_the_same_labels_is_refused(
-    engine: Engine, made: Callable[[str], str], below: Image, tmp_path: Path
+    engine: Engine, made: Callable[[str], str], cpu_image: Image, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="was not made from this one"):
-        look(made("stranger"), engine, below, tmp_path / "stranger")
+        look(made("stranger"), engine, cpu_image, tmp_path / "stranger")
 
 
 @pytest.fixture
@@ -128,13 +121,13 @@ def user(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[s
 def test_a_users_script_and_package_take_most_checks_over_until_the_image_below_is_revoked(
     engine: Engine,
     made: Callable[[str], str],
-    below: Image,
+    cpu_image: Image,
     user: Callable[..., subprocess.CompletedProcess[str]],
     request: pytest.FixtureRequest,
 ) -> None:
     """What docs/guides/train-in-a-certified-image.md says."""
-    user("certify", below.reference)
-    base = published(user, below.reference)
+    user("certify", cpu_image.reference)
+    base = published(user, cpu_image.reference)
     digest = base.partition("@")[2]
 
     mine = made("apart")

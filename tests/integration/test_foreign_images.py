@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
+    from stackcheck.imaging.image import Image
     from stackcheck.suite.results import RunResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -45,14 +45,13 @@ ONLY = "nothing_runs_unasked or pip_check"
 
 @pytest.fixture(scope="module")
 def layouts(
-    engine: Engine, cpu_stack: Stack, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine, cpu_image: Image, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
     """The reference of the image in a layout; all are built at once."""
-    (stack,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
     context = tmp_path_factory.mktemp("foreign")
     shutil.copy(small_stacks.ASSETS / "foreign" / "Dockerfile", context)
     fetch_uv(context)
-    with small_stacks.built_images(engine, NAME, LAYOUTS, context, STACK=stack.reference) as references:
+    with small_stacks.built_images(engine, NAME, LAYOUTS, context, STACK=cpu_image.reference) as references:
         yield references
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
+    from stackcheck.imaging.image import Image
     from stackcheck.suite.subject import Subject
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -130,18 +130,17 @@ REASONS = {
 @pytest.fixture(scope="module")
 def images(
     engine: Engine,
-    cpu_stack: Stack,
+    cpu_image: Image,
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[str], str]]:
     """The reference of each image; all that a chosen test needs are built at once."""
     chosen = [name for name in REASONS if any(f"[{name}]" in item.name for item in request.session.items)]
-    (stack,) = build.build((cpu_stack,), engine, root=small_stacks.ROOT, report=small_stacks.silent)
     context = tmp_path_factory.mktemp("hostile")
     shutil.copytree(small_stacks.ASSETS / "hostile", context, dirs_exist_ok=True)
     for name, text in {"evil": EVIL, **PATCHES}.items():
         (context / f"{name}.py").write_text(text)
-    with small_stacks.built_images(engine, NAME, chosen, context, STACK=stack.reference) as references:
+    with small_stacks.built_images(engine, NAME, chosen, context, STACK=cpu_image.reference) as references:
         yield references
 
 
