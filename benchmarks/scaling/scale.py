@@ -217,7 +217,7 @@ def load(path: Path = OWN) -> ScalingFile:
         ConfigurationError: One line a problem.
     """
     try:
-        return ScalingFile.model_validate(yamlfile.load(path))
+        return ScalingFile.model_validate(yamlfile.load_yaml(path))
     except ValidationError as error:
         raise yamlfile.problems(error, path.name) from error
 

@@ -149,7 +149,7 @@ def _cases(
         yield {**values, **{axis: value for axis, value in added.items() if value is not None}}
 
 
-def load(path: Path) -> KnownIssues:
+def load_known_issues(path: Path) -> KnownIssues:
     """Read known-issues.yaml.
 
     Raises:

@@ -213,7 +213,7 @@ def known_of(
         policy=policy,
         today=dt.datetime.now(dt.UTC).date(),
         missing_bounds=certifiable.missing_of(machine.models, root, policy.certifies[machine.vendor]),
-        issues=known_issues.load(root / "images" / "known-issues.yaml"),
+        issues=known_issues.load_known_issues(root / "images" / "known-issues.yaml"),
         checks=checks,
         no_checks=no_checks,
         drivers=_drivers(stacks, machine, root),

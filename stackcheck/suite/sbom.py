@@ -69,7 +69,7 @@ def load_or_create(
     return document
 
 
-def load(image: Image, folder: Path) -> dict[str, Any]:
+def load_sbom(image: Image, folder: Path) -> dict[str, Any]:
     """The SBOM that `load_or_create` wrote for an image.
 
     Raises:

@@ -111,6 +111,6 @@ def test_the_verdict_fails_where_the_run_and_the_rules_differ(said: str | None, 
             check.update(outcome="passed")
     path = tmp_path / "result.json"
     path.write_text(json.dumps(document))
-    results.load(path)
+    results.load_result(path)
     reasons = judge_file(path, ROOT, None).verdict.reasons
     assert any("attention took" in reason for reason in reasons) == (said in {"flash", "math"})
