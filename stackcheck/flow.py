@@ -318,7 +318,7 @@ def sign(
 
 
 def _unheard(_line: str) -> None:
-    """What was compared before is read again, and no news."""
+    """Drop a line of progress: this comparison was reported before."""
 
 
 def publish_signed(

@@ -46,7 +46,7 @@ EIGHTY_PERCENT = 1.2816  # standard deviations inside which 80 % of a normal dis
 
 
 def better(unit: str, direction: Direction | None) -> Direction | None:
-    """Whether more or less is better: what the bound says, else the unit; None if nothing says it."""
+    """The better direction of a metric: that of its bound, else that of its unit; None if neither has one."""
     rate = unit.endswith("/s") or "/s/" in unit
     return direction or BETTER.get(unit, "min" if rate else None)
 

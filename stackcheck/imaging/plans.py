@@ -58,7 +58,7 @@ class BuildPlan:
 
     @property
     def target(self) -> str:
-        """Its name in the bake definition, where a dot is not allowed."""
+        """The image's name in the bake definition, where a dot is not allowed."""
         return "image-" + self.key[:16]
 
     @property

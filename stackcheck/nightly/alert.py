@@ -220,7 +220,7 @@ class Webhook(Closed):
 
     @property
     def name(self) -> str:
-        """Its host: the path is the secret."""
+        """The form and the host of the address, without its path, which is secret."""
         return f"{self.form} webhook at {urlsplit(self.url).netloc.rpartition('@')[2]}"
 
 

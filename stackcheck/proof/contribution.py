@@ -156,7 +156,7 @@ def contributors(path: Path | None) -> Contributors:
 
 
 def statement_of(told: Contribution) -> statement.Statement:
-    """What is signed of a bundle."""
+    """The in-toto statement that is signed for a bundle."""
     document = {
         "_type": statement.STATEMENT,
         "subject": [{"name": "suites", "digest": {"sha256": told.suites.removeprefix("sha256:")}}],

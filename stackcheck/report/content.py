@@ -48,7 +48,7 @@ class Detail:
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """What is published.
+    """The images that a target offers.
 
     Attributes:
         problem: Why the images are not known; then nothing can be said about certificates.

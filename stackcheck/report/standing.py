@@ -35,7 +35,7 @@ class StandingMachine:
     driver: str
 
     def words(self) -> str:
-        """As a reader says it."""
+        """The device model and driver in words."""
         return f"{self.device_model}, {f'driver {self.driver}' if self.driver else 'no driver'}"
 
 

@@ -253,7 +253,7 @@ def _vendor(stack: Stack, machine: Machine) -> Reason:
 
 
 def _machine(stack: Stack, machine: Machine, known: Known) -> Iterator[Reason]:
-    """What is against the devices themselves."""
+    """The reasons against the devices of a machine."""
     told = certifiable.reasons_against(
         machine.models, machines=stack.tested_on, archs=stack.archs, missing=known.missing_bounds
     )

@@ -108,7 +108,7 @@ def _jobs(device_row: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
 
 
 def _lack(recipe: str, device_row: Mapping[str, Any]) -> dict[str, str] | None:
-    """What this recipe needs and this device or stack does not have. A CPU computes 8 bits, without units."""
+    """The feature or package that a recipe needs and is absent, with the reason; None if it must run."""
     if "fp8" in device_row["lacks"] and "gpu" not in device_row["lacks"]:
         return {"feature": "fp8", "reason": "this architecture has no 8-bit floating point product"}
     if recipe != "own" and not of_image(about.is_installed, module="torchao"):

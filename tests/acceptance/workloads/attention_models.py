@@ -203,7 +203,7 @@ def seen(problem: Problem) -> torch.Tensor | None:
 
 
 def _argument(problem: Problem, dtype: torch.dtype) -> torch.Tensor | None:
-    """The mask as PyTorch's attention takes it; `None` where a flag says it or nothing is masked."""
+    """The mask as PyTorch's attention takes it; `None` if a flag stands for the mask or nothing is masked."""
     visible = None if problem.mask == "causal" else seen(problem)
     if visible is None or problem.form == "bool":
         return visible if visible is None else visible.contiguous()

@@ -48,7 +48,7 @@ def _decoder(block: nn.Module, config: Any) -> Problem:
 
 
 def _moe() -> Problem:
-    """Tokens say which expert they want, so that rounding moves none of them to another one."""
+    """A block with experts whose tokens choose their expert clearly, so that rounding moves none."""
     config = _config("moe", "zaya1-like")
     llama, moe = trainers.module("models.llama"), trainers.module("models.moe")
     block, x, context = _decoder(llama.Block(config, moe.Experts(config)), config)

@@ -357,6 +357,6 @@ def of_soak(family: str, seed: int) -> dict[str, Any]:
 
 
 def lacks_a_processor() -> dict[str, Any] | None:
-    """Drawn operators run on processors alone, where a value outside of a domain is an exception."""
+    """The lack of a processor, for drawn operators: on a GPU a value outside of a domain ends the process."""
     reason = "a value outside of an operator's domain ends the process"
     return {"feature": "drawn operators", "reason": reason} if device().type == "cuda" else None

@@ -68,7 +68,7 @@ RARE = ("linalg.", "fft.", "special.", "signal.", "masked.")  # a third of the t
 
 @dataclass(frozen=True)
 class Case:
-    """What is drawn. Its words are what repeats it."""
+    """A drawn case of an operator; its text repeats it."""
 
     operator: str
     dtype: str
@@ -282,7 +282,7 @@ def _in_place(function: Callable[..., Any], first: Any, *args: Any, **kwargs: An
 
 
 def _into(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Into a tensor that was there before, with other strides and NaN in it."""
+    """The same call with an `out` tensor that has other strides and holds NaN."""
     wanted = function(*args, **kwargs)
     if not isinstance(wanted, torch.Tensor) or not wanted.is_floating_point():
         raise NotImplementedError("not supported: only one result of a floating type has a place here")
