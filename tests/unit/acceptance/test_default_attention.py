@@ -15,6 +15,7 @@ from stackcheck.suite import results
 from stackcheck.suite.judgement import judge_file
 from workloads import attention_default, speed_conditions
 
+pytestmark = pytest.mark.usefixtures("frozen_once", "suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "docs" / "results" / "suites-h100-x1-standard.json"
 CUDA = [stack for stack in resolve.load_stacks(ROOT) if stack.runtime == "cuda"]

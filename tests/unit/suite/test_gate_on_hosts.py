@@ -23,6 +23,7 @@ from stackcheck.suite.requirements import Requirements
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 STACK = "cuda13.0-torch2.11.0-fa4.0.0b36-py3.12-ubuntu24.04"
 KEPT = {("H200", 1): "h200-x1-standard", ("H200", 2): "h200-x2-standard", ("H100", 1): "h100-x1-first"}

@@ -23,6 +23,7 @@ from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.verdict import GUESSED, UNBOUNDED, judge
 from workloads import gated
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 MACHINES = [
     (row["model"], row["vendor"], count)

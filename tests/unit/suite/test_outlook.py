@@ -23,10 +23,12 @@ from stackcheck.suite import certifiable, expected, outlook, results, skips, ver
 from stackcheck.suite.bounds import Bounds, DriverSupport
 from stackcheck.suite.outlook import Known, Machine, Outlook
 from stackcheck.suite.requirements import Requirements
+from suites_answers import asked_here
 
 if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 STACKS = resolve.load_stacks(ROOT)
 MODELS = sorted(str(row["model"]) for row in vendors.device_table())
@@ -54,7 +56,8 @@ def reasons_against(stack, machine):
 
 
 PAIRS = [pair for pair in itertools.product(STACKS, MACHINES) if pair[0].vendor == pair[1].vendor]
-NAMED = [(stack, machine) for stack, machine in PAIRS if not any(reasons_against(stack, machine))]
+with asked_here():
+    NAMED = [(stack, machine) for stack, machine in PAIRS if not any(reasons_against(stack, machine))]
 USUAL = (None, "580.95.05", "30.30")
 UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 POLICY = matrix.load_matrix(ROOT / "matrix.yaml").policy
