@@ -5,8 +5,7 @@
 3. `below_own_baseline`: one chip against its own last nights: chips of a model differ more than nights do.
 4. `warnings`: a step in the last nights. It only warns, and only if two nodes or two metrics show it.
 
-How often each rule misses a slow-down or raises a false alarm: docs/reference/trust.md, made by
-benchmarks/drift.py. All of it is pure.
+How often each rule misses a slow-down or raises a false alarm: docs/reference/trust.md. All of it is pure.
 """
 
 from __future__ import annotations
