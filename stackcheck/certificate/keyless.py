@@ -45,7 +45,7 @@ class TrustedIdentity(Closed):
     issuer: Word
 
     def words(self) -> str:
-        """For a table, and as the signer of a bundle."""
+        """The identity and its issuer as text, for tables and as the signer of a bundle."""
         return f"{self.identity} ({self.issuer})"
 
 

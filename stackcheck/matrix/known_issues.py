@@ -62,7 +62,7 @@ class KnownIssue(Closed):
     )
 
     def __hash__(self) -> int:
-        """By the id, which stands once in the file."""
+        """The hash of the id, which stands once in the file."""
         return hash(self.id)
 
     def hits(self, combination: Mapping[str, str]) -> bool:

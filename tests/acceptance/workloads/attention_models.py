@@ -52,7 +52,7 @@ class Problem:
     v_is_view: bool = False
 
     def __str__(self) -> str:
-        """As a case name."""
+        """The problem as the name of a case."""
         shape = self.shape
         kind = f"{self.mask} {self.window or ''}".strip()
         form = "" if self.mask in {"none", "causal", "all true"} else f" as {self.form}"

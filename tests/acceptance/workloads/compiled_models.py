@@ -103,7 +103,7 @@ def _against_eager(problem: Callable[[], Problem]) -> Iterable[Reading]:
 
 
 def _give_weights(block: nn.Module) -> None:
-    """Normal ones, where a block does not have its own: a router's stay, and norms stay ones."""
+    """Give a block normal weights where it has none of its own: a router's stay, and norms stay ones."""
     for number, (name, weight) in enumerate(block.named_parameters()):
         if weight.ndim > 1 and "router" not in name:
             ends = name.endswith(("o.weight", "down.weight", "down", "out.weight"))

@@ -204,7 +204,7 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Without warnings, and without TF32, which convolutions use by default."""
+    """Run the body without warnings, and without TF32, which convolutions use by default."""
     was = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

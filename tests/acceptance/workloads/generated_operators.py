@@ -239,7 +239,7 @@ def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
 
 
 def _kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The function of copies of what it changes: statistics of a normalization, which have no gradient."""
+    """Call the function with copies of what it changes: the statistics of a normalization."""
     args, kwargs = generated_judge.mapped(
         (args, kwargs),
         lambda one: one if not isinstance(one, torch.Tensor) or one.requires_grad else one.clone(),

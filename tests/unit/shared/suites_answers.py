@@ -1,4 +1,4 @@
-"""The answers of `harness.bounds` of this checkout, in this process: a new Python takes a tenth of a second."""
+"""The answers of this checkout's `harness.bounds`, in this process: a new Python takes a tenth of a second."""
 
 from __future__ import annotations
 
