@@ -41,8 +41,8 @@ def beside(
     On a CPU the shares are recorded only: they say nothing about a GPU.
     """
 
-    def run(function: Callable[..., Any], **arguments: object) -> None:
-        figures = on_device(function, timeout_s=300, **arguments)
+    def run(function: Callable[..., Any], **arguments: Any) -> None:
+        figures = on_device(function, timeout_s=300, env=None, **arguments)
         assert figures, "nothing was measured"
         slow = []
         for figure in figures:

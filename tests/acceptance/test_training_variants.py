@@ -183,8 +183,8 @@ def test_gradients_at_full_width(
             "the launch that these checks share failed; look at the first of them"
         )
         kept["no gradients"] = {}
-        wide = (*STEP, "--global-batch", 2 * wide_ranks)
-        wide += ("--size", "tiny", "--portable") if acceptance.vendor == "cpu" else AT_WIDTH
+        size = ("--size", "tiny", "--portable") if acceptance.vendor == "cpu" else AT_WIDTH
+        wide = (*STEP, *size, "--global-batch", 2 * wide_ranks)
         lacking = {"fp8"} if _lack("own", device_row) else set()
         chosen = [name for name in LAYOUTS if name in _chosen(request) and name not in lacking]
         flags = {name: (*wide, *LAYOUTS[name][0]) for name in chosen}

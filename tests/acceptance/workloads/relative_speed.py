@@ -22,7 +22,7 @@ COUNT = 3  # repeats of each figure
 Call = Callable[[], object]
 # Products of a linear layer's backward, by layout: NN for the gradient of its input, TN for that of its
 # weight. m, n, k of an 8B Llama's hidden layer and attention at 8192 tokens.
-GRADIENTS = {
+GRADIENTS: dict[str, dict[str, tuple[tuple[int, int, int], ...]]] = {
     "bf16": {
         "NN": ((8192, 4096, 28672), (8192, 4096, 4096)),
         "TN": ((28672, 4096, 8192), (4096, 4096, 8192)),
@@ -171,7 +171,7 @@ def _adamw() -> tuple[Call, int]:
 
 
 def _table(*, leaf: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """A table of words, and as many words as there are rows of activations."""
+    """One word for each row of activations, and the table of all words."""
     rows, width, words, _ = SIZES[device().type]
     table = operands.normal(words, width, dtype=torch.bfloat16, seed=9).requires_grad_(leaf)
     return torch.randint(words, (rows,), generator=operands.generator(10), device=device()), table
