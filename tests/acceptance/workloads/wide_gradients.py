@@ -28,6 +28,7 @@ from workloads.time_limits import scaled
 
 sys.path.insert(0, str(trainers.FOLDER))
 
+import attention_backend
 import data
 import initial
 import options as cli
@@ -141,7 +142,8 @@ def errors_of(options: cli.Options, world: Any, phases: Phases, wanted: Tensors)
 def _errors(options: cli.Options, world: Any, phases: Phases, wanted: Tensors) -> Iterator[tuple[str, float]]:
     seed_process(options)
     run = train.build(options, world, phases)
-    train.accumulate(run, 0)
+    with attention_backend.order(options, world):
+        train.accumulate(run, 0)
     total = run.job.step(run.plan.lr)
     whole = torch.stack(
         [torch.linalg.vector_norm(one, dtype=torch.float64) for one in wanted.values()]
