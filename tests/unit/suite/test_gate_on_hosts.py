@@ -109,7 +109,10 @@ def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
 
 
 # Words in the names of the checks that are newer than every image that was built here.
-NEWER_EVERYWHERE = ("test_witness", "sm_89", "sm_103", "sm_120", "test_fabric", "test_no_network_error")
+NEWER_EVERYWHERE = (
+    *("test_witness", "sm_89", "sm_103", "sm_120", "test_fabric", "test_no_network_error"),
+    *("float32_speed", "gradient_product", "graph_speed", "memory_bound", "torch_beside", "at_full_width"),
+)
 
 
 def checks_of(reasons: tuple[str, ...]) -> set[str]:
