@@ -71,7 +71,7 @@ class StandingCell:
 
     @property
     def simulated(self) -> bool:
-        """Whether nobody ran the newest run."""
+        """Whether the newest run is simulated: no host ran it."""
         return self.newest is not None and self.newest.simulated
 
 
