@@ -46,17 +46,18 @@ LARGER = {"own": 1.15, "tensorwise": 1.0, "rowwise": 1.0}
 WORTH = 1.1
 # One step of two layers of an 8B Llama at full width, two microbatches a rank, in the layouts and types that
 # the timed jobs have, against a plain model in float32: {layout: (flags, largest error of a gradient)}.
-# The errors are relative and of each weight. CONSERVATIVE until measured on an H100 or H200.
+# The errors are relative and of each weight: about twice (8 bits: 1.5 times) what one H200 read with torch
+# 2.11, 0.038 in bf16 and 0.41 in 8 bits, both of K and Q in the last layer.
 STEP = (
     *("--model", "llama", "--data", "synthetic", "--micro-batch", 1, "--steps", 2, "--lr", "3e-5"),
     *("--no-preflight", "--no-digest", "--no-backend-check"),
 )
 AT_WIDTH = ("--size", "8b", "--layers", 2, "--seq-len", 1024)
 LAYOUTS: Mapping[str, tuple[tuple[str, ...], float]] = {
-    "fsdp2": (("--precision", "bf16", "--no-compile"), 0.03),
-    "compiled": (("--precision", "bf16", "--compile"), 0.03),
-    "zero1": (("--precision", "bf16", "--reduce", "bf16", *OWN), 0.03),
-    "fp8": (("--precision", "fp8", "--reduce", "bf16", *OWN), 0.25),
+    "fsdp2": (("--precision", "bf16", "--no-compile"), 0.08),
+    "compiled": (("--precision", "bf16", "--compile"), 0.08),
+    "zero1": (("--precision", "bf16", "--reduce", "bf16", *OWN), 0.08),
+    "fp8": (("--precision", "fp8", "--reduce", "bf16", *OWN), 0.6),
     "fp32": (("--precision", "fp32", "--no-compile"), 1e-4),
 }
 GRADIENTS_GIB = 45.0
