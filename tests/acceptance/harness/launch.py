@@ -23,8 +23,9 @@ THREADS = {"OMP_NUM_THREADS": "1"}  # of each rank; OpenMP reads it while it is 
 # What a rank says whose own limit ended it: trainers/phases.py, workloads/collective_timing.py, torch's
 # groups and stores. All of these limits grow by `workloads.time_limits`.
 OWN_LIMIT = re.compile(
-    r"lasted more than \S+ s|did not reach the barrier within|Watchdog caught collective operation timeout"
-    r"|wait timeout after|Timed out waiting|timed out after"
+    r"[^\n]*(?:lasted more than \S+ s|did not reach the barrier within"
+    r"|Watchdog caught collective operation timeout"
+    r"|wait timeout after|Timed out waiting|timed out after)[^\n]*"
 )
 RANK = Path(__file__).with_name("rank.py")
 
@@ -112,9 +113,10 @@ def _record_of(
         processes.kill(token, process)
     if code:
         last = last_output(home / "stderr.txt")
-        overdue = OWN_LIMIT.search(processes.end_of_file(home / "stderr.txt"))
-        failed = TimeLimitError if overdue else WorkloadError
-        raise failed(f"{program} {processes.end_of(code)}; output in {home}\n{last}")
+        ended = f"{program} {processes.end_of(code)}"
+        if overdue := OWN_LIMIT.search(processes.end_of_file(home / "stderr.txt")):
+            raise TimeLimitError(f"{ended}: {overdue[0].strip()}; output in {home}\n{last}")
+        raise WorkloadError(f"{ended}; output in {home}\n{last}")
     return last_record(home / "stdout.txt", program)
 
 

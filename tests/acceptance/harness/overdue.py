@@ -16,13 +16,15 @@ from harness.processes import TimeLimitError, WorkloadError
 class OverdueError(pytest.fail.Exception):  # type: ignore[name-defined,misc]
     """A limit of time ended the check: it hung, or it is slower than anybody thought."""
 
+    __module__ = "builtins"  # as pytest's own: else each reason would begin with our module
+
     def __init__(self, words: str) -> None:
         super().__init__(words, pytrace=False)
 
 
 @contextlib.contextmanager
 def failing(more: Callable[[], str] = str) -> Iterator[None]:
-    """Fail the check if a workload of this block fails; `more` says what else is to be told then."""
+    """Fail the check if a workload of this block fails; `more` gives further lines then."""
     problem = None
     try:
         yield

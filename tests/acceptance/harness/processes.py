@@ -43,7 +43,7 @@ class WorkloadError(Exception):
 
 
 class TimeLimitError(WorkloadError):
-    """The clock ended the workload: ours, or its own limit, which `workloads.time_limits` scales."""
+    """The clock ended the workload: the suites', or its own, whose limit `workloads.time_limits` scales."""
 
 
 class Child(Protocol):
