@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from harness import causes
 from harness.processes import TimeLimitError, WorkloadError
 
 
@@ -31,7 +32,8 @@ def failing(more: Callable[[], str] = str) -> Iterator[None]:
     except WorkloadError as error:
         problem = error
     if problem:  # outside the handler, so that no exception is chained
-        words = "\n".join(filter(None, (str(problem), more())))
+        hints = (f"look at: {cause}" for cause in causes.of_error(str(problem)))
+        words = "\n".join(filter(None, (str(problem), more(), *hints)))
         if isinstance(problem, TimeLimitError):
             raise OverdueError(words)
         pytest.fail(words, pytrace=False)
