@@ -72,6 +72,7 @@ class Options:
     replicas: int
     reshard: bool
     reduce: Storage
+    reduce_each: bool
     moments: Storage
     flat_gradients: bool
     lean: bool
@@ -289,6 +290,13 @@ def _how(group: argparse._ArgumentGroup) -> None:
     add("--replicas", type=int, default=1, help="HSDP: groups of ranks, each with one whole sharded copy")
     add("--reshard", action=toggle, default=True, help="free gathered weights between forward and backward")
     add("--reduce", choices=get_args(Storage), default="fp32", help="type in which gradients are summed")
+    add(
+        "--reduce-each",
+        action=toggle,
+        default=False,
+        help="fsdp2: sum and shard the gradients of each microbatch, not once in a step: more traffic, but no "
+        "whole gradients in memory, and microbatches add up in float32",
+    )
     add("--moments", choices=get_args(Storage), default="fp32", help="type of AdamW's moments (zero1)")
     add(
         "--flat-gradients",

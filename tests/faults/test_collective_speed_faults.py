@@ -89,6 +89,28 @@ def test_lines_that_set_something_are_read_from_hidden_files(tmp_path) -> None:
 
 
 @pytest.mark.healthy
+@pytest.mark.parametrize(
+    ("environment", "line", "changes"),
+    [
+        ({"NCCL_NVLS_ENABLE": "0"}, "NCCL_NVLS_ENABLE=0", False),
+        ({"NCCL_NVLS_ENABLE": "0"}, " NCCL_NVLS_ENABLE = 0 ", False),
+        ({"NCCL_NVLS_ENABLE": "1"}, "NCCL_NVLS_ENABLE=0", True),
+        ({}, "NCCL_NVLS_ENABLE=0", True),
+        ({"NCCL_ALGO": ""}, "NCCL_ALGO=Tree", True),
+        ({}, "NCCL_ALGO", True),
+    ],
+)
+def test_a_file_that_repeats_the_environment_changes_nothing(
+    environment: dict[str, str], line: str, changes: bool, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (file := tmp_path / "nccl.conf").write_text(f"{line}\n")
+    assert bool(nccl_log.configuration([str(file)])[str(file)]) is changes
+
+
+@pytest.mark.healthy
 def test_kernel_that_moves_pages_is_a_named_cause() -> None:
     assert causes.of_host((), {"numa_balancing": "1"}) == (causes.NUMA_BALANCING,)
     assert not causes.of_host(("something else",), {"numa_balancing": "0"})

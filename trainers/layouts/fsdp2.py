@@ -48,8 +48,8 @@ class Fsdp2:
         fp8_weights.compute_scales(model)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Job. Only the last microbatch of a step reduces gradients and frees gathered weights."""
-        self.sharded.set_requires_gradient_sync(last)
+        """As Job. The last microbatch of a step frees gathered weights, and it or each one reduces gradients."""
+        self.sharded.set_requires_gradient_sync(last or self.options.reduce_each)
         self.sharded.set_reshard_after_backward(last)
         loss: Tensor = self.model(**batch)
         (loss * share).backward()
