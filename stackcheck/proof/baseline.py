@@ -122,7 +122,7 @@ def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> 
         require_healthy(run, metrics if one_run else None, _guessed(run, root))
     figures, left_out = _figures(runs, metrics)
     rules = thresholds.ask_suites(root, model, figures=[(f.name, f.conditions) for f in figures])
-    file = thresholds.load(root, vendor, model)
+    file = thresholds.load_thresholds(root, vendor, model)
     proposals = tuple(
         _proposal(figure, runs, rules, file.holding(figure.name, figure.conditions), physical)
         for figure, physical, reached in zip(figures, rules.ceilings, rules.reached, strict=True)

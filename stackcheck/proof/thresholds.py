@@ -118,7 +118,7 @@ class ThresholdsFile:
         return "".join(difflib.unified_diff(old, new, f"a/{self.path.name}", f"b/{self.path.name}", n=0))
 
 
-def load(root: Path, vendor: str, model: str) -> ThresholdsFile:
+def load_thresholds(root: Path, vendor: str, model: str) -> ThresholdsFile:
     """The committed thresholds of a device model.
 
     Raises:

@@ -230,7 +230,7 @@ class RunResult(_Part):
         return self
 
 
-def load(path: Path) -> RunResult:
+def load_result(path: Path) -> RunResult:
     """Read a result file.
 
     Returns:

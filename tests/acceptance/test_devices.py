@@ -258,7 +258,7 @@ def _row(vendor: vendors.Vendor, device: Device) -> Mapping[str, Any]:
 
 
 def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> bool:
-    """By PCI address; by UUID if torch gives no address, as 2.6 on ROCm."""
+    """Whether two devices are one, by PCI address, or by UUID if torch gives no address, as 2.6 on ROCm."""
     bdf: str | None = one["bdf"]
     if bdf is not None:
         return device.bdf == bdf

@@ -12,7 +12,7 @@ from stackcheck.matrix.explain import parse_question
 from stackcheck.versions import matches
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
 MINIMAL = {
     "schema": "1",
     "sources": {"S": "a source"},

@@ -142,7 +142,7 @@ def fits(entry: dict[str, Any], row: dict[str, Any]) -> bool:
 
 def wrong(check: str) -> str:
     """How the run ends where the check does not pass, by what the check itself calls."""
-    if is_advisory(check, matrix.load(ROOT / "matrix.yaml").policy.advisory):
+    if is_advisory(check, matrix.load_matrix(ROOT / "matrix.yaml").policy.advisory):
         return "a note"
     if check.split("::")[1] in speeds():
         kinds = {one.kind for model in MODELS for one in bounds(check, model)}

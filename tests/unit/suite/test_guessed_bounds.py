@@ -30,6 +30,7 @@ from workloads import gated
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 MACHINES = [
     (row["model"], row["vendor"], count)
