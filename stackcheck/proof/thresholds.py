@@ -90,6 +90,7 @@ class Rules(Closed, strict=True, allow_inf_nan=False):
     lowest_share: FiniteFloat  # of its ceiling, below which a bound means nothing
     problems: tuple[str, ...]
     driver: dict[str, str] | None = None  # for verdicts; baseline does not ask
+    limits_are_guessed: bool = False  # of time, for verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ NonNegative = Annotated[NonNegativeFloat, Field(strict=True, allow_inf_nan=False
 Name = Annotated[str, Field(min_length=1)]
 
 CheckOutcome = Literal["passed", "failed", "skipped", "error", "invalid"]
-FailureCause = Literal["no_threshold", "bound", "exception"]
+FailureCause = Literal["no_threshold", "bound", "exception", "time_limit"]
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 # What can make a machine unfit; suite/machine.py says which readings show it.
 UnfitKind = Literal[
@@ -176,7 +176,7 @@ class CheckResult(_Part):
 
     `seconds` does not count `waited_s`, the time for which it waited for devices or for other checks.
     `cause` is `no_threshold` if missing thresholds are all that failed, `bound` if violated ones are,
-    `exception` if the suites raised one and judged nothing, else None.
+    `time_limit` if the clock ended it, `exception` if the suites raised one and judged nothing, else None.
     """
 
     id: Name
