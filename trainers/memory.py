@@ -103,7 +103,7 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
 
 
 def _has_several_microbatches(options: Options, ranks: int, micro_batch: int) -> bool:
-    """Whether FSDP2 keeps weights gathered and, without --reduce-each, whole gradients between microbatches."""
+    """Whether FSDP2 keeps gathered weights, and without --reduce-each gradients, between microbatches."""
     at_once = micro_batch * max(1, ranks // (options.tp * options.pp))
     return options.parallel == "fsdp2" and options.pp == 1 and (options.global_batch or 0) > at_once
 

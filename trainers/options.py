@@ -262,12 +262,7 @@ def _data(group: argparse._ArgumentGroup) -> None:
     )
     add("--validation-data", help="as --data, for --validate-every; corpus: what is held out of it")
     add("--validate-every", type=int, help="steps between losses of the validation data, and after the last")
-    add(
-        "--validation-batches",
-        type=int,
-        default=4,
-        help="global batches of validation data, each time the same",
-    )
+    add("--validation-batches", type=int, default=4, help="global batches of it, each time the same")
     add("--tokenizer", help="tokenizer.json for texts [a token is a byte]")
     add(
         "--pack",
@@ -294,8 +289,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
         "--reduce-each",
         action=toggle,
         default=False,
-        help="fsdp2: sum and shard the gradients of each microbatch, not once in a step: more traffic, but no "
-        "whole gradients in memory, and microbatches add up in float32",
+        help="fsdp2: sum and shard the gradients of each microbatch: more traffic, no whole gradients",
     )
     add("--moments", choices=get_args(Storage), default="fp32", help="type of AdamW's moments (zero1)")
     add(
