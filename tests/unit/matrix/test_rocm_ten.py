@@ -11,8 +11,8 @@ from stackcheck.matrix import compat, explain, known_issues, resolve
 from stackcheck.matrix.explain import parse_question
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
-ISSUES = known_issues.load(ROOT / "images" / "known-issues.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
+ISSUES = known_issues.load_known_issues(ROOT / "images" / "known-issues.yaml")
 LISTED = {"10.0": {"2.11.0", "2.12.0", "2.13.0"}, "10.1": {"2.12.0", "2.13.0", "2.14.0"}}
 TORCHES = ("2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")
 ARCHS = ("gfx908", "gfx90a", "gfx942")  # gfx950 has a known issue with 10.0
