@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Severity = Literal["refuse", "warn"]
 # Axes of which a stack has several values: each architecture, and each driver of its test machines.
-_SEVERAL = ("arch", "driver")
 _Key = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
 _FixedVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$", max_length=40)]
 
@@ -114,7 +113,7 @@ class KnownIssues(tuple[KnownIssue, ...]):  # noqa: SLOT001  # it carries what i
     def __new__(cls, issues: Iterable[KnownIssue] = ()) -> Self:
         """The issues in file order."""
         self = super().__new__(cls, issues)
-        self._axes = tuple(sorted({axis for issue in self for axis in issue.when} - {*_SEVERAL}))
+        self._axes = tuple(sorted({axis for issue in self for axis in issue.when}))
         self._answers = {}
         self._refusing = None
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, explain, known_issues, matrix, resolve
 from stackcheck.matrix.explain import parse_question
+from stackcheck.matrix.rules import RuleSet
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
@@ -168,3 +170,22 @@ def test_a_row_is_read_strictly(changes: dict[str, Any], problem: str):
 def test_an_id_is_there_once():
     with pytest.raises(ConfigurationError, match="K-planted: duplicate id"):
         known_issues.parse({"schema": "1", "issues": [ROW, ROW]})
+
+
+AXES = ("vendor", "rocm", "cuda", "torch", "triton", "arch", "driver", "wheels", "python", "flash_attn")
+POOL = {axis: sorted({one.values[axis] for one in STACKS if axis in one.values}) for axis in AXES}
+POOL |= {"arch": sorted({arch for one in STACKS for arch in one.archs}), "driver": ["570.26", "31.60"]}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_answer_depends_on_what_was_asked_before(seed: int):
+    draw = random.Random(seed)
+    kept, rules = known_issues.KnownIssues(ISSUES), compat.load_rules(ROOT / "images" / "compat.yaml")
+    values = dict(draw.choice(STACKS).values)
+    for _ in range(30):
+        axis = draw.choice(AXES)
+        values = {**values, axis: draw.choice(POOL[axis])}
+        more = ([draw.choice(POOL["arch"])] if draw.random() < 0.3 else [],)
+        assert kept.of(values, *more) == known_issues.KnownIssues(ISSUES).of(values, *more)
+        fresh = RuleSet(rules, rules.versions)
+        assert rules.judge(values).findings == fresh.judge(values).findings
