@@ -226,6 +226,7 @@ class NodeState:
             `failed` (with an error), or `stopped` by a signal.
         code: The exit code of the error.
         error: Why it failed.
+        result: The digest of the result.json that its own program read and handed over; None from a pod.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -235,6 +236,7 @@ class NodeState:
     state: Literal["running", "ended", "failed", "stopped"]
     code: int = 0
     error: str | None = None
+    result: str | None = None
 
     def write(self, folder: Path) -> None:
         """Write the file, whole or not at all; then its name, for one listing of all nodes."""
