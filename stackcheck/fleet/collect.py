@@ -319,13 +319,24 @@ def outcomes(
 
     One result is in the memory of a process at a time; what stays of it are its figures, a few KB.
     """
+    first = {
+        state.node: rank for rank, state in sorted(states.items(), reverse=True) if state.state == "ended"
+    }
     tasks = (
-        (attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
+        (attempt / str(rank), facts[rank], rank, _once(states.get(rank), first), missing(rank))
         for rank in range(judge.job.nodes)
     )
     if judge.job.nodes < FEWEST_FOR_PROCESSES or (os.cpu_count() or 1) == 1:
         return [judge.node(*task) for task in tasks]
     return list(_by_processes(judge, attempt, tasks))
+
+
+def _once(state: NodeState | None, first: Mapping[str, int]) -> NodeState | None:
+    """What a rank says, unless an earlier rank has told of the same node: one node counts once."""
+    if state is None or state.state != "ended" or first[state.node] == state.rank:
+        return state
+    error = f"{state.node} was tested as rank {first[state.node]} too: no node of its own took this rank"
+    return dataclasses.replace(state, state="failed", error=error)
 
 
 def _by_processes(judge: Judge, attempt: Path, tasks: Iterable[_Task]) -> Iterator[NodeOutcome]:

@@ -48,9 +48,9 @@ class _StoppedError(Exception):
 def main(arguments: list[str]) -> int:
     """Run this node's part of a job; the exit code."""
     job = Job.load(Path(arguments[0]))
-    place = rendezvous.find(os.environ)
-    folder = job.attempt(int(os.environ.get("SLURM_RESTART_COUNT", "0"))) / str(place.rank)
-    begun = NodeState(rank=place.rank, node=name_of_node(os.environ), state="running")
+    rank = int(os.environ["SLURM_ARRAY_TASK_ID"]) if job.array else rendezvous.find(os.environ).rank
+    folder = job.attempt(int(os.environ.get("SLURM_RESTART_COUNT", "0"))) / str(rank)
+    begun = NodeState(rank=rank, node=name_of_node(os.environ), state="running")
     begun.write(folder)
     try:
         for number in (signal.SIGTERM, signal.SIGINT):

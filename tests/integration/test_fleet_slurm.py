@@ -142,6 +142,21 @@ def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster,
     cluster.wait_for("idle", *small_slurm.NODES)
 
 
+def test_an_array_tests_each_node_once_as_soon_as_it_is_free(cluster: Cluster, checkout: Path) -> None:
+    cluster.client("scontrol", "update", "nodename=node3", "state=drain", "reason=busy")
+    try:
+        run = Fleet(checkout, 3, "--array", "--exclude", "node4")
+        assert run.until("2 of 3 nodes have ended"), run.text
+        cluster.wait_for("idle", "node1", "node2")
+        assert "PD" in queue(cluster), "no tested node is taken again"
+    finally:
+        cluster.client("scontrol", "update", "nodename=node3", "state=resume")
+    code, _, nodes = run.result()
+    told = {name: node["status"] for name, node in nodes.items()}
+    assert (code, told) == (0, dict.fromkeys(("node1", "node2", "node3"), "PASSED")), run.text
+    assert {node["rack"] for node in nodes.values()} == {"rack1", "rack2"}
+
+
 def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
     cluster: Cluster, checkout: Path, engine: Engine
 ) -> None:

@@ -81,6 +81,17 @@ def test_a_healthy_node_leaves_what_the_judge_accepts(
     assert f"image verified: {job.reference} is {job.config_digest}" in words
 
 
+def test_an_element_of_an_array_has_the_rank_of_its_task(
+    planned: tuple[Job, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = small_fleet.make_job(planned[0].checkout, 9, array=True)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "8")
+    assert node.main([str(job.folder)]) == 0
+    told = read_state(job.attempt(0) / "8")
+    assert told is not None
+    assert (told.rank, told.state) == (8, "ended")
+
+
 @pytest.mark.parametrize("kind", ["memory://results", "file://{}/store"])
 def test_a_node_stores_its_result_where_the_job_says_and_the_judge_reads_it_there(
     planned: tuple[Job, Subject], tmp_path: Path, kind: str
