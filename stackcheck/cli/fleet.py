@@ -243,7 +243,7 @@ def _new_job(
 
 
 def _require_slurm(engine: str, **chosen: object) -> None:
-    """Refuse what needs a program of ours on the node."""
+    """Refuse what needs stackcheck on the node, outside the image."""
     for option in (name for name, value in chosen.items() if value and engine != "slurm"):
         raise ConfigurationError(
             "a pod has no program outside the image that could serve this option",

@@ -332,7 +332,7 @@ def outcomes(
 
 
 def _once(state: NodeState | None, first: Mapping[str, int]) -> NodeState | None:
-    """What a rank says, unless an earlier rank has told of the same node: one node counts once."""
+    """What a rank says, unless an earlier rank ended on the same node: one node counts once."""
     if state is None or state.state != "ended" or first[state.node] == state.rank:
         return state
     error = f"{state.node} was tested as rank {first[state.node]} too: no node of its own took this rank"
