@@ -184,7 +184,7 @@ def _job(root: Path, count: int) -> tuple[Job, subjects.Subject]:
         reused=True,
         seconds=0,
     )
-    policy = matrix.load(root / "matrix.yaml").policy
+    policy = matrix.load_matrix(root / "matrix.yaml").policy
     subject = subjects.of_image(image, policy, None, name=image.reference, vendor="nvidia")
     job = Job(
         id="00000000",

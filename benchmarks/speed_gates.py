@@ -33,7 +33,7 @@ Figures = dict[Key, dict[str, Any]]
 
 def figures(name: str) -> Figures:
     """The judged figures of a recorded run, each with the spread of its median and the trainers' digest."""
-    result = results.load(RESULTS / name)
+    result = results.load_result(RESULTS / name)
     repeats = [metric.repeats for check in result.checks for metric in check.metrics if _gated(metric)]
     found = {}
     for figure, values in zip(predecessor.judged(result), repeats, strict=True):

@@ -196,7 +196,7 @@ def build_subject(
 
 
 def _policy(settings: FlowSettings) -> Policy:
-    return matrix.load(settings.root / "matrix.yaml").policy
+    return matrix.load_matrix(settings.root / "matrix.yaml").policy
 
 
 def look_below(
@@ -310,7 +310,7 @@ def sign(
         judged.verdict,
         judged.folder,
         signer,
-        sbom=sbom.load(subject.image, judged.folder),
+        sbom=sbom.load_sbom(subject.image, judged.folder),
         files=contents.require(subject, judged.folder, _unheard),
         against=against,
         derived=taken.signed([check.id for check in judged.result.checks]) if taken else None,
@@ -318,7 +318,7 @@ def sign(
 
 
 def _unheard(_line: str) -> None:
-    """What was compared before is read again, and no news."""
+    """Drop a line of progress: this comparison was reported before."""
 
 
 def publish_signed(

@@ -88,7 +88,7 @@ class Mirrors:
 NO_MIRRORS = Mirrors()
 
 
-def load(named: Path | None = None) -> Mirrors:
+def load_mirrors(named: Path | None = None) -> Mirrors:
     """The mirrors of a file: the one that is named, else the environment's, else the user's; else none.
 
     Raises:
@@ -99,7 +99,7 @@ def load(named: Path | None = None) -> Mirrors:
         path = default_file()
         if not path.is_file():
             return NO_MIRRORS
-    content = yamlfile.load(path.expanduser())
+    content = yamlfile.load_yaml(path.expanduser())
     try:
         found = _MirrorsFile.model_validate(content)
     except ValidationError as error:

@@ -3,7 +3,9 @@
 In: q, k, v [batch, sequence, heads, head_dim] in half precision on an NVIDIA GPU. Out: the same shape as q.
 The package (flash-attn-4) compiles a kernel in Python when a shape is first seen, which no tracer can follow:
 so the compiler sees an operator with a shape, and the call happens behind it. The package's public function
-has no backward of its own, so both halves come from its `interface`, at the version that images pin.
+has no backward of its own, so both halves come from its `interface`, at the version that images pin. The way
+of torch, `torch.nn.attention.activate_flash_attention_impl("FA4")`, fails with that version: torch 2.11 and
+2.13 unpack two results where 4.0.0b36 returns five.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
     shared = parameters - outside + head
     own = (shared / options.tp + parameters - shared) / options.pp
     state, gradients = _state(options, own, ranks)
-    adds_up = _adds_up_whole(options, ranks, micro_batch)
+    several = _has_several_microbatches(options, ranks, micro_batch)
+    adds_up = several and not options.reduce_each
     if adds_up:
         gradients = own * (2 if options.reduce == "bf16" else 4)
     return Need(
@@ -97,12 +98,12 @@ def need(options: Options, preset: Preset, *, ranks: int, micro_batch: int) -> N
         logits=_logits(options, preset.config, tokens) / (options.tp if head else 1),
         making=DRAWN * matrix if options.parallel == "zero1" else 0.0,
         whole=0.0 if options.parallel in {"fsdp2", "zero1"} else 4.0 * parameters,
-        between=own * (2 if options.below_fp32 else 4) if adds_up else 0.0,
+        between=own * (2 if options.below_fp32 else 4) if several else 0.0,
     )
 
 
-def _adds_up_whole(options: Options, ranks: int, micro_batch: int) -> bool:
-    """Whether whole gradients add up over the microbatches of a step: FSDP2 shards them with the last one."""
+def _has_several_microbatches(options: Options, ranks: int, micro_batch: int) -> bool:
+    """Whether FSDP2 keeps gathered weights, and without --reduce-each gradients, between microbatches."""
     at_once = micro_batch * max(1, ranks // (options.tp * options.pp))
     return options.parallel == "fsdp2" and options.pp == 1 and (options.global_batch or 0) > at_once
 

@@ -72,6 +72,7 @@ class Options:
     replicas: int
     reshard: bool
     reduce: Storage
+    reduce_each: bool
     moments: Storage
     flat_gradients: bool
     lean: bool
@@ -261,12 +262,7 @@ def _data(group: argparse._ArgumentGroup) -> None:
     )
     add("--validation-data", help="as --data, for --validate-every; corpus: what is held out of it")
     add("--validate-every", type=int, help="steps between losses of the validation data, and after the last")
-    add(
-        "--validation-batches",
-        type=int,
-        default=4,
-        help="global batches of validation data, each time the same",
-    )
+    add("--validation-batches", type=int, default=4, help="global batches of it, each time the same")
     add("--tokenizer", help="tokenizer.json for texts [a token is a byte]")
     add(
         "--pack",
@@ -289,6 +285,12 @@ def _how(group: argparse._ArgumentGroup) -> None:
     add("--replicas", type=int, default=1, help="HSDP: groups of ranks, each with one whole sharded copy")
     add("--reshard", action=toggle, default=True, help="free gathered weights between forward and backward")
     add("--reduce", choices=get_args(Storage), default="fp32", help="type in which gradients are summed")
+    add(
+        "--reduce-each",
+        action=toggle,
+        default=False,
+        help="fsdp2: sum and shard the gradients of each microbatch: more traffic, no whole gradients",
+    )
     add("--moments", choices=get_args(Storage), default="fp32", help="type of AdamW's moments (zero1)")
     add(
         "--flat-gradients",

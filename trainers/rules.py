@@ -46,6 +46,10 @@ def _of_layouts(options: Options) -> tuple[tuple[bool, str], ...]:
             "--tp and --pp work with --implementation native only",
         ),
         (
+            options.reduce_each and not (options.parallel == "fsdp2" and options.pp == 1),
+            "--reduce-each works with --parallel fsdp2, without --pp only",
+        ),
+        (
             options.replicas > 1 and options.parallel not in {"fsdp2", "hybrid_shard"},
             "--replicas works with --parallel fsdp2 and hybrid_shard only",
         ),

@@ -49,7 +49,6 @@ class ByteTokenizer:
     end, identity = 0, "bytes"
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """As Tokenizer."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
 
@@ -74,7 +73,6 @@ class FileTokenizer:
         self.identity = hashlib.sha256(path.read_bytes()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """As Tokenizer."""
         made = self.inner.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, np.int64) for one in made]
 

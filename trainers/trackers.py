@@ -28,7 +28,7 @@ def require(options: Options) -> None:
 
 
 class Trackers:
-    """Those that the options name. They open with the first line."""
+    """The trackers that the options name. They open with the first line."""
 
     def __init__(self, options: Options, first_step: int) -> None:
         self.options, self.first_step = options, first_step

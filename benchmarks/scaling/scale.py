@@ -210,14 +210,14 @@ def fit(file: ScalingFile, without: int | None = None) -> Fit:
     return Fit(statistics.mean(logs), max(out))
 
 
-def load(path: Path = OWN) -> ScalingFile:
+def load_scaling(path: Path = OWN) -> ScalingFile:
     """Read the file.
 
     Raises:
         ConfigurationError: One line a problem.
     """
     try:
-        return ScalingFile.model_validate(yamlfile.load(path))
+        return ScalingFile.model_validate(yamlfile.load_yaml(path))
     except ValidationError as error:
         raise yamlfile.problems(error, path.name) from error
 
@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--spread", nargs=2, metavar=("CSV", "METRIC"), help="of a fleet's history")
     parser.add_argument("--overlap", nargs=3, metavar=("JSON", "RECORD", "ALONE"), help="of profiled records")
     given = parser.parse_args()
-    file = load(given.file)
+    file = load_scaling(given.file)
     if given.spread or given.overlap:
         job = file.jobs.get(given.job or "") or parser.error("measured inputs are of a job: name it")
         file = with_measured(file, job, given.spread, given.overlap)

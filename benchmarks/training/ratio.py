@@ -82,7 +82,7 @@ def table(ours: dict[Job, dict[str, Any]], theirs: dict[Job, dict[str, Any]]) ->
 
 def published(ours: str, theirs: str) -> list[str]:
     """The published ratios of these two devices; all of them where there is none."""
-    every = [row for document in rows.load().values() for row in document.rows if row.metric in METRICS]
+    every = [row for document in rows.load_rows().values() for row in document.rows if row.metric in METRICS]
     same = [row for row in every if (row.device, row.against) == (ours, theirs)]
     head = "published:" if same else "published, of other devices:"
     return [head, *(f"  {row.document} {row.id}: {row.middle:g} {row.unit}" for row in same or every)]

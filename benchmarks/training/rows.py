@@ -106,7 +106,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 _WHOLE = ("micro_batch", "global_batch", "seq_len", "count")
 
 
-def load(path: Path = FILE) -> dict[str, Document]:
+def load_rows(path: Path = FILE) -> dict[str, Document]:
     """Every document by its name. Raises RefusedError with the place of what is wrong."""
     found = _mapping(_parsed(path), str(path))
     return {name: _document(path, name, content) for name, content in found.items()}
@@ -114,7 +114,7 @@ def load(path: Path = FILE) -> dict[str, Document]:
 
 def document(name: str, path: Path = FILE) -> Document:
     """The document of this name."""
-    every = load(path)
+    every = load_rows(path)
     if name not in every:
         raise RefusedError(f"no document {name}; {path.name} has {', '.join(every)}")
     return every[name]

@@ -159,7 +159,7 @@ def _pods() -> dict[str, Any]:
 
 
 def _conditions(demand: Demand) -> list[dict[str, Any]]:
-    """Kyverno applies them to every certificate of this key, so one that says FAILED refuses the image."""
+    """The conditions of a rule; Kyverno tests every certificate: one that says FAILED refuses the image."""
     found: list[dict[str, Any]] = [
         {"key": "{{ verifier.id }}", "operator": "Equals", "value": VERIFIER_ID},
         {"key": "{{ verificationResult }}", "operator": "Equals", "value": "PASSED"},

@@ -45,7 +45,7 @@ class TrustedIdentity(Closed):
     issuer: Word
 
     def words(self) -> str:
-        """For a table, and as the signer of a bundle."""
+        """The identity and its issuer as text, for tables and as the signer of a bundle."""
         return f"{self.identity} ({self.issuer})"
 
 
@@ -86,14 +86,14 @@ class Identities:
         raise VerificationError("the certificate names another identity, or another issuer")
 
 
-def load(path: Path) -> Identities:
+def load_identities(path: Path) -> Identities:
     """Read a file of those who may sign.
 
     Raises:
         ConfigurationError: It is wrong, or others can replace it or the trusted root.
     """
     try:
-        found = IdentityFile.model_validate(yamlfile.load(path))
+        found = IdentityFile.model_validate(yamlfile.load_yaml(path))
     except ValidationError as error:
         raise yamlfile.problems(error, path.name) from error
     root = path.with_name(found.trusted_root)

@@ -54,10 +54,10 @@ def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.Ell
     path = path or default_path()
     if not path.exists():
         _create(path, passphrase.new(path) if encrypt else None)
-    return load(path)
+    return load_private_key(path)
 
 
-def load(path: Path) -> ec.EllipticCurvePrivateKey:
+def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The signing key in a file.
 
     Raises:
@@ -104,7 +104,7 @@ def load_public(path: Path | None = None) -> Pinned:
     body = _read(path)
     require_own(path)
     if b"PRIVATE KEY" in body:
-        return load(path).public_key()
+        return load_private_key(path).public_key()
     try:
         return keyring.parse(body.decode())
     except ValueError as error:

@@ -151,7 +151,7 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
     """
     if command:
         return CommandSigner(command=command, public=keys.load_public(path))
-    key = keys.load_or_create(path) if create else keys.load(path)
+    key = keys.load_or_create(path) if create else keys.load_private_key(path)
     ring = _ring_beside(path, key)
     return RingSigner(key=key, ring=ring) if ring else key
 

@@ -54,7 +54,7 @@ class _Device(Open, strict=True):
 
 
 class _Host(Open, strict=True):
-    """Without a default: renewals and nights compare each of these with this host's."""
+    """The host of a run. No field has a default: renewals and nights compare each one with this host's."""
 
     vendor: Vendor
     devices: tuple[_Device, ...] = Field(min_length=1)

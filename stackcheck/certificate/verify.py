@@ -268,7 +268,7 @@ def _read(store: Store, name: str, public_key: Pinned) -> tuple[Manifest, tuple[
 
 
 def _statements(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:
-    """As `attachments.read_envelopes`; a changed certificate does not look like one of another key."""
+    """The statements of an image that the pinned key signed; refuse those that were changed afterwards."""
     reader = Reader(store, digest, public_key)
     found = tuple(reader.envelopes(attachments.manifests(store, digest)).values())
     nothing = newest(item.statement for item in found) is None

@@ -46,7 +46,7 @@ def propose_thresholds(
 ) -> None:
     """Propose thresholds from healthy runs: the median minus 5 % or three robust spreads."""
     found = baseline.propose([_loaded(path) for path in files], root=root.resolve(), one_run=one_run)
-    file = thresholds.load(root.resolve(), found.vendor, found.model)
+    file = thresholds.load_thresholds(root.resolve(), found.vendor, found.model)
     entries = [proposal.entry for proposal in found.proposals]
     thresholds.require_clean(root.resolve(), found.model, file.merged(entries), file.path)
     if write and entries:
@@ -92,7 +92,7 @@ def _loaded(path: Path) -> results.RunResult:
         raise ConfigurationError(
             "no such file", where=str(path), expected="the result.json of a run: build/STACK/run/result.json"
         )
-    return results.load(path)
+    return results.load_result(path)
 
 
 def _row(proposal: baseline.Proposal) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def build_options(
         wheel_cache=cache,
         platform=platforms.checked(platform) if platform else None,
         no_cache=no_cache,
-        mirrors=sites.load(mirrors),
+        mirrors=sites.load_mirrors(mirrors),
     )
 
 

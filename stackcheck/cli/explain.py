@@ -34,8 +34,11 @@ def explain(
     from stackcheck.matrix import explain as explaining
     from stackcheck.matrix.explain import parse_question
 
-    rules, found = compat.load(root / "images" / "compat.yaml"), matrix.load(root / "matrix.yaml")
-    issues = known_issues.load(root / "images" / "known-issues.yaml")
+    rules, found = (
+        compat.load_rules(root / "images" / "compat.yaml"),
+        matrix.load_matrix(root / "matrix.yaml"),
+    )
+    issues = known_issues.load_known_issues(root / "images" / "known-issues.yaml")
     answer = explaining.explain_stack(question[0], found, rules, issues) if len(question) == 1 else None
     if answer is None:
         ids = (cell.id for cell in expand.candidates(found))
@@ -144,7 +147,7 @@ def compat(
         raise ConfigurationError(
             "no such action", got=action, expected="check", next_step="stackcheck compat check"
         )
-    rules = rules_of.load(root / "images" / "compat.yaml")
+    rules = rules_of.load_rules(root / "images" / "compat.yaml")
     pairs = contradictions(rules)
     if as_json:
         print_json({"rules": len(rules), "contradictions": [[a.id, b.id, axis] for a, b, axis in pairs]})

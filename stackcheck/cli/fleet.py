@@ -318,7 +318,7 @@ def _kubernetes(
     from stackcheck.matrix import matrix
     from stackcheck.suite import interpreter
 
-    target = repository or matrix.load(subject_root(subject) / "matrix.yaml").publish
+    target = repository or matrix.load_matrix(subject_root(subject) / "matrix.yaml").publish
     require_registry(target)
     engine = building.connected(Progress(), builds=False)
     load_image(subject.image, engine, Progress())

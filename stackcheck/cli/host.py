@@ -83,7 +83,7 @@ def _bases(root: Path, on: Machine) -> list[doctor.HostFinding]:
         return []
     stacks = [stack for stack in resolve.usable(root) if stack.vendor == on.vendor]
     suites = {stack.os: stack.base.suite for stack in stacks if stack.base.kind == "bootstrap"}
-    mirrors = sites.load()
+    mirrors = sites.load_mirrors()
     return [_base(system, suite or "", mirrors.apt.get(system, ())) for system, suite in suites.items()]
 
 
@@ -122,7 +122,7 @@ def _row(finding: doctor.HostFinding) -> tuple[str, ...]:
 def _registries(root: Path) -> list[str]:
     """The registry that matrix.yaml publishes to; empty for a layout on disk, or outside a checkout."""
     path = root / "matrix.yaml"
-    target = matrix.load(path).publish if path.exists() else "oci:"
+    target = matrix.load_matrix(path).publish if path.exists() else "oci:"
     return [] if target.startswith("oci:") else [target.split("/")[0]]
 
 

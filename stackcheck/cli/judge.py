@@ -99,7 +99,7 @@ def _counts(found: Judgement) -> dict[str, int]:
         "passed": len({*verdict.passed} - {*verdict.guessed}),
         "failed": len({*verdict.failed} - {*verdict.unbounded, *verdict.guessed}),
         "no bound": len(verdict.unbounded),
-        "under a guessed bound": len(verdict.guessed),
+        "beyond a guess": len(verdict.guessed),
         "skipped": len(verdict.skipped),
         "invalid": len(verdict.invalid),
         "waived": len(verdict.warned),
@@ -111,6 +111,8 @@ def _next(path: Path, found: Judgement) -> str:
     verdict, result = found.verdict, found.result
     if verdict.only_bounds or verdict.lacks_only_bounds:
         return f"stackcheck baseline {path} and the results of two more healthy runs"
+    if verdict.status == "UNFIT" and verdict.guessed:
+        return "take the step that each reason names last"
     if verdict.status == "UNFIT":
         return "run the suites again on a fit machine that the stack names"
     if verdict.status == "FAILED":

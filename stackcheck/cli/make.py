@@ -76,7 +76,7 @@ def make_images(
     chosen = building.selected(root, selectors, on.vendor)
     options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
     target = target_of(root, to)
-    locks = options.wheelhouse is not None and origins.load(options.wheelhouse) is not None
+    locks = options.wheelhouse is not None and origins.load_origins(options.wheelhouse) is not None
     found = () if anyway else tuple(outlooks.of(chosen, on, root, site_locks=locks).values())
     refused = {one.stack_id: one for one in found if one.reasons}
     able = tuple(stack for stack in chosen if stack.id not in refused)

@@ -49,7 +49,7 @@ def list_stacks(
         return
     from stackcheck.matrix import matrix
 
-    policy = matrix.load(root / "matrix.yaml").policy
+    policy = matrix.load_matrix(root / "matrix.yaml").policy
     on = outlooks.machine(machine, driver)
     found = outlooks.of(stacks, on, root)
     if as_json:
@@ -216,7 +216,7 @@ def lock(
     from stackcheck.recipe.upstream import Upstream
 
     report = Progress()
-    upstream = Upstream(mirrors=sites.load(mirrors))
+    upstream = Upstream(mirrors=sites.load_mirrors(mirrors))
     rows = []
     for stack in resolve.load_stacks(root, selectors or ()):
         if dry_run:
@@ -242,13 +242,13 @@ def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root
     from stackcheck.recipe.upstream import Upstream
 
     stacks = resolve.load_stacks(root, selectors or ())
-    issues, upstream = _stacks_by_issue(stacks), Upstream(mirrors=sites.load())
+    issues, upstream = _stacks_by_issue(stacks), Upstream(mirrors=sites.load_mirrors())
 
     def versions(name: str, pre: bool, stack: Stack) -> Sequence[str]:
         also = tuple(f"{option}={place}" for option, place in upstream.beside(stack))
         return indexes.versions(name, python=stack.python, pre=pre, also=also)
 
-    behind = indexes.behind(stacks, compat.load(root / "images" / "compat.yaml"), versions)
+    behind = indexes.behind(stacks, compat.load_rules(root / "images" / "compat.yaml"), versions)
     if as_json:
         told = [{**issue.as_json(), "stacks": ids} for issue, ids in issues.items()]
         print_json({"outdated": [dataclasses.asdict(one) for one in behind], "known_issues": told})

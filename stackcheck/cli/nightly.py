@@ -134,7 +134,7 @@ def validate(
         return
     from stackcheck.nightly import alert, summary
 
-    progress, people = Progress(), alert.load(alerts)
+    progress, people = Progress(), alert.load_addressees(alerts)
     try:
         settings = _settings(
             root.resolve(),
@@ -187,7 +187,7 @@ def _planned(settings: NightSettings) -> Plan:
     """What a night would do now; nothing is pulled, run or written."""
     from stackcheck.nightly import night, planning, state
 
-    last = state.load(night.folder_of(settings.flow.root) / state.LAST_NIGHT, state.LastNight)
+    last = state.load_state(night.folder_of(settings.flow.root) / state.LAST_NIGHT, state.LastNight)
     return planning.make(settings, last, None)
 
 
@@ -239,7 +239,7 @@ def alert_people(
     """Tell people that a night stopped, as the systemd units do. Exit 2: a message did not arrive."""
     from stackcheck.nightly import alert
 
-    people = alert.load(alerts)
+    people = alert.load_addressees(alerts)
     result, status = (os.environ.get(f"MONITOR_{name}", "") for name in ("SERVICE_RESULT", "EXIT_STATUS"))
     if not trial and alert.already_told(result, status):
         print(f"the night itself told people: it ended with {status}")

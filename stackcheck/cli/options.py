@@ -243,7 +243,7 @@ def target_of(root: Path, given: str | None) -> str:
 
     if given:
         return parse_target(given)
-    named = matrix.load(root / "matrix.yaml").publish
+    named = matrix.load_matrix(root / "matrix.yaml").publish
     if named.startswith("oci:") and root.resolve() != Path.cwd():
         named = f"oci:{root / named.removeprefix('oci:')}"
     return parse_target(named)

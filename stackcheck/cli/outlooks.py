@@ -99,6 +99,6 @@ def require_some(outlooks: Sequence[Outlook], on: Machine) -> None:
 
 def of(stacks: Sequence[Stack], on: Machine, root: Path, *, site_locks: bool = False) -> dict[str, Outlook]:
     """Stack id -> its outlook."""
-    policy = matrix.load(root.resolve() / "matrix.yaml").policy
+    policy = matrix.load_matrix(root.resolve() / "matrix.yaml").policy
     found = outlook.of_all(stacks, on, root.resolve(), policy, site_locks=site_locks)
     return {one.stack_id: one for one in found}

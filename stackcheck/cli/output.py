@@ -50,7 +50,7 @@ class Printable(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # the stubs have a plain attribute
-        """That of the stream itself; a library that finds none would write past this one."""
+        """The encoding of the wrapped stream; a library that finds none would write past this wrapper."""
         return self._stream.encoding
 
     @property
@@ -89,7 +89,7 @@ def _escaped(char: str) -> str:
 
 
 def _has_colour(stream: object) -> bool:
-    """Only a terminal gets colour, and none with NO_COLOR (no-color.org)."""
+    """Whether to print colour: on a terminal, unless NO_COLOR is set (no-color.org)."""
     told = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return isinstance(stream, Printable) and stream.isatty() and not told
 

@@ -130,7 +130,7 @@ def _require_one_image(reference: str, *, plain_http: bool) -> None:
 
 
 def _listed(value: object) -> str:
-    """Tags as a user types them, not as Python spells them."""
+    """The tags in words, separated by commas."""
     match value:
         case dict():
             return ", ".join(f"{tag} -> {digest}" for tag, digest in value.items())

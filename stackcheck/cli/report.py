@@ -177,7 +177,7 @@ def _gathered(
         refresh_s=refresh_s,
         report=Progress(),
     )
-    return dataclasses.replace(found, others=contributed.load(others, root)) if others else found
+    return dataclasses.replace(found, others=contributed.load_others(others, root)) if others else found
 
 
 def opened_history(folder: Path | None, root: Path) -> History:
@@ -247,14 +247,14 @@ def _campaign(path: Path | None, root: Path) -> Campaign | None:
     default = root / "build" / "faults.json"
     if path is None and not default.is_file():
         return None
-    return campaign.load(path or default)
+    return campaign.load_campaign(path or default)
 
 
 def _nightly(root: Path) -> NightlyFile | None:
     from stackcheck.report import nightly_file
 
     path = root / "build" / "nightly" / "night.json"
-    return nightly_file.load(path) if path.is_file() else None
+    return nightly_file.load_night(path) if path.is_file() else None
 
 
 def _rendered(found: Content, form: Format) -> bytes:

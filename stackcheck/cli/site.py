@@ -206,7 +206,7 @@ def mirror(
             expected="--print",
             next_step="stackcheck mirror --print",
         )
-    upstream = Upstream(mirrors=sites.load(mirrors))
+    upstream = Upstream(mirrors=sites.load_mirrors(mirrors))
     stacks = resolve.load_stacks(root, selectors or ())
     best = {stack.id: platforms.target(stack, platforms.native()).best for stack in stacks}
     found = {

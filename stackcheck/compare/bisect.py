@@ -74,9 +74,9 @@ class SearchResult:
 def between(root: Path, good: str, bad: str) -> Between:
     """What lies between two stacks of a checkout."""
     return Between(
-        matrix.load(root / "matrix.yaml"),
-        compat.load(root / "images" / "compat.yaml"),
-        known_issues.load(root / "images" / "known-issues.yaml"),
+        matrix.load_matrix(root / "matrix.yaml"),
+        compat.load_rules(root / "images" / "compat.yaml"),
+        known_issues.load_known_issues(root / "images" / "known-issues.yaml"),
         good,
         bad,
     )
@@ -186,7 +186,7 @@ class Search:
         render.write((stack,), place / "images")
         options = self._settings.build
         (image,) = build.build((stack,), self._engine, root=place, report=self._report, options=options)
-        policy = matrix.load(self._settings.root / "matrix.yaml").policy
+        policy = matrix.load_matrix(self._settings.root / "matrix.yaml").policy
         return subjects.of_stack(stack, image, policy, vendor=self._settings.vendor)
 
     def _words(self, steps: Steps) -> str:

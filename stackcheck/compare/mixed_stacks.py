@@ -42,12 +42,12 @@ class Component:
 
     @property
     def words(self) -> str:
-        """As a reader says it: `numpy 2.4.5 -> 2.4.6`."""
+        """The name and both values in words: `numpy 2.4.5 -> 2.4.6`."""
         return "{} {} -> {}".format(*self.texts)
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """Its name, and both values as a reader says them."""
+        """The component's name, and both values in words."""
         return self.name, _said(self.good), _said(self.bad)
 
 

@@ -81,7 +81,7 @@ def gate(
     other = pulled_subject(
         reference,
         engine,
-        matrix.load(settings.root / "matrix.yaml").policy,
+        matrix.load_matrix(settings.root / "matrix.yaml").policy,
         name=name,
         vendor=candidate.vendor,
         layout=settings.folder(name) / "oci",

@@ -180,4 +180,4 @@ def _write(found: PairedRuns, path: Path) -> None:
 
 
 def _silent(_line: str) -> None:
-    """The lines of twenty runs would hide the rounds."""
+    """Drop a run's line of progress: twenty runs would hide the rounds."""

@@ -286,7 +286,7 @@ class BuildLog:
             self._message = line.removeprefix("ERROR: ")
 
     def failure(self) -> Failure:
-        """What is known of the failure, once the builder has ended with an error."""
+        """The step, place and last output of a failed build, once the builder has ended with an error."""
         title = _TITLE.match(self._titles.get(self._failed or "", ""))
         output = self._output.get(self._failed or "", self._tail)
         return Failure(

@@ -180,7 +180,7 @@ def _drained(container: Container, frames: Iterable[object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def removed_at_the_end(client: DockerClient, name: str, volumes: Iterable[str] = ()) -> Iterator[None]:
-    """Whatever the body, which makes a container of this name, comes to."""
+    """Remove the container of this name when the body ends, in whatever way."""
     try:
         yield
     finally:
@@ -287,7 +287,7 @@ class _Quota:
             self._thread.join()
 
     def check(self) -> None:
-        """Also after the end: the last second counts."""
+        """Compare what the mounts hold with the limit once more; called after the end too."""
         if self._limit is not None and (held := _held(self._folders)) > self._limit:
             raise ChecksFailedError(
                 "the container wrote too much into its output folder and was killed",

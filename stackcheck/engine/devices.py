@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_devices(spec: RunSpec, needs: ContainerNeeds) -> RunSpec:
-    """The container with the devices; variables are the caller's, who knows which of the image's stay."""
+    """The same container with devices added; the caller sets the environment variables."""
     libraries = (Mount(source=bind.source, target=bind.target) for bind in needs.binds)
     return dataclasses.replace(
         spec,

@@ -121,7 +121,7 @@ def way_to_what_is_there() -> str | None:
 
 
 def _name_of_group(number: int) -> str:
-    """Its name, or its number where no file knows it."""
+    """The name of a group of this host, or its number if no file names it."""
     with contextlib.suppress(KeyError):
         return grp.getgrgid(number).gr_name
     return str(number)

@@ -88,7 +88,7 @@ def sweep(client: DockerClient) -> int:
 
 
 def _volumes(container: Container) -> list[str]:
-    """Those with a name that `container.run` gave them; the engine removes the others with the container."""
+    """The volumes that `container.run` named; the engine removes the others with the container."""
     mounts = container.attrs.get("Mounts") or ()
     names = [str(mount.get("Name") or "") for mount in mounts]
     return [name for name in names if name.startswith(f"{container.name}-")]

@@ -84,7 +84,7 @@ def require_folder(folder: Path) -> None:
         )
 
 
-def load(folder: Path) -> Origins | None:
+def load_origins(folder: Path) -> Origins | None:
     """What `stackcheck wheelhouse` wrote about a folder; None if it did not make the folder.
 
     Raises:

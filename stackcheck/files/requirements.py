@@ -36,7 +36,7 @@ class Locked:
     hashes: frozenset[str]
 
     def __str__(self) -> str:
-        """As pip takes it."""
+        """The requirement in pip's form."""
         return f"{self.name}=={self.version}"
 
     @property

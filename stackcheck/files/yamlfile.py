@@ -29,7 +29,7 @@ MAX_PROBLEMS = 50
 _Parser: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:

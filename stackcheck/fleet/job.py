@@ -190,7 +190,7 @@ def subject_of(
         ConfigurationError: The image is not in this checkout, or nothing says for which vendor it is.
     """
     image = subjects.find_image(name, root)
-    policy = matrix.load(root / "matrix.yaml").policy
+    policy = matrix.load_matrix(root / "matrix.yaml").policy
     stack = subjects.find_stack(name, root)
     if stack:
         return subjects.of_stack(stack, image, policy, vendor=vendor)

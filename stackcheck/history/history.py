@@ -222,7 +222,7 @@ def open_history(root: Path) -> History:
         ConfigurationError: matrix.yaml is wrong.
     """
     file = root / "matrix.yaml"
-    chosen = matrix.load(file).history if file.exists() else None
+    chosen = matrix.load_matrix(file).history if file.exists() else None
     folder = root / FOLDER
     if chosen is None or chosen.index is None:
         try:

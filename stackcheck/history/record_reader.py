@@ -43,7 +43,7 @@ class Kept:
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        """Its metrics. A rebuild does without: it would take a third of its time to make them."""
+        """The metrics of the run, made when first asked for: a rebuild of the index does not need them."""
         return tuple(points(self.measured, self.run.record))
 
 

@@ -5,8 +5,7 @@
 3. `below_own_baseline`: one chip against its own last nights: chips of a model differ more than nights do.
 4. `warnings`: a step in the last nights. It only warns, and only if two nodes or two metrics show it.
 
-How often each rule misses a slow-down or raises a false alarm: docs/reference/trust.md, made by
-benchmarks/drift.py. All of it is pure.
+How often each rule misses a slow-down or raises a false alarm: docs/reference/trust.md. All of it is pure.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ EIGHTY_PERCENT = 1.2816  # standard deviations inside which 80 % of a normal dis
 
 
 def better(unit: str, direction: Direction | None) -> Direction | None:
-    """Whether more or less is better: what the bound says, else the unit; None if nothing says it."""
+    """The better direction of a metric: that of its bound, else that of its unit; None if neither has one."""
     rate = unit.endswith("/s") or "/s/" in unit
     return direction or BETTER.get(unit, "min" if rate else None)
 

@@ -53,7 +53,7 @@ class Run:
         reasons: Why it is not PASSED.
         failed: Ids of the checks that failed or ended with an error.
         waived: Ids of the checks that a waiver accepts.
-        simulated: Whether nobody ran it.
+        simulated: Whether no host ran it: a demonstration made it.
     """
 
     record: str

@@ -143,7 +143,7 @@ def bootstrap(
     """
     _check_names(packages)
     name = key(suite, packages, selected)
-    made = load(folder / f"{name}.json", reused=True)
+    made = load_root_fs(folder / f"{name}.json", reused=True)
     if made is not None:
         return made
     found = ready(suite, os_name, mirror)
@@ -162,7 +162,7 @@ def bootstrap(
         description = Path(scratch) / "description.json"
         description.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         description.rename(folder / f"{name}.json")  # last: a base without it was not finished
-    finished = load(folder / f"{name}.json", reused=False)
+    finished = load_root_fs(folder / f"{name}.json", reused=False)
     assert finished is not None
     return finished
 
@@ -234,7 +234,7 @@ def _make(found: Sequence[Way], command: Callable[[Way], list[str]], report: Cal
     )
 
 
-def load(description: Path, *, reused: bool) -> RootFs | None:
+def load_root_fs(description: Path, *, reused: bool) -> RootFs | None:
     """The base that a description file is about, or None when either file is not there, or another tar is."""
     tar = description.with_suffix(".tar")
     if not (description.exists() and tar.exists()):

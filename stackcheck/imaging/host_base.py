@@ -156,7 +156,7 @@ def cut(
     )
 
 
-def load(stack: Stack, folder: Path) -> RootFs:
+def load_host_base(stack: Stack, folder: Path) -> RootFs:
     """The base that a stack's pins name, as it was cut on this host or copied to it.
 
     Raises:

@@ -58,7 +58,7 @@ class BuildPlan:
 
     @property
     def target(self) -> str:
-        """Its name in the bake definition, where a dot is not allowed."""
+        """The image's name in the bake definition, where a dot is not allowed."""
         return "image-" + self.key[:16]
 
     @property
@@ -86,7 +86,7 @@ def make_plan(
     rootfs = None
     if stack.base.kind == "host":
         _check_architecture(stack, platform)
-        rootfs = host_base.load(stack, bases(root))
+        rootfs = host_base.load_host_base(stack, bases(root))
     elif stack.base.kind == "bootstrap":
         assert stack.base.suite
         _check_architecture(stack, platform)
@@ -114,12 +114,12 @@ def look_ahead(
     platform = platform or platforms.native()
     rootfs = None
     if stack.base.kind == "host":
-        rootfs = host_base.load(stack, bases(root))
+        rootfs = host_base.load_host_base(stack, bases(root))
     elif stack.base.kind == "bootstrap":
         assert stack.base.suite
         _check_architecture(stack, platform)
         name = bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
-        rootfs = bootstrap.load(bases(root) / f"{name}.json", reused=True)
+        rootfs = bootstrap.load_root_fs(bases(root) / f"{name}.json", reused=True)
         if rootfs is None:
             bootstrap.ready(stack.base.suite, stack.os, mirrors.apt.get(stack.os, ()))
     plan = _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)

@@ -100,7 +100,7 @@ class _CompatFile(Closed):
     tables: tuple[_Table, ...] = Field(default=(), max_length=500)
 
 
-def load(path: Path) -> RuleSet:
+def load_rules(path: Path) -> RuleSet:
     """Read compat.yaml.
 
     Raises:

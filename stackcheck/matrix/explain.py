@@ -133,7 +133,7 @@ def merged(combination: Mapping[str, str], judgements: Iterable[RuleJudgement]) 
 
 
 def kindest_first(asked: Mapping[str, str], rules: RuleSet) -> list[RuleJudgement]:
-    """A judgement for each place where torch can come from, where the combination does not say it."""
+    """The rules' judgements, the most favourable first: one for each source of torch, if none was named."""
     sources = {"amd": ("upstream", "amd"), "nvidia": ("upstream", "index")}.get(asked.get("vendor", ""), ())
     open_ = "torch" in asked and "wheels" not in asked
     judgements = [rules.judge({**asked, "wheels": source}) for source in sources if open_]

@@ -62,7 +62,7 @@ class KnownIssue(Closed):
     )
 
     def __hash__(self) -> int:
-        """By the id, which stands once in the file."""
+        """The hash of the id, which stands once in the file."""
         return hash(self.id)
 
     def hits(self, combination: Mapping[str, str]) -> bool:
@@ -149,7 +149,7 @@ def _cases(
         yield {**values, **{axis: value for axis, value in added.items() if value is not None}}
 
 
-def load(path: Path) -> KnownIssues:
+def load_known_issues(path: Path) -> KnownIssues:
     """Read known-issues.yaml.
 
     Raises:

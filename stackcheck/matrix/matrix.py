@@ -245,7 +245,7 @@ class Matrix(Closed):
         return self._digest
 
 
-def load(path: Path) -> Matrix:
+def load_matrix(path: Path) -> Matrix:
     """Read matrix.yaml.
 
     Raises:

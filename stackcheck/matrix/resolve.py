@@ -53,10 +53,10 @@ def load_stacks(
         NothingSelectedError: No stack matches.
     """
     found, issues = (
-        matrix.load(root / "matrix.yaml"),
-        known_issues.load(root / "images" / "known-issues.yaml"),
+        matrix.load_matrix(root / "matrix.yaml"),
+        known_issues.load_known_issues(root / "images" / "known-issues.yaml"),
     )
-    rules = compat.load(root / "images" / "compat.yaml")
+    rules = compat.load_rules(root / "images" / "compat.yaml")
     judged = [*_judged(found, rules, issues, pinned.read_pins(root))]
     problems = [line for stack, lines in judged if _named(stack, selectors) for line in lines]
     if problems and refused is None:

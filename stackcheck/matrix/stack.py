@@ -64,7 +64,7 @@ class FlashAttention:
 
     @property
     def package(self) -> str:
-        """Its name in the package index: from 4 on it is a package of its own."""
+        """The package's name in the index: version 4 and later is a separate package."""
         return flash_attention_package(self.version)
 
 

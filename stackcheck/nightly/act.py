@@ -50,7 +50,7 @@ def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
         EngineError: The engine refused the image.
     """
     settings, engine = place.settings, place.engine
-    policy = matrix.load(settings.flow.root / "matrix.yaml").policy
+    policy = matrix.load_matrix(settings.flow.root / "matrix.yaml").policy
     if item.image_id:
         return _foreign_subject(item, plan, policy, place)
     stack = _stack(item, settings)

@@ -220,7 +220,7 @@ class Webhook(Closed):
 
     @property
     def name(self) -> str:
-        """Its host: the path is the secret."""
+        """The form and the host of the address, without its path, which is secret."""
         return f"{self.form} webhook at {urlsplit(self.url).netloc.rpartition('@')[2]}"
 
 
@@ -260,7 +260,7 @@ class Addressees(Closed):
 NOBODY = Addressees(schema="1")
 
 
-def load(named: Path | None = None) -> Addressees:
+def load_addressees(named: Path | None = None) -> Addressees:
     """The addressees of a file: the one that is named, else the environment's, else the user's; else nobody.
 
     Raises:
@@ -272,7 +272,7 @@ def load(named: Path | None = None) -> Addressees:
         path = Path(base) / "stackcheck" / "alerts.yaml"
         if not path.is_file():
             return NOBODY
-    content = yamlfile.load(path)
+    content = yamlfile.load_yaml(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ConfigurationError(
             "the addresses of alerts can be read by others",

@@ -51,7 +51,7 @@ def case_seed(started: dt.datetime) -> int:
 def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]) -> Plan:
     """The plan of this night: the unfinished one, if it is still about this host, or a new one."""
     folder = folder_of(settings.flow.root)
-    plan = state.load(folder / state.PLAN, Plan)
+    plan = state.load_state(folder / state.PLAN, Plan)
     if plan:
         here, _ = planning.read_host(settings)
         stale = state.is_stale(plan, here, settings.flow.target, settings.clock())
@@ -59,7 +59,7 @@ def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]
             report(f"continuing the night {plan.night}, which was interrupted")
             return plan
         report(f"the unfinished night {plan.night} is given up: {stale}")
-    last = state.load(folder / state.LAST_NIGHT, LastNight)
+    last = state.load_state(folder / state.LAST_NIGHT, LastNight)
     return _saved(planning.make(settings, last, engine), folder)
 
 

@@ -94,7 +94,7 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
             they are listed and not pulled.
     """
     here, module = read_host(settings)
-    chosen = matrix.load(settings.flow.root / "matrix.yaml")
+    chosen = matrix.load_matrix(settings.flow.root / "matrix.yaml")
     images = tuple(
         published(settings.flow.target, settings.key.public_key(), plain_http=settings.flow.plain_http)
     )

@@ -156,7 +156,7 @@ class Plan(Closed):
 _Kept = TypeVar("_Kept", LastNight, Plan)
 
 
-def load(path: Path, kind: type[_Kept]) -> _Kept | None:
+def load_state(path: Path, kind: type[_Kept]) -> _Kept | None:
     """A file of the nights; `None` if it does not exist.
 
     Raises:

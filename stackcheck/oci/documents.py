@@ -17,6 +17,7 @@ from stackcheck.errors import PublishError, StackcheckError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -157,6 +158,14 @@ def json_object(body: bytes, where: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RegistryError("a document of the store is not a JSON object", where=where)
     return dict(document)
+
+
+def stored_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if it is missing or damaged, because it can be made again."""
+    try:
+        return json_object(path.read_bytes(), str(path))
+    except (FileNotFoundError, RegistryError):
+        return {}
 
 
 def descriptor(document: object, where: str) -> Descriptor:

@@ -244,7 +244,7 @@ class OciLayout:
         return self.read_manifest(digests.pop())
 
     def _reachable_if_readable(self) -> set[str] | None:
-        """As `_reachable`; None for a damaged layout, in which no blob is known to be unreferenced."""
+        """The digests of `_reachable`; None for a damaged layout, where no blob is known to be garbage."""
         try:
             return self._reachable()
         except RegistryError:

@@ -14,12 +14,12 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.errors import ConfigurationError
+from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.history import regressions
 from stackcheck.proof import thresholds
 from stackcheck.proof.comparable import require_comparable, require_healthy
+from stackcheck.suite import guesses
 from stackcheck.suite.bounds import NOTHING_GATED, look_up
-from stackcheck.suite.figures import below_a_guess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +55,15 @@ class Proposal:
     now: thresholds.Entry | None
 
     @property
+    def times_beyond(self) -> float:
+        """How many times the median is beyond the bound that applies now; 0 without one."""
+        return guesses.times_beyond(self.median, self.now.bound, self.now.direction) if self.now else 0.0
+
+    def label(self) -> str:
+        """The metric and what selects its bound."""
+        return label(self.entry.metric, self.entry.conditions)
+
+    @property
     def change(self) -> Change:
         """How the proposed bound compares with the one that applies now."""
         if self.now is None:
@@ -86,8 +95,12 @@ class _Figure:
     metrics: tuple[Metric, ...]
 
     def label(self) -> str:
-        conditions = ", ".join(f"{key}={value}" for key, value in self.conditions.items())
-        return f"{self.name} ({conditions})"
+        return label(self.name, self.conditions)
+
+
+def label(metric: str, conditions: thresholds.Conditions) -> str:
+    """A metric and what selects its bound, in words."""
+    return f"{metric} ({', '.join(f'{key}={value}' for key, value in conditions.items())})"
 
 
 def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> Baseline:
@@ -100,6 +113,7 @@ def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> 
 
     Raises:
         ConfigurationError: Too few runs, one given twice, or runs that differ in more than chance.
+        ChecksFailedError: A figure is too far beyond a derived bound to become one itself.
     """
     require_comparable(runs, *([1] if one_run else []))
     vendor, model = _model(runs[0])
@@ -108,12 +122,13 @@ def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> 
         require_healthy(run, metrics if one_run else None, _guessed(run, root))
     figures, left_out = _figures(runs, metrics)
     rules = thresholds.ask_suites(root, model, figures=[(f.name, f.conditions) for f in figures])
-    file = thresholds.load(root, vendor, model)
+    file = thresholds.load_thresholds(root, vendor, model)
     proposals = tuple(
         _proposal(figure, runs, rules, file.holding(figure.name, figure.conditions), physical)
         for figure, physical, reached in zip(figures, rules.ceilings, rules.reached, strict=True)
         if reached
     )
+    _require_near(proposals)
     unjudged = (figure for figure, reached in zip(figures, rules.reached, strict=True) if not reached)
     left_out += [f"{figure.label()}: these suites compare it with no bound" for figure in unjudged]
     return Baseline(vendor=vendor, model=model, runs=len(runs), proposals=proposals, left_out=tuple(left_out))
@@ -123,7 +138,23 @@ def _guessed(run: RunResult, root: Path) -> frozenset[str]:
     """The checks that failed derived bounds alone: to replace those is what a baseline is for."""
     doubted = [check for check in run.checks if check.cause == "bound"]
     found = look_up(run, root) if doubted else NOTHING_GATED
-    return frozenset(check.id for check in doubted if below_a_guess(check, found))
+    return frozenset(check.id for check in doubted if guesses.below(check, found))
+
+
+def _require_near(proposals: Sequence[Proposal]) -> None:
+    """Refuse figures far beyond a derived bound: else a slow kernel would become its own measure."""
+    far = [
+        f"{one.label()}: median {one.median:.4g} {one.entry.unit}, the derived bound is {one.now.bound:g}"
+        for one in proposals
+        if one.now and one.now.kind == "derived" and one.times_beyond > guesses.FAR
+    ]
+    if far:
+        raise ChecksFailedError(
+            "figures far beyond a derived bound cannot become the bound",
+            got="\n    ".join(far),
+            expected=f"at most {guesses.FAR:g} times beyond it: more is rather a fault than a wrong guess",
+            next_step=guesses.OTHER_STACK,
+        )
 
 
 def margin(metric: str, values: Sequence[float]) -> tuple[float, float, float]:
@@ -211,6 +242,8 @@ def _proposal(
     measured = f"median {median:.4g} {rule.unit}, robust spread {spread:.2%}, {origin}"
     if len(runs) == 1:
         measured = f"{median:.4g} {rule.unit}, spread between runs not known, {origin}"
+    if now and now.kind == "derived" and guesses.times_beyond(median, now.bound, now.direction) > 1:
+        measured += f"; beyond the derived bound {now.bound:g}, which was a guess"
     entry = thresholds.Entry(
         metric=figure.name,
         conditions=figure.conditions,

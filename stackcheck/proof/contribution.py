@@ -112,7 +112,7 @@ def of_result(path: Path, root: Path) -> Contribution:
     Raises:
         ConfigurationError: The file is no result of GPUs that devices.json knows.
     """
-    result = results.load(path)
+    result = results.load_result(path)
     models = {device.model for device in result.host.devices}
     if result.host.vendor == "cpu" or len(models) != 1:
         raise ConfigurationError(
@@ -149,14 +149,14 @@ def contributors(path: Path | None) -> Contributors:
     if path is None or not path.is_dir():
         return Contributors(keys=keys.load_public(path))
     named, own = path / IDENTITIES, path / KEYS
-    identities = keyless.load(named) if named.exists() else None
+    identities = keyless.load_identities(named) if named.exists() else None
     return Contributors(
         keys=keys.load_public(own) if own.exists() or identities is None else None, identities=identities
     )
 
 
 def statement_of(told: Contribution) -> statement.Statement:
-    """What is signed of a bundle."""
+    """The in-toto statement that is signed for a bundle."""
     document = {
         "_type": statement.STATEMENT,
         "subject": [{"name": "suites", "digest": {"sha256": told.suites.removeprefix("sha256:")}}],

@@ -90,6 +90,7 @@ class Rules(Closed, strict=True, allow_inf_nan=False):
     lowest_share: FiniteFloat  # of its ceiling, below which a bound means nothing
     problems: tuple[str, ...]
     driver: dict[str, str] | None = None  # for verdicts; baseline does not ask
+    limits_are_guessed: bool = False  # of time, for verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ class ThresholdsFile:
         return "".join(difflib.unified_diff(old, new, f"a/{self.path.name}", f"b/{self.path.name}", n=0))
 
 
-def load(root: Path, vendor: str, model: str) -> ThresholdsFile:
+def load_thresholds(root: Path, vendor: str, model: str) -> ThresholdsFile:
     """The committed thresholds of a device model.
 
     Raises:

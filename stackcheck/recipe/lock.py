@@ -288,7 +288,7 @@ def disagreements(stack: Stack, path: Path) -> list[str]:
 
 
 def _differs(stack: Stack, locked: str, version: str) -> bool:
-    """AMD's wheels add a local part to the number that the rules know."""
+    """Whether a locked version differs from the expected one, without the local part of AMD's wheels."""
     return (locked.partition("+")[0] if stack.wheels == "amd" else locked) != version
 
 

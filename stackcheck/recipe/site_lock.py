@@ -50,7 +50,7 @@ def lock_to(stack: Stack, wheelhouse: Path, root: Path) -> Stack:
         BuildError: The folder lacks a wheel; nothing was written.
     """
     origins.require_folder(wheelhouse)
-    listed = origins.load(wheelhouse)
+    listed = origins.load_origins(wheelhouse)
     lock.lock(stack, root / "images", wheelhouse=wheelhouse)
     folder = root / "images" / stack.id
     hashes = _hashes(folder)
@@ -75,7 +75,7 @@ def ready(stack: Stack, wheelhouse: Path, root: Path, report: Callable[[str], No
     Raises:
         BuildError: The folder lacks a wheel; nothing was written.
     """
-    listed = origins.load(wheelhouse)
+    listed = origins.load_origins(wheelhouse)
     if listed is None:
         return stack
     folder = root / "images" / stack.id

@@ -102,7 +102,7 @@ class Upstream:
         return None
 
     def beside(self, stack: Stack, *, alone: bool = False) -> tuple[tuple[str, str], ...]:
-        """What is asked where pip's own places lack a package: option of uv and pip, and address.
+        """The indexes to ask for a package that pip's own lack, each as (option of uv and pip, address).
 
         `lock` and `build` both ask this, or one would find what the other cannot install. The site's mirror
         of a place is always asked; a public place that this machine does not reach would only delay pip.

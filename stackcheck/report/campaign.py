@@ -40,7 +40,7 @@ class Campaign(Open):
         return dict(sorted(found.items()))
 
 
-def load(path: Path) -> Campaign:
+def load_campaign(path: Path) -> Campaign:
     """Read what `prove --json` printed.
 
     Raises:

@@ -48,7 +48,7 @@ class Detail:
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """What is published.
+    """The images that a target offers.
 
     Attributes:
         problem: Why the images are not known; then nothing can be said about certificates.
@@ -128,7 +128,7 @@ def gather(
     groups = speed.groups(_points(history, runs))
     found_night = night.last_night(runs, now)
     found, problems = _details(history, _notable(runs, groups, found_night), report)
-    fleets, unread = fleet_file.load(root)
+    fleets, unread = fleet_file.load_fleets(root)
     machines = _machines(standing.machines(runs, offered.images), asked)
     cells = standing.cells(runs, offered.images, now)
     return Content(

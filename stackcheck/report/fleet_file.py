@@ -187,7 +187,7 @@ class FleetFile(Open):
         return sorted(made, key=lambda group: (-group.bad / len(group.nodes), group.rack, group.partition))
 
 
-def load(root: Path) -> tuple[tuple[FleetFile, ...], tuple[str, ...]]:
+def load_fleets(root: Path) -> tuple[tuple[FleetFile, ...], tuple[str, ...]]:
     """The fleet runs of a checkout, the newest first, and what could not be read."""
     found, problems = [], []
     for path in sorted((root / FOLDER).glob("*/fleet.json")):

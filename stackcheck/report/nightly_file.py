@@ -34,7 +34,7 @@ class NightlyFile(Open):
     skipped: tuple[ImageNotRun, ...]
 
 
-def load(path: Path) -> NightlyFile:
+def load_night(path: Path) -> NightlyFile:
     """Read the file.
 
     Raises:

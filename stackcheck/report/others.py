@@ -41,7 +41,7 @@ class Others:
     figures: tuple[OthersFigure, ...]
 
 
-def load(folder: Path, root: Path) -> tuple[Others, ...]:
+def load_others(folder: Path, root: Path) -> tuple[Others, ...]:
     """What the bundles of a folder say, signed by the contributors that it names.
 
     Raises:

@@ -132,7 +132,7 @@ def _short(digest: str) -> str:
 
 
 def _offers(content: Content, machine: standing.StandingMachine) -> dict[str, Any]:
-    """What is published for a machine: valid now, and no longer valid."""
+    """The published images for a machine, by whether their certificates are valid now."""
     found = standing.offers(content.offered.images, machine)
     valid = [offer for offer in found if offer.image.current and offer.valid(content.made)]
     lost = [offer for offer in found if not offer.valid(content.made)]

@@ -94,7 +94,7 @@ class SpeedGroup:
 
     @property
     def title(self) -> str:
-        """As a reader says it."""
+        """The heading: stack, number of devices and model."""
         return f"{self.stack} on {self.device_count} x {self.device_model}"
 
 

@@ -35,7 +35,7 @@ class StandingMachine:
     driver: str
 
     def words(self) -> str:
-        """As a reader says it."""
+        """The device model and driver in words."""
         return f"{self.device_model}, {f'driver {self.driver}' if self.driver else 'no driver'}"
 
 
@@ -71,7 +71,7 @@ class StandingCell:
 
     @property
     def simulated(self) -> bool:
-        """Whether nobody ran the newest run."""
+        """Whether the newest run is simulated: no host ran it."""
         return self.newest is not None and self.newest.simulated
 
 

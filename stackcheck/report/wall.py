@@ -49,7 +49,7 @@ class WallNode:
 
     @property
     def devices(self) -> str:
-        """Its devices, as a reader says it."""
+        """The number and model of the node's devices, as `8 x MI300X`."""
         return f"{self.newest.device_count} x {self.newest.device_model}"
 
 

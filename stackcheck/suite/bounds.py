@@ -66,6 +66,7 @@ class _BoundsAnswer(Open):
     defaults: tuple[str, ...] = ()
     missing: tuple[str, ...]
     unmeasured: tuple[str, ...]
+    limits_are_guessed: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Bounds:
         driver: What this checkout's drivers.json says about the host's driver; None if the run did not tell
             the runtime, as on a CPU.
         ceilings: Metric with a bound -> what the hardware cannot exceed, by devices.json, where that says it.
+        limits_are_guessed: Whether the limits of time on this vendor are a multiple of another vendor's.
     """
 
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class Bounds:
     unmeasured: tuple[str, ...] = ()
     driver: DriverSupport | None = None
     ceilings: Mapping[Key, float] = field(default_factory=dict)
+    limits_are_guessed: bool = False
 
     def classes(self) -> dict[str, int]:
         """How many of the bounds are measured, published or derived."""
@@ -140,6 +143,7 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
         missing=answer.missing,
         unmeasured=answer.unmeasured,
         driver=answer.driver,
+        limits_are_guessed=answer.limits_are_guessed,
     )
 
 

@@ -29,7 +29,7 @@ SHOWN_BOUNDS = 3  # of the missing ones; a model without any has sixty
 
 
 def before_a_run(subject: Subject, host: Host, tier: Tier, root: Path) -> tuple[str, ...]:
-    """Why a run of an image on this host cannot end PASSED, as the verdict will say it."""
+    """The reasons why a run of an image on this host cannot end PASSED, in the verdict's words."""
     models = [device.model for device in host.devices]
     archs = subject.stack.archs if subject.stack else ()
     missing = missing_of(models, root, tier)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.oci import filesystem
-from stackcheck.oci.documents import RegistryError, compact_json, json_object, sha256
+from stackcheck.oci.documents import compact_json, json_object, sha256, stored_json
 from stackcheck.oci.filesystem import Hashing
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import records, sources
@@ -85,7 +85,7 @@ def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> di
     """
     image = subject.image
     path, key = folder / FILE, {"image": image.manifest_digest, "format": FORMAT}
-    kept = _stored(path)
+    kept = stored_json(path)
     if kept.get("key") != key:
         report(f"{subject.name}: comparing the image's files with its packages' records")
         found = compare(image.layout, image.manifest_digest, sources.known(folder, image.inputs))
@@ -109,14 +109,6 @@ def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> di
         "privileged": list(found.privileged),
         "allowed": groups,
     }
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    """The content of a file; empty if it is missing or damaged, because it can be made again."""
-    try:
-        return json_object(path.read_bytes(), str(path))
-    except (FileNotFoundError, RegistryError):
-        return {}
 
 
 def _allowed(found: Contents, subject: Subject) -> tuple[list[dict[str, Any]], list[str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from stackcheck.suite.bounds import Bound, Bounds, Key
+    from stackcheck.suite.bounds import Bound, Key
     from stackcheck.suite.results import CheckResult, Metric, RunResult
     from stackcheck.vendors.seen import Seen
 
@@ -56,31 +56,6 @@ def lacks_bound(check: CheckResult) -> bool:
 def accepts(bound: Bound, metric: Metric) -> bool:
     """Whether a figure has a number, and satisfies the bound."""
     return metric.value is not None and bound.accepts(metric.value)
-
-
-def below_a_guess(check: CheckResult, bounds: Bounds, *, same: bool = True) -> tuple[str, ...]:
-    """What speaks against a check, if it is only figures beyond bounds that are derived.
-
-    The image wrote the cause. So each figure that violates a bound must have a number, and violate the
-    derived bound that this host looks up, which is the one that the image reports. A run by other thresholds
-    (not `same`) reports others, and its check may have passed: the bounds of this host alone decide there.
-    """
-    by_bounds = check.outcome == "failed" and check.cause == "bound"
-    if not by_bounds and (same or check.outcome != "passed" or any(map(flaw, check.metrics))):
-        return ()
-    low = []
-    for index, metric in enumerate(check.metrics):
-        found = bounds.of.get((check.id, index))
-        newly = not same and found is not None and not accepts(found, metric)
-        if not (newly or is_violated(metric)):
-            continue
-        if found is None or found.kind != "derived" or metric.value is None or found.accepts(metric.value):
-            return ()
-        if same and (metric.bound, metric.direction) != (found.bound, found.direction):
-            return ()
-        sign = "<" if found.direction == "min" else ">"
-        low.append(f"{metric.name} {metric.value:.4g} {metric.unit} {sign} {found.bound:g}, a derived bound")
-    return tuple(low)
 
 
 TFLOPS = "TFLOP/s"

@@ -33,7 +33,7 @@ BUILT_FOR = re.compile(r"\+(cu|rocm)([0-9]+(?:\.[0-9]+)*)")
 
 def issues(document: Mapping[str, Any], host: Host, root: Path) -> tuple[KnownIssue, ...]:
     """The known issues of the versions in an SBOM, on the devices and with the driver of a host."""
-    found = known_issues.load(root / "images" / "known-issues.yaml")
+    found = known_issues.load_known_issues(root / "images" / "known-issues.yaml")
     values = {"vendor": host.vendor, **dict(versions(document))}
     return found.of(values, dict.fromkeys(device.arch for device in host.devices), (host.driver,))
 

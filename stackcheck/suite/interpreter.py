@@ -110,7 +110,7 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
 def announced(
     reference: str, engine: Engine, accepted: Collection[str], report: Callable[[str], None]
 ) -> Interpreter:
-    """As `find`; digests that were accepted in vain are reported."""
+    """Find the image's Python as `find` does, and report digests that were accepted in vain."""
     found = find(reference, engine, accepted)
     for sentence in _unneeded(found, accepted):
         report(f"{reference}: {sentence}")

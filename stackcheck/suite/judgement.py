@@ -64,7 +64,7 @@ def judge_file(path: Path, root: Path, stack: Stack | None, *, made_up: bool = F
     """
     result = _read(path)
     _require_stack(result, stack, path)
-    policy = matrix.load(root / "matrix.yaml").policy
+    policy = matrix.load_matrix(root / "matrix.yaml").policy
     now = _inputs_of(root)
     same = result.inputs.thresholds == now["thresholds"]
     needed = _requirements(result, root, stack, policy)
@@ -80,7 +80,7 @@ def judge_file(path: Path, root: Path, stack: Stack | None, *, made_up: bool = F
 
 def _read(path: Path) -> RunResult:
     try:
-        return results.load(path)
+        return results.load_result(path)
     except results.ResultError as error:  # here a file that the user named, not a run that failed
         raise ConfigurationError(
             error.what,

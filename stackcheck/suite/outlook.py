@@ -213,7 +213,7 @@ def known_of(
         policy=policy,
         today=dt.datetime.now(dt.UTC).date(),
         missing_bounds=certifiable.missing_of(machine.models, root, policy.certifies[machine.vendor]),
-        issues=known_issues.load(root / "images" / "known-issues.yaml"),
+        issues=known_issues.load_known_issues(root / "images" / "known-issues.yaml"),
         checks=checks,
         no_checks=no_checks,
         drivers=_drivers(stacks, machine, root),
@@ -253,7 +253,7 @@ def _vendor(stack: Stack, machine: Machine) -> Reason:
 
 
 def _machine(stack: Stack, machine: Machine, known: Known) -> Iterator[Reason]:
-    """What is against the devices themselves."""
+    """The reasons against the devices of a machine."""
     told = certifiable.reasons_against(
         machine.models, machines=stack.tested_on, archs=stack.archs, missing=known.missing_bounds
     )

@@ -41,7 +41,7 @@ NonNegative = Annotated[NonNegativeFloat, Field(strict=True, allow_inf_nan=False
 Name = Annotated[str, Field(min_length=1)]
 
 CheckOutcome = Literal["passed", "failed", "skipped", "error", "invalid"]
-FailureCause = Literal["no_threshold", "bound", "exception"]
+FailureCause = Literal["no_threshold", "bound", "exception", "time_limit"]
 MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 # What can make a machine unfit; suite/machine.py says which readings show it.
 UnfitKind = Literal[
@@ -177,7 +177,7 @@ class CheckResult(_Part):
 
     `seconds` does not count `waited_s`, the time for which it waited for devices or for other checks.
     `cause` is `no_threshold` if missing thresholds are all that failed, `bound` if violated ones are,
-    `exception` if the suites raised one and judged nothing, else None.
+    `time_limit` if the clock ended it, `exception` if the suites raised one and judged nothing, else None.
     """
 
     id: Name
@@ -242,7 +242,7 @@ _CHECK = create_model("_CHECK", __base__=CheckResult, evidence=(_EVIDENCE, _EVID
 _RUN = create_model("_RUN", __base__=RunResult, checks=(tuple[_CHECK, ...], ...))
 
 
-def load(path: Path) -> RunResult:
+def load_result(path: Path) -> RunResult:
     """Read a result file.
 
     Returns:

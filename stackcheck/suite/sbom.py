@@ -16,7 +16,7 @@ from stackcheck.engine.client import Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.oci.documents import RegistryError, compact_json, json_object
+from stackcheck.oci.documents import compact_json, stored_json
 from stackcheck.suite import interpreter, steering
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def load_or_create(
         ChecksFailedError: The image's Python belongs to no package, or could not list the packages.
     """
     path = folder / "sbom.json"
-    if _is_of(stored := _stored(path), image):
+    if _is_of(stored := stored_json(path), image):
         return stored
     from stackcheck.suite import sbom_document  # its library takes as long to load as all else
 
@@ -69,14 +69,14 @@ def load_or_create(
     return document
 
 
-def load(image: Image, folder: Path) -> dict[str, Any]:
+def load_sbom(image: Image, folder: Path) -> dict[str, Any]:
     """The SBOM that `load_or_create` wrote for an image.
 
     Raises:
         ConfigurationError: The file is missing, or it is of a different image or version of stackcheck.
     """
     path = folder / "sbom.json"
-    document = _stored(path)
+    document = stored_json(path)
     if not _is_of(document, image):
         raise ConfigurationError(
             "there is no SBOM of this image",
@@ -121,14 +121,6 @@ def list_packages(reference: str, found: Interpreter, engine: Engine) -> list[di
             next_step="install Python 3 in the image, then run the same command again",
         )
     return records
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    """The content of a file; empty if it is missing or damaged, because it can be made again."""
-    try:
-        return json_object(path.read_bytes(), str(path))
-    except (FileNotFoundError, RegistryError):
-        return {}
 
 
 def _is_of(document: dict[str, Any], image: Image) -> bool:

@@ -9,7 +9,7 @@ because the machine was throttled has to report `invalid` itself, and its teleme
 the machine that it names: `invalid` without such evidence is FAILED. Only what this host itself sees comes
 before FAILED: where it has lost a device during the run, nothing that failed says anything. A machine that
 cannot certify the stack is unfit too (`certifiable`): what passed on 4 devices says nothing about 8. So is
-one whose figure is under a bound that is only derived: the guess may be wrong, and the image good.
+one whose figure is beyond a bound that is only a guess, or whose time is (`guesses`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
 from stackcheck.policy import Tier, is_advisory, is_enough
-from stackcheck.suite import certifiable, expected, figures, machine, skips
+from stackcheck.suite import certifiable, expected, figures, guesses, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 from stackcheck.suite.certifiable import MISSING
-from stackcheck.suite.figures import NO_BOUND, accepts, below_a_guess, flaw, lacks_bound
+from stackcheck.suite.figures import NO_BOUND, accepts, flaw, lacks_bound
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
 
 Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed
-GUESSED = "guessed bound:"  # begins the reason of a check whose figures are under derived bounds alone
 UNBOUNDED = "no bound:"  # begins the reason of a check whose figures have no bound
 SHOWN_REASONS = 8  # of a verdict, in an error message
 SHOWN_LINES = 4  # of a reason there; a workload that died tells of each rank
 MADE_UP = "the result is made up by a test: no device ran its checks"
-MEASURE = "it may be wrong, so this says nothing sure about the image; next: stackcheck baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +56,14 @@ class Verdict:
         required: The ids of the checks that had to pass.
         waivers: The waivers that applied.
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
-        guessed: Ids of the checks whose only fault is a figure under a bound that is derived.
+        guessed: Ids of the checks whose only fault is beyond a guess: a derived bound, or a limit of time.
         checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
         clock: What this host's clock and the devices' own counters say about the speed; empty for a CPU.
         known_issues: The reported faults of the versions in the image.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
-        only_bounds: The same of missing and derived bounds: measure this machine's own.
+        only_bounds: The same of missing and derived bounds that are not far away: measure this machine's own.
         baselines: The stack's best certified figures, which held this run beside the bounds.
     """
 
@@ -120,10 +118,8 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
     names = {*required.checks, *(check.id for check in result.checks)}
     advisory = {name for name in names if is_advisory(name, required.advisory)}
     accepted = {*warned, *advisory}
-    same = required.same_thresholds
-    low = {one.id: found for one in result.checks if (found := below_a_guess(one, bounds, same=same))}
-    says = f"{GUESSED} {{}}: {{}}; {MEASURE}".format
-    guessed = {name: says(name, "; ".join(low[name])) for name in low if name not in accepted}
+    low = guesses.find(result.checks, bounds, same=required.same_thresholds)
+    guessed = {name: guess for name, guess in low.items() if name not in accepted}
     failures = (
         *_about_the_run(result, required),
         *_about_the_set(result, required),
@@ -137,12 +133,13 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
     unfit = (
         *against,
         *(_line(check) for check in result.checks if _is_unfit(check, required)),
-        *guessed.values(),
+        *(guess.reason for guess in guessed.values()),
     )
     unbounded = {check.id: _line(check) for check in result.checks if lacks_bound(check)}
     lost = tuple(_lost(required))
     reasons = (*lost, *failures, *unfit)
-    of_bounds = {*unbounded.values(), *guessed.values(), *(one for one in against if MISSING in one)}
+    to_measure = (guess.reason for guess in guessed.values() if guess.measurable)
+    of_bounds = {*unbounded.values(), *to_measure, *(one for one in against if MISSING in one)}
     return Verdict(
         status="UNFIT" if lost else "FAILED" if failures else "UNFIT" if unfit else "PASSED",
         reasons=reasons,
@@ -194,6 +191,9 @@ def refusal(judged: Verdict, folder: Path) -> StackcheckError:
     elif judged.status == "UNFIT" and not judged.invalid:  # this machine cannot certify the stack
         wanted += ", on a machine that can certify the stack"
         next_step = "run the same command on such a machine, or measure its bounds: stackcheck baseline"
+        if judged.guessed:
+            wanted = "no figure and no time far beyond a guess"
+            next_step = "take the step that each reason names last"
         if any("tested_on" in reason for reason in judged.reasons):
             next_step = (
                 "run the same command on such a machine, or name this one under tested_on in matrix.yaml"

@@ -28,7 +28,7 @@ class ModuleVersion:
     srcversion: str | None
 
     def __str__(self) -> str:
-        """As a person names it."""
+        """The module's name and version in words."""
         return " ".join(
             part for part in (self.version, self.srcversion and f"(srcversion {self.srcversion})") if part
         )

@@ -69,7 +69,7 @@ def devices() -> tuple[HostDevice, ...]:
 
 
 def addresses() -> Mapping[str, str]:
-    """By NVML, with the kernel's four digits for the domain."""
+    """The PCI addresses that NVML lists, with the kernel's four digits for the domain."""
     with _nvml() as up:
         if not up:
             return {}
@@ -77,7 +77,7 @@ def addresses() -> Mapping[str, str]:
 
 
 def busy() -> Mapping[str, float | None]:
-    """By NVML's utilisation."""
+    """How busy the devices are, by NVML's utilisation."""
     try:
         with _nvml() as up:
             return {_id(handle): _busy(handle) for handle in _handles()} if up else {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import vendors
-from harness import about, models, skips
+from harness import about, models, overdue, skips
 from harness.asked import of_image
 from harness.calls import RecordMetric
 from harness.check import Check
@@ -35,12 +35,13 @@ def seen(
     """All devices as torch sees them, from a separate child that may see every device."""
     worker = Worker(acceptance.result_dir / "children")
     try:
-        found: Sequence[Mapping[str, Any]] = worker.call(
-            "workloads.devices:seen",
-            {},
-            environment=vendor.child_environment(devices),
-            timeout_s=acceptance.limit_s(120, len(devices)),
-        )
+        with overdue.failing():
+            found: Sequence[Mapping[str, Any]] = worker.call(
+                "workloads.devices:seen",
+                {},
+                environment=vendor.child_environment(devices),
+                timeout_s=acceptance.limit_s(120, len(devices)),
+            )
     finally:
         worker.stop()
     return found
@@ -257,7 +258,7 @@ def _row(vendor: vendors.Vendor, device: Device) -> Mapping[str, Any]:
 
 
 def _same(vendor: vendors.Vendor, device: Device, one: Mapping[str, Any]) -> bool:
-    """By PCI address; by UUID if torch gives no address, as 2.6 on ROCm."""
+    """Whether two devices are one, by PCI address, or by UUID if torch gives no address, as 2.6 on ROCm."""
     bdf: str | None = one["bdf"]
     if bdf is not None:
         return device.bdf == bdf

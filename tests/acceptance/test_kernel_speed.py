@@ -1,11 +1,11 @@
-"""The speed of kernels on normal data, each by its own bound. In: one device. Out: metrics."""
+"""The speed of kernels on normal data, by a bound or beside another kernel. In: one device. Out: metrics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from harness import skips
+from harness import skips, thresholds
 from harness.calls import OnDevice, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import (
@@ -15,6 +15,7 @@ from workloads import (
     convolution_halves,
     flash_package,
     kernel_speed,
+    relative_speed,
     speed_conditions,
 )
 
@@ -28,6 +29,34 @@ def measure(on_device: OnDevice, record_metric: RecordMetric) -> Callable[..., N
         assert figures, f"{metric}: nothing was measured"
         for figure in figures:
             record_metric(metric, figure["value"], unit=unit, gate=True, **kept_of(figure))
+
+    return run
+
+
+@pytest.fixture
+def beside(
+    on_device: OnDevice, acceptance: AcceptanceSession, record_metric: RecordMetric
+) -> Callable[..., None]:
+    """Run one workload on the device, and judge each rate beside another one of the same run.
+    The least shares are those of models whose copies were measured. On another one, and on a CPU, shares are
+    recorded only: a guess blames nobody.
+    """
+    entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
+    known = any(entry.kind == "measured" for entry in entries if entry.metric == "copy_gb_per_s")
+
+    def run(function: Callable[..., Any], **arguments: Any) -> None:
+        figures = on_device(function, timeout_s=300, env=None, **arguments)
+        assert figures, "nothing was measured"
+        slow = []
+        for figure in figures:
+            name, of, value, least = (figure[key] for key in ("kernel", "beside", "value", "least"))
+            told = {"kernel": name, "beside": of}
+            record_metric(
+                "share_of_speed", value, unit=f"of {of}", repeats=figure["repeats"], conditions=told
+            )
+            if not value >= least:
+                slow.append(f"{name}: {value:.3f} of the speed of {of}, expected at least {least}")
+        assert not (known and slow), "\n".join(slow)
 
     return run
 
@@ -91,7 +120,38 @@ def test_flash_attention_4_speed(on_device: OnDevice, record_metric: RecordMetri
 def test_convolution_halves(
     dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
-    """Convolution in half precision takes neither more time nor more memory than in float32."""
+    """Convolution in half precision is faster than in float32, and takes no more memory."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "a CPU has no matrix units for half precision")
     cases.require(on_device(convolution_halves.check, dtype=dtype, timeout_s=300), record_metric)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1, perf=True)
+@pytest.mark.parametrize("dtype", relative_speed.GRADIENTS)
+def test_gradient_product_speed(dtype: str, beside: Callable[..., None]) -> None:
+    """Products in the layouts of gradients (NN, TN) are about as fast as in the layout of forward."""
+    beside(relative_speed.products, dtype=dtype)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1, perf=True)
+def test_float32_speed(device_row: Mapping[str, Any], beside: Callable[..., None]) -> None:
+    """A product in float32 reaches as much of its peak as one in bfloat16 does, or half of that."""
+    beside(relative_speed.float32_beside_bf16, peaks=device_row["peak_tflops"])
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1, perf=True)
+def test_memory_bound_speed(beside: Callable[..., None]) -> None:
+    """Norms, softmax, losses, AdamW and embeddings reach their share of the speed of a copy."""
+    beside(relative_speed.memory_bound)
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1, perf=True)
+def test_graph_speed(acceptance: AcceptanceSession, beside: Callable[..., None]) -> None:
+    """A captured graph of many small kernels is faster than the same kernels launched one by one."""
+    if acceptance.vendor == "cpu":
+        skips.without_feature("gpu", "a CPU has no graphs")
+    beside(relative_speed.graph_launches)

@@ -1,6 +1,7 @@
-"""Training beside the plain jobs: compiled, and in 8 bits. In: n devices. Out: metrics, problems.
+"""Training beside the plain jobs: compiled, in 8 bits, and gradients. In: n devices. Out: metrics, problems.
 
-One start of torchrun runs every tiny job; another times layers of real width in 8 and in 16 bits.
+One start of torchrun runs every tiny job; another times layers of real width in 8 and in 16 bits; a third
+compares the gradients of one step at full width, in every layout of the timed jobs.
 """
 
 import json
@@ -32,7 +33,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "rowwise": ("--precision", "fp8-rowwise"),
     "own": ("--precision", "fp8", *OWN),
 }
-# Layers of real width, as in docs/results/training-h200.md, which has FP8 1.1 to 1.4 times as fast as BF16.
+# Layers of real width, as in docs/results/training-h200.md.
 WIDE = (
     *("--model", "llama", "--size", "8b", "--layers", 4, "--seq-len", 4096, "--micro-batch", 2),
     *("--steps", 24, "--warmup", 8, "--no-preflight", "--no-digest", "--no-backend-check"),
@@ -40,17 +41,38 @@ WIDE = (
 BESIDE = {"own": OWN, "tensorwise": ("--compile",), "rowwise": ("--compile",)}
 # Of BF16's memory. Our own recipe keeps its weights in 8 bits too, in both orders: 1.11 for a whole 8B model.
 LARGER = {"own": 1.15, "tensorwise": 1.0, "rowwise": 1.0}
-NOISE = 0.97  # of BF16's rate: two runs of one job differ by less than 3 %
+# Of BF16's rate. Published are 1.3 for whole models; these layers read 1.17 on H100s and 1.20 on H200s with
+# our own recipe, within 1 %. FP8 that runs as BF16 for half of its layers stays below.
+WORTH = 1.1
+# One step of two layers of an 8B Llama at full width, two microbatches a rank, in the layouts and types that
+# the timed jobs have, against a plain model in float32: {layout: (flags, largest error of a gradient)}.
+# The errors are relative and of each weight: about twice (8 bits: 1.5 times) what one H200 read with torch
+# 2.11, 0.038 in bf16 and 0.41 in 8 bits, both of K and Q in the last layer.
+STEP = (
+    *("--model", "llama", "--data", "synthetic", "--micro-batch", 1, "--steps", 2, "--lr", "3e-5"),
+    *("--no-preflight", "--no-digest", "--no-backend-check"),
+)
+AT_WIDTH = ("--size", "8b", "--layers", 2, "--seq-len", 1024)
+LAYOUTS: Mapping[str, tuple[tuple[str, ...], float]] = {
+    "fsdp2": (("--precision", "bf16", "--no-compile"), 0.08),
+    "compiled": (("--precision", "bf16", "--compile"), 0.08),
+    "zero1": (("--precision", "bf16", "--reduce", "bf16", *OWN), 0.08),
+    "fp8": (("--precision", "fp8", "--reduce", "bf16", *OWN), 0.6),
+    "fp32": (("--precision", "fp32", "--no-compile"), 1e-4),
+}
+GRADIENTS_GIB = 45.0
+SHARED_FAILED = "the launch that these checks share failed; look at the first of them"
 Kept = dict[str, Mapping[str, Any]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is two, or one on a host with one GPU. The tiny jobs share their devices with other checks."""
     session = session_of(metafunc.config)
-    if "ranks" in metafunc.fixturenames:
-        count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, session.device_count)
-        mark = pytest.mark.gpus(count, whole=False)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    count = MOST_RANKS if session.vendor == "cpu" else min(MOST_RANKS, session.device_count)
+    for name, whole in (("ranks", False), ("wide_ranks", True)):
+        if name in metafunc.fixturenames:
+            mark = pytest.mark.gpus(count, whole=whole)
+            metafunc.parametrize(name, [pytest.param(count, marks=mark, id=f"{count}")])
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +95,7 @@ def follows(
 
     def judge(name: str) -> Mapping[str, Any]:
         if "jobs" not in kept:
-            assert "not run" not in kept, (
-                "the launch that these checks share failed; look at the first of them"
-            )
+            assert "not run" not in kept, SHARED_FAILED
             kept["not run"] = {}
             chosen = _chosen(request)
             flags = {name: of for name, of in _jobs(device_row).items() if name in chosen}
@@ -108,7 +128,7 @@ def _jobs(device_row: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
 
 
 def _lack(recipe: str, device_row: Mapping[str, Any]) -> dict[str, str] | None:
-    """What this recipe needs and this device or stack does not have. A CPU computes 8 bits, without units."""
+    """The feature or package that a recipe needs and is absent, with the reason; None if it must run."""
     if "fp8" in device_row["lacks"] and "gpu" not in device_row["lacks"]:
         return {"feature": "fp8", "reason": "this architecture has no 8-bit floating point product"}
     if recipe != "own" and not of_image(about.is_installed, module="torchao"):
@@ -140,6 +160,45 @@ def test_fp8_job_follows_the_reference(
     assert ran["precision"] in RECIPES[recipe], f"ran with {ran}"
 
 
+@pytest.mark.tier("standard")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_at_full_width(
+    layout: str,
+    wide_ranks: int,
+    *,
+    acceptance: AcceptanceSession,
+    device_row: Mapping[str, Any],
+    launch: Launch,
+    kept: Kept,
+    record_metric: RecordMetric,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Each weight's gradient in a step at full width is that of a plain float32 model on all samples."""
+    if layout == "fp8":
+        skips.if_lacking(_lack("own", device_row))
+    present = device_row["memory_bytes"] / large_job.GIB
+    if acceptance.vendor != "cpu" and present < GRADIENTS_GIB:
+        skips.without_memory(GRADIENTS_GIB, present)
+    if "gradients" not in kept:
+        assert "no gradients" not in kept, (
+            "the launch that these checks share failed; look at the first of them"
+        )
+        kept["no gradients"] = {}
+        size = ("--size", "tiny", "--portable") if acceptance.vendor == "cpu" else AT_WIDTH
+        wide = (*STEP, *size, "--global-batch", 2 * wide_ranks)
+        lacking = {"fp8"} if _lack("own", device_row) else set()
+        chosen = [name for name in LAYOUTS if name in _chosen(request) and name not in lacking]
+        flags = {name: (*wide, *LAYOUTS[name][0]) for name in chosen}
+        kept["gradients"] = launch("wide_gradients.py", _text(flags), nproc=wide_ranks, timeout_s=TIMEOUT_S)
+    errors, largest = kept["gradients"]["layouts"][layout], LAYOUTS[layout][1]
+    assert "error" not in errors, f"the step raised:\n{errors['error']}"
+    shares = {name: error / largest for name, error in errors.items()}
+    worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
+    margins.record(record_metric, shares[worst], len(shares))
+    wrong = [f"{name}: {error:.3g}" for name, error in errors.items() if not error <= largest]
+    assert not wrong, f"relative errors of gradients, at most {largest} expected: {'; '.join(wrong)}"
+
+
 @pytest.mark.gpus(1, perf=True)
 @pytest.mark.parametrize(
     "recipe",
@@ -152,7 +211,7 @@ def test_fp8_is_worth_it(
     launch: Launch,
     record_metric: RecordMetric,
 ) -> None:
-    """At real width, training in 8 bits is at least as fast as in 16 bits, and not larger."""
+    """At real width, training in 8 bits is a tenth faster than in 16 bits or more, and not larger."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "a CPU has no matrix units for 8 bits")
     skips.if_lacking(_lack(recipe, device_row))
@@ -172,7 +231,7 @@ def test_fp8_is_worth_it(
         told = {"precision": name, "recipe": recipe}
         record_metric("train_wide_tokens_per_s_per_gpu", rates[name], unit="tokens/s", conditions=told)
         record_metric("train_wide_allocated_gib", peaks[name], unit="GiB", conditions=told)
-    least = NOISE * rates["bf16"]
+    least = WORTH * rates["bf16"]
     assert rates["fp8"] >= least, (
         f"{rates['fp8']:.0f} tokens/s in 8 bits, expected at least {least:.0f}: BF16 has {rates['bf16']:.0f}"
     )

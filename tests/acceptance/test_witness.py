@@ -10,11 +10,10 @@ import secrets
 
 import pytest
 
-from harness import clock, typed, witness
+from harness import clock, overdue, typed, witness
 from harness import launch as launcher
 from harness.calls import Launch, OnDevice, RecordMetric
 from harness.leases import Lease
-from harness.processes import WorkloadError
 from harness.session import AcceptanceSession, every_device
 from workloads import margins
 
@@ -80,15 +79,10 @@ def test_witness_by_the_way_of_a_user(
     environment = acceptance.child_environment(lease.devices)
     folder = acceptance.result_dir / "children"
     limit_s = acceptance.limit_s(TIMEOUT_S)
-    try:
+    with overdue.failing():
         said = launcher.as_a_user(
             program.program, program.arguments, environment=environment, timeout_s=limit_s, folder=folder
         )
-    except WorkloadError as error:
-        said, problem = {}, str(error)
-    else:
-        problem = ""
-    assert not problem, problem
     told = program.understood(said)
     right = {name: question.answer(**asked[name]) for name, question in witness.FAMILIES.items()}
     require(max(witness.worst(values, told.get(name)) for name, values in right.items()), record_metric)

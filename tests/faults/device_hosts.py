@@ -40,6 +40,8 @@ SEEN = {
     "vendors.nvidia:requirements": "lambda: ()",
 }
 
+SOON = {"harness.fixtures:GONE_WAIT_S": "1.0"}  # a process that stays is waited for
+
 
 def by_uuid(first: int) -> dict[str, str]:
     """torch that gives no PCI address of a device, only its UUID."""
@@ -56,7 +58,13 @@ STUMBLES = "(_ for _ in ()).throw(__import__('harness.monitor').monitor.MonitorE
 
 def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
     return Fault(
-        name, device_check(check), vendor="nvidia", nvml=state, says=says, outcome=outcome, patches=SEEN
+        name,
+        device_check(check),
+        vendor="nvidia",
+        nvml=state,
+        says=says,
+        outcome=outcome,
+        patches=SEEN | SOON,
     )
 
 

@@ -8,16 +8,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import made_up
 from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.stack import Stack
 from stackcheck.policy import is_advisory
-from stackcheck.suite.judgement import judge_file
+from stackcheck.suite import judgement
 from stackcheck.suite.verdict import Verdict
 
 # How the check that names a fault ends -> what becomes of the run; of a skip the caller knows.
 STATUS = {"passed": "PASSED", "failed": "FAILED", "invalid": "UNFIT"}
+# The suites of this checkout are copied to be hashed: half a second, and the same for every run.
+INPUTS_ONCE = functools.cache(judgement._inputs_of)
 
 
 def judged(result: Mapping[str, Any], folder: Path, selector: str | None = None) -> Verdict:
@@ -27,7 +30,8 @@ def judged(result: Mapping[str, Any], folder: Path, selector: str | None = None)
     path.write_text(json.dumps(made_up.whole(run)), encoding="utf-8")
     arch = next((device["arch"] for device in result["host"]["devices"]), "")
     chosen = stack(selector, arch) if selector else None
-    return judge_file(path, made_up.ROOT, chosen, made_up=True).verdict
+    with mock.patch.object(judgement, "_inputs_of", INPUTS_ONCE):
+        return judgement.judge_file(path, made_up.ROOT, chosen, made_up=True).verdict
 
 
 @functools.cache
@@ -42,7 +46,7 @@ def status(check: str, outcome: str) -> str:
 
     An advisory check never fails a run; that the machine is unfit counts, whichever check found it.
     """
-    advisory = matrix.load(made_up.ROOT / "matrix.yaml").policy.advisory
+    advisory = matrix.load_matrix(made_up.ROOT / "matrix.yaml").policy.advisory
     return "PASSED" if outcome == "failed" and is_advisory(check, advisory) else STATUS[outcome]
 
 

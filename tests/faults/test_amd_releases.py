@@ -16,21 +16,28 @@ import amdsmi_releases  # noqa: E402
 import host_verdicts  # noqa: E402
 from stackcheck.matrix import resolve  # noqa: E402
 from stackcheck.suite.verdict import Verdict  # noqa: E402
-from test_amd_hosts import NAMED, NEW, WITHOUT_BOUNDS, Named, run  # noqa: E402
+from test_amd_hosts import NAMED, NEW, STATES, WITHOUT_BOUNDS, Named, run  # noqa: E402
 
 pytestmark = pytest.mark.slow
 RELEASES = tuple(amdsmi_releases.table())
-MODELS = ("mi210", "mi250x-as-740c", "mi300x", "mi308x", "mi325x", "mi350x", "mi355x")
+MODELS = ("mi210", "mi210-alone", "mi250x-as-740c", "mi300x", "mi308x", "mi325x", "mi350x", "mi355x")
 HOSTS = (*MODELS, "mi300x-cpx-nps4", "mi325x-guest", "mi355x-guest")
 # Of each kind of reading that a release may lack: links, counters, pages, power, partitions, the driver.
-STATES = ("xgmi-link-down", "xgmi-error", "throttling", "throttling-mi250", "bad-pages", "power-cap-lowered")
-FAULTS = [fault for fault in NAMED if fault.state in {*STATES, "cpx", "nps4", "ecc-during-run", "pcie-x8"}]
+READINGS = (
+    "xgmi-link-down",
+    "xgmi-error",
+    "throttling",
+    "throttling-mi250",
+    "bad-pages",
+    "power-cap-lowered",
+)
+FAULTS = [fault for fault in NAMED if fault.state in {*READINGS, "cpx", "nps4", "ecc-during-run", "pcie-x8"}]
 # What a release cannot tell at all: the check is skipped, and the judge accepts it by devices.json.
 UNSEEN = {("6.2.4", "xgmi-link-down"), ("6.3.3", "xgmi-link-down"), ("6.2.4", "throttling")}
 
 
-def judged(state: str, release: str, folder: Path) -> Verdict:
-    result = run(state, NEW, folder, amdsmi_releases.environment(release))
+def judged(state: str, release: str, folder: Path, **chosen: str) -> Verdict:
+    result = run(state, NEW, folder, {**amdsmi_releases.environment(release), **chosen})
     arch = result["host"]["devices"][0]["arch"]
     stacks = amdsmi_releases.table()[release]["stacks"]
     has_code = stacks and any(
@@ -47,6 +54,19 @@ def test_a_healthy_host_passes_with_each_release(state: str, release: str, tmp_p
     assert found.status == ("UNFIT" if missing else "PASSED"), found.reasons
     assert len(found.reasons) == bool(missing)
     assert all(missing in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("partition", ["0", "5"])
+def test_one_partition_alone_passes_with_each_release(partition: str, release: str, tmp_path: Path) -> None:
+    found = judged("mi300x-cpx-nps4", release, tmp_path, ROCR_VISIBLE_DEVICES=partition)
+    assert (found.status, found.reasons) == ("PASSED", ())
+
+
+def test_every_model_that_can_be_certified_has_a_host_that_passes() -> None:
+    products = {STATES[state].product.name for state in HOSTS if state not in WITHOUT_BOUNDS}
+    assert products == {"MI210", "MI250X", "MI300X", "MI308X", "MI325X", "MI350X", "MI355X"}
+    assert len(RELEASES) == 4
 
 
 @pytest.mark.parametrize("release", RELEASES)

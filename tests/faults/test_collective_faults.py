@@ -1,5 +1,7 @@
 """Faults of sums that change from call to call, of groups that leave things behind, of weights used twice."""
 
+import random
+
 import pytest
 
 from planting import Fault
@@ -99,3 +101,19 @@ def test_bits_that_a_switch_changes_are_recorded(plant) -> None:
     changed = {(m["conditions"]["op"], m["conditions"]["nvls"]): m["value"] for m in check["metrics"]}
     assert changed["all_reduce", "on"] > 0
     assert changed["reduce_scatter", "on"] == 0
+
+
+@pytest.mark.healthy
+@pytest.mark.parametrize("seed", range(20))
+def test_a_neighbour_that_takes_the_device_s_memory_is_no_leak_and_a_leak_is_one(seed: int) -> None:
+    groups = pytest.importorskip("workloads.collective_groups", reason="the suites need torch")
+    draw = random.Random(seed)
+    worlds, used = draw.randint(8, 40), draw.uniform(500, 9000)
+    begins, took = draw.randint(1, worlds), draw.uniform(-3000, 3000)
+    neighbour = [{groups.SHARED: used + (took if at >= begins else 0)} for at in range(worlds + 1)]
+    assert groups.growth(neighbour)[groups.SHARED] <= 0
+    leaked = draw.uniform(11, 100)
+    both = [{groups.SHARED: one[groups.SHARED] + leaked * at} for at, one in enumerate(neighbour)]
+    if took > 0:
+        assert groups.growth(both)[groups.SHARED] > 64, "a leak beside a neighbour that begins"
+    assert groups.growth([{"threads": 5.0}, {"threads": 9.0}]) == {"threads": 4.0}

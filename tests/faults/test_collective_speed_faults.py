@@ -89,6 +89,28 @@ def test_lines_that_set_something_are_read_from_hidden_files(tmp_path) -> None:
 
 
 @pytest.mark.healthy
+@pytest.mark.parametrize(
+    ("environment", "line", "changes"),
+    [
+        ({"NCCL_NVLS_ENABLE": "0"}, "NCCL_NVLS_ENABLE=0", False),
+        ({"NCCL_NVLS_ENABLE": "0"}, " NCCL_NVLS_ENABLE = 0 ", False),
+        ({"NCCL_NVLS_ENABLE": "1"}, "NCCL_NVLS_ENABLE=0", True),
+        ({}, "NCCL_NVLS_ENABLE=0", True),
+        ({"NCCL_ALGO": ""}, "NCCL_ALGO=Tree", True),
+        ({}, "NCCL_ALGO", True),
+    ],
+)
+def test_a_file_that_repeats_the_environment_changes_nothing(
+    environment: dict[str, str], line: str, changes: bool, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (file := tmp_path / "nccl.conf").write_text(f"{line}\n")
+    assert bool(nccl_log.configuration([str(file)])[str(file)]) is changes
+
+
+@pytest.mark.healthy
 def test_kernel_that_moves_pages_is_a_named_cause() -> None:
     assert causes.of_host((), {"numa_balancing": "1"}) == (causes.NUMA_BALANCING,)
     assert not causes.of_host(("something else",), {"numa_balancing": "0"})
@@ -230,37 +252,92 @@ def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
             {(0, 1): 40.0, (1, 0): 40.0, (0, 2): 391.0, (2, 0): 389.0, (1, 2): 390.0, (2, 1): 390.0},
             ["0 to 1", "1 to 0"],
         ),
-        ({(0, 1): float("nan"), (1, 0): 390.0}, ["0 to 1", "1 to 0"]),
+        ({(0, 1): 390.0, (1, 0): 345.0, (0, 2): 391.0, (2, 0): 389.0}, ["1 to 0"]),
         (
-            {(0, 1): 200.0, (1, 0): 200.0, (0, 2): 100.0, (2, 0): 100.0},
-            [],
-        ),  # two links in a package, one outside
+            {(0, 1): 340.0, (1, 0): 340.0, (0, 2): 391.0, (2, 0): 389.0, (1, 2): 390.0, (2, 1): 390.0},
+            ["0 to 1", "1 to 0"],
+        ),
+        ({(0, 1): 375.0, (1, 0): 390.0}, []),
+        ({(0, 1): float("nan"), (1, 0): 390.0}, ["0 to 1", "1 to 0"]),
     ],
-    ids=["healthy", "one direction", "one pair", "not a number", "unequal links"],
+    ids=[
+        "healthy",
+        "one direction",
+        "one pair",
+        "one direction by a tenth",
+        "one pair by an eighth",
+        "within noise",
+        "not a number",
+    ],
 )
 def test_an_odd_pair_is_found(rates: dict[tuple[int, int], float], odd: list[str]) -> None:
     found = speed_outliers.odd_pairs(rates)
     assert [text.split(" 4")[0].split(" 2")[0].split(" nan")[0].split(" 3")[0] for text in found] == odd
 
 
-def beside(name: str, outcome: str = "failed", *, says: str = "", share: float = 1.0) -> planting.Fault:
-    """The launches of two H200s, with sums of float32 at a share of the speed of bfloat16."""
-    sums = [
-        {"op": op, "bytes": 64 * MIB, "moved": 64 * MIB, "mode": mode, "seconds": [seconds] * 5}
-        for op in ("all_reduce", "reduce_scatter")
-        for mode, seconds in (("torch", 2e-4), ("fp32", 2e-4 / share))
-    ]
-    facts = {"files": {}, "warnings": [], "kernel": {"numa_balancing": "0"}, "network": [], "nvls": "off"}
-    told = json.dumps({**facts, "pairs": [], "figures": sums})
+def test_pairs_without_links_between_them_may_differ_by_their_way_through_the_host() -> None:
+    rates = {(0, 1): 50.0, (1, 0): 50.0, (0, 2): 30.0, (2, 0): 28.0, (1, 2): 30.0, (2, 1): 30.0}
+    assert speed_outliers.odd_pairs(rates, {}, set()) == []
+    assert speed_outliers.odd_pairs({**rates, (2, 0): 20.0}, {}, set())
+    linked = {
+        (0, 1): 2,
+        (1, 0): 2,
+        (0, 2): 1,
+        (2, 0): 1,
+        (1, 2): 1,
+        (2, 1): 1,
+    }  # two in a package, one outside
+    assert speed_outliers.odd_pairs(rates, linked) == []
+
+
+FACTS = {"files": {}, "warnings": [], "kernel": {"numa_balancing": "0"}, "network": [], "nvls": "off"}
+
+
+def launched(
+    check: str, name: str, outcome: str = "failed", *, says: str = "", **told: Any
+) -> planting.Fault:
+    """The launches of two H200s say this."""
+    text = json.dumps({**FACTS, "pairs": [], "figures": [], "bytes": 64 * MIB, **told})
     return planting.Fault(
         name,
-        "test_collective_speed.py::test_fp32_beside_bf16_speed",
+        f"test_collective_speed.py::{check}",
         outcome,
         says,
         vendor="nvidia",
         nvml={"devices": 2},
-        patches={"harness.launch:launch": f"lambda *a, **k: json.loads({told!r})"},
+        patches={"harness.launch:launch": f"lambda *a, **k: json.loads({text!r})"},
     )
+
+
+def timed(size: int, **seconds: float) -> list[dict[str, Any]]:
+    """Seconds of both sums by mode."""
+    return [
+        {"op": op, "bytes": size, "moved": size, "mode": mode, "seconds": [one] * 5}
+        for op in ("all_reduce", "reduce_scatter")
+        for mode, one in seconds.items()
+    ]
+
+
+def beside(name: str, outcome: str = "failed", *, says: str = "", share: float = 1.0) -> planting.Fault:
+    """Sums of float32 at a share of the speed of bfloat16."""
+    figures = timed(64 * MIB, torch=2e-4, fp32=2e-4 / share)
+    return launched("test_fp32_beside_bf16_speed", name, outcome, says=says, figures=figures)
+
+
+def through_torch(name: str, outcome: str = "failed", *, share: float, mib: int = 64) -> planting.Fault:
+    """Collectives through torch at a share of the speed of the library's own calls."""
+    figures, says = timed(mib * MIB, eager=2e-4, torch=2e-4 / share), "through torch" if share != 1 else ""
+    says = says if outcome == "failed" else ""
+    return launched("test_torch_beside_the_library_speed", name, outcome, says=says, figures=figures)
+
+
+def pairs(name: str, outcome: str = "failed", *, says: str = "", to_0: list[float]) -> planting.Fault:
+    """Seconds of three repeats from 1 to 0; the way back takes 0.2 ms."""
+    found = [
+        {"from": sender, "to": 1 - sender, "seconds": seconds, "failures": []}
+        for sender, seconds in ((0, [2e-4] * 3), (1, to_0))
+    ]
+    return launched("test_send_receive_bandwidth", name, outcome, says=says, pairs=found)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +346,18 @@ def beside(name: str, outcome: str = "failed", *, says: str = "", share: float =
         beside("sums of float32 at half the speed", says="in fp32", share=0.5),
         beside("sums of float32 without a time", says="in fp32", share=float("nan")),
         beside("sums of float32 are a little slower", "passed", share=0.93),
+        through_torch("torch copies each buffer", share=0.7),
+        through_torch("torch copies small buffers twice", share=0.5, mib=16),
+        through_torch("torch without a time", share=float("nan")),
+        through_torch("torch on a busy host", "passed", share=0.81, mib=16),
+        through_torch("torch from 64 MiB on", "passed", share=0.97),
+        pairs("one direction has lost a sixth of its channels", says="1 to 0", to_0=[2.4e-4] * 3),
+        pairs("a direction without a time", says="1 to 0", to_0=[float("nan")] * 3),
+        pairs("a host is busy in two of three repeats", "passed", to_0=[2.4e-4, 2.1e-4, 2.3e-4]),
     ],
     ids=str,
 )
-def test_slow_sum_of_float32_is_found(fault: planting.Fault, plant) -> None:
+def test_slow_collective_beside_another_is_found(fault: planting.Fault, plant) -> None:
     plant(fault)
 
 

@@ -5,7 +5,9 @@ device, as a made-up result is never certified. Step 12 verifies a certificate o
 """
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +26,7 @@ import made_up  # noqa: E402
 import result_files  # noqa: E402
 import small_dist  # noqa: E402
 import small_images  # noqa: E402
-from fakeamd import kfd, sysfs, tree  # noqa: E402
+from fakeamd import host, kfd, sysfs, tree  # noqa: E402
 from fakeamd.states import STATES  # noqa: E402
 from stackcheck.certificate import keys  # noqa: E402
 from stackcheck.cli import app  # noqa: E402
@@ -131,6 +133,40 @@ def test_step_3_ends_without_a_failure_and_says_why_it_skips(devices: Mapping[st
     checks = devices["checks"].values()
     assert {check["outcome"] for check in checks} == {"passed", "skipped"}
     assert all(check["reason"] for check in checks if check["outcome"] == "skipped")
+
+
+@pytest.mark.parametrize("state", ["mi300x", "mi210", "mi355x-guest"])
+def test_what_the_page_asks_to_send_names_no_gpu_and_no_node(state: str, tmp_path: Path) -> None:
+    """The made-up host has neither grep nor sed: they run here, over its files and what its amd-smi says."""
+    tree.write(tmp_path / "sys", sysfs.tree(STATES[state], NEW.metrics_revision))
+    smi = tmp_path / "amd-smi"
+    (properties,) = re.findall(r"`(grep [^`]+)`", STEPS["1"][2])
+    sent = re.findall(r"`((?:bash|amd-smi) [^`]+)`", STEPS["3"][2])
+    told = shell(properties.replace("/sys/", f"{tmp_path}/sys/"), tmp_path)
+    for command in sent:
+        (arguments,) = re.findall(r"amd-smi ([\w -]+)", command)
+        said = host.run(STATES[state], NEW, ["amd-smi", *arguments.split()]).stdout
+        smi.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+        smi.chmod(0o755)
+        told += shell(command, tmp_path)
+    assert len(sent) == 2
+    assert {"simd_count", "vram", "link_type"} <= set(re.findall(r"\w+", told.lower()))
+    one = format(kfd.UNIQUE_ID, "x")[:-2]  # of all GPUs
+    own = {str(kfd.UNIQUE_ID)[:-3], one, one[-8:], str(kfd.HIVE), format(kfd.HIVE, "x"), "serial"}
+    assert not [identity for identity in own if identity in told.lower()]
+
+
+def shell(command: str, folder: Path) -> str:
+    """What a command of the page prints, with the programs of a folder first."""
+    path = f"{folder}:{os.environ['PATH']}"
+    return subprocess.check_output(["bash", "-c", command], text=True, env={"PATH": path})
+
+
+@pytest.mark.usefixtures("devices")
+def test_the_result_of_step_3_has_hashes_of_the_devices_ids(folder: Path) -> None:
+    told = (folder / "result.json").read_text() + (folder / "junit.xml").read_text()
+    assert format(kfd.UNIQUE_ID, "x")[:-2] not in told.lower()
+    assert str(kfd.UNIQUE_ID)[:-3] not in told
 
 
 def test_step_7_passes_on_a_healthy_machine(devices: Mapping[str, Any], folder: Path) -> None:

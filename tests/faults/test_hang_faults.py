@@ -41,6 +41,45 @@ FAULTS = (
 )
 
 
+# The suites' clock ends these, and the record says so: where the limits are a guess, such a run is UNFIT.
+BY_THE_CLOCK = (
+    planting.Fault(
+        "a kernel never ends",
+        "test_kernels.py::test_embedding[bf16]",
+        says="did not answer in 5 s",
+        patches={
+            "workloads.embedding:check": "lambda **k: __import__('time').sleep(300)",
+            "harness.session:AcceptanceSession.limit_s": "lambda self, timeout_s, ranks=1: 5.0",
+        },
+    ),
+    planting.Fault(
+        "a rank never ends its world",
+        "test_collectives.py::test_groups_set_up_and_torn_down",
+        says="was not set up and torn down in time",
+        patches={
+            "workloads.collective_groups:cycle": "lambda r, key, **k: (__import__('time').sleep(100)"
+            " if r.rank == 1 and key.endswith('/3') else 0, original(r, key, **k))[1]",
+            "workloads.collective_groups:LIMIT_S": "10.0",
+        },
+    ),
+    planting.Fault(
+        "a phase of a job lasts too long",
+        "test_training.py::test_loss_falls",
+        says="lasted more than 8 s",
+        patches={
+            "train:train": "lambda run: __import__('time').sleep(600)",
+            "phases:Phases.__init__": "lambda self, limit_s: original(self, 8.0)",
+        },
+    ),
+)
+
+
+@pytest.mark.waits
+@pytest.mark.parametrize("fault", BY_THE_CLOCK, ids=str)
+def test_what_the_clock_ended_says_so(fault: planting.Fault, plant) -> None:
+    assert {check["cause"] for check in plant(fault)["checks"]} == {"time_limit"}
+
+
 @pytest.mark.waits
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_hang_fails_the_suite_in_time(fault: planting.Fault, plant) -> None:

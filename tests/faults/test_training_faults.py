@@ -153,6 +153,7 @@ def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
     plant: Callable[[planting.Fault], dict[str, Any]],
 ) -> None:
     (check,) = plant(HANG)["checks"]
+    assert check["cause"] == "time_limit"
     assert "] build; stacks in" in check["reason"]
     assert "--- rank-000" in check["reason"]
     assert "--- rank-001" in check["reason"]

@@ -1,4 +1,4 @@
-"""Faults of compiled training and of training in 8 bits: a wrong job is found, a slow or large one too."""
+"""Faults of compiled training, of 8 bits and of gradients: a wrong job is found, a slow or large one too."""
 
 import json
 from collections.abc import Callable
@@ -55,16 +55,73 @@ def wide(**changes: float) -> dict[str, str]:
 
 
 WIDE = (
-    Fault("8 bits slower than 16", SUITE + "test_fp8_is_worth_it[own]", says="19000 tokens/s in 8 bits",
-          patches=wide(rate=19_000.0)),
+    Fault("8 bits in half of the layers", SUITE + "test_fp8_is_worth_it[own]", says="21600 tokens/s in 8",
+          patches=wide(rate=21_600.0)),
     Fault("8 bits larger than 16", SUITE + "test_fp8_is_worth_it[own]", says="48.0 GiB in 8 bits",
           patches=wide(gib=48.0)),
-    Fault("nothing", SUITE + "test_fp8_is_worth_it[own]", outcome="passed", patches=wide()),
+    Fault("nothing", SUITE + "test_fp8_is_worth_it[own]", outcome="passed", patches=wide(rate=23_300.0)),
+)  # fmt: skip
+
+
+def gradients(name: str, layout: str, says: str, patches: dict[str, str]) -> Fault:
+    """A fault in the step of one layout, and the weight whose gradient shows it."""
+    check = f"{SUITE}test_gradients_at_full_width[2-{layout}]"
+    return Fault(name, check, patches=patches, says=says)
+
+
+# What only one of two layers does: forward runs them in turn.
+ONE_LAYER = "(original.__dict__.update(n=original.__dict__.get('n', 0) + 1) or original.n % 2)"
+ON_RANK_1 = "torch.distributed.get_rank() == 1"
+NORM = "layouts.flat_unit:FlatUnit.norm"
+GRADIENTS = (
+    gradients(
+        "half of a rank's shard is dropped", "zero1", "blocks.0.mlp.down.weight",
+        {NORM: f"lambda self, **k: ({ON_RANK_1} and self.slice[len(self.slice) // 2 :].zero_(), "
+               "original(self, **k))[1]"},
+    ),
+    gradients(
+        "a rank's shard is counted twice", "zero1", "blocks.1.attention.o.weight",
+        {NORM: f"lambda self, **k: ({ON_RANK_1} and self.slice.mul_(2), original(self, **k))[1]"},
+    ),
+    gradients(
+        "AdamW gets half of each gradient", "zero1", "embedding.weight: 0.5",
+        {"layouts.flat_unit:FlatUnit.update": "lambda self, scale, *a: original(self, scale * 0.5, *a)"},
+    ),
+    gradients(
+        "AdamW gets half of each shard", "fsdp2", "embedding.weight: 0.5",
+        {"layouts.optimizer:update": "lambda optimizer, lr: ([weight.grad.mul_(0.5) "
+         "for group in optimizer.param_groups for weight in group['params']], original(optimizer, lr))[1]"},
+    ),
+    gradients(
+        "a layer loses its dK", "fsdp2", "blocks.0.attention.k.weight: 1",
+        {"models.llama:document_attention": "lambda q, k, v, mask: "
+         f"original(q, k.detach() if {ONE_LAYER} else k, v, mask)"},
+    ),
+    gradients(
+        "a layer of float32 rounds to bfloat16", "fp32", "blocks.1.mlp.down.weight: 0.00",
+        {"models.llama:SwiGLU.forward": "lambda self, x: original(self, x.bfloat16().float() "
+         f"if not {ONE_LAYER} else x)"},
+    ),
+    gradients(
+        "a layer of bfloat16 runs in 8 bits", "fsdp2", "blocks.1.mlp.up.weight: 0.0",
+        {"models.llama:SwiGLU.forward": "lambda self, x: original(self, "
+         f"x.to(__import__('torch').float8_e5m2).to(x.dtype) if not {ONE_LAYER} else x)"},
+    ),
+    gradients(
+        "scales of 8 bits that are twice too large", "fp8", "blocks.0.mlp.gate.weight",
+        {"fused.products:_fp8_product": "lambda *a, **k: original(*a, **k).mul_(0.5)"},
+    ),
+    gradients(
+        "a microbatch is counted twice", "compiled", "norm: 1",
+        {"train:accumulate": "lambda run, step: (original(run, step), original(run, step))[1]"},
+    ),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "fault", [*FAULTS, *WIDE, *(pytest.param(fault, marks=pytest.mark.slow) for fault in MORE)], ids=str
+    "fault",
+    [*FAULTS, *WIDE, *GRADIENTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in MORE)],
+    ids=str,
 )
 def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
     plant(fault)

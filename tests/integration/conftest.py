@@ -56,6 +56,7 @@ HANGS_S = 4500.0
 # The files that take longest begin first where several run side by side, as the last one to begin should be
 # short: before all others what waits for time limits while they compute. The slow tests: .ci/slow-files.
 LONGEST = (
+    "test_hostile_images",
     "test_fleet_slurm",
     "test_build",
     "test_registry",

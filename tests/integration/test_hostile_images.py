@@ -117,6 +117,8 @@ AUDITED = (
     ),
     Hostile("e17 a torch of 30 lines"),
 )
+# A child that ended has closed what it was given; with these open, the controller waits for its limit.
+ENDED = "(os.write(fds[2], b'0'), [os.close(fd) for fd in fds]) and {'pid': 1}"
 SUMS = b"import math\ndef tensor(rows, **_): return rows\n__version__ = '2.13.0'\n"
 INVENTED = (
     Hostile("another python3", {"/usr/bin/python3": b"\x7fELF another"}),
@@ -125,7 +127,7 @@ INVENTED = (
     agent(
         "a link for a socket", "    os.symlink('/run/docker.sock', sys.orig_argv[-1])\n    time.sleep(600)"
     ),
-    agent("children that end well at once", serving("os.write(fds[2], b'0') and {'pid': 1}")),
+    agent("children that end well at once", serving(ENDED)),
     agent("an answer of 100 MB", serving("{'text': 'x' * 100_000_000}")),
     agent("an answer that never comes", serving("time.sleep(600)")),
     Hostile(

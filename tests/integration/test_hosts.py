@@ -53,7 +53,7 @@ from stackcheck.imaging import base_sources
 from stackcheck.errors import StackcheckError
 from stackcheck import mirrors
 try:
-    found = base_sources.ways("bookworm", "debian12", mirrors.load().apt.get("debian12", ()))
+    found = base_sources.ways("bookworm", "debian12", mirrors.load_mirrors().apt.get("debian12", ()))
     print(json.dumps([found[0].name, found[0].needs]))
 except StackcheckError as error:
     print(json.dumps([None, error.next_step]))

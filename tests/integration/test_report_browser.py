@@ -74,7 +74,7 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
         for name, state in (("NaN", "missed"), ("wrong stride", "caught"))
     )
     fleet_documents.write(folder, fleet_documents.document(), age_days=0)
-    fleets, _ = fleet_file.load(folder)
+    fleets, _ = fleet_file.load_fleets(folder)
     made = content.gather(
         history,
         content.Offered(target=target, images=images),
@@ -85,7 +85,7 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
         campaign=campaign.Campaign(planted=2, caught=1, healthy_runs=1, false_alarms=0, faults=faults),
         report=quiet,
     )
-    (first, *rest) = others.load(ROOT / "docs" / "results" / "contributed", ROOT)
+    (first, *rest) = others.load_others(ROOT / "docs" / "results" / "contributed", ROOT)
     first = dataclasses.replace(first, model="MI300X")  # of the first machine: its table is open
     return dataclasses.replace(made, fleets=fleets, others=(first, *rest))
 

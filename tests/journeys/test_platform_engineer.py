@@ -37,7 +37,7 @@ def test_the_terminal_of_a_platform_engineer(journey: Journey) -> None:
     checkout.mkdir()
     for part in ("images", "tests/acceptance"):
         shutil.copytree(ROOT / part, checkout / part)
-    value = yamlfile.load(ROOT / "matrix.yaml")
+    value = yamlfile.load_yaml(ROOT / "matrix.yaml")
     value["stacks"].append(NEW)
     (checkout / "matrix.yaml").write_text(yaml.safe_dump(value))
     journey.types("cd checkout/images && stackcheck list 'cpu*'")

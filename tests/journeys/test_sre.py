@@ -95,7 +95,7 @@ def lay_out(journey: Journey, registry: str, postgres: str, hook: str) -> Path:
             name: tier for name, tier in checks.items() if name.split("::")[0] not in LEFT_OUT
         }
     (suites / "checks.json").write_text(json.dumps(listing))
-    matrix = yamlfile.load(own / "matrix.yaml")
+    matrix = yamlfile.load_yaml(own / "matrix.yaml")
     matrix["publish"] = f"{registry}/site/stacks"
     matrix["history"] = {"records": str(journey.folder / "records"), "index": postgres}
     (own / "matrix.yaml").unlink()

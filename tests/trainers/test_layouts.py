@@ -40,6 +40,7 @@ def alone(record: Record) -> dict[str, Any]:
 LAYOUTS = {
     "fsdp2": (2,),
     "fsdp2-accumulated": (2, "--micro-batch", "1"),
+    "fsdp2-reduced-each-time": (2, "--micro-batch", "1", "--reduce-each"),
     "fsdp2-kept-gathered": (2, "--no-reshard"),
     "hsdp": (4, "--replicas", "2", "--micro-batch", "2"),
     "hybrid-shard": (4, "--parallel", "hybrid_shard", "--replicas", "2", "--micro-batch", "2"),

@@ -43,7 +43,7 @@ def test_every_preset_trains_at_a_length_that_its_table_holds(family: str, size:
     presets.check_length(family, size, None)
 
 
-@pytest.mark.parametrize("name", sorted(rows.load()))
+@pytest.mark.parametrize("name", sorted(rows.load_rows()))
 def test_every_published_job_has_a_length_that_its_model_holds(name: str) -> None:
     jobs = [row for row in rows.document(name).rows if row.flags]
     for row in jobs:

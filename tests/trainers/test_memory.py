@@ -63,6 +63,14 @@ def test_gradients_left_in_place_take_no_memory_beside_the_activations() -> None
     assert flat.least - apart.least == figure(min(flat.gradients, flat.activations))
 
 
+@pytest.mark.parametrize("flags", ["", "--precision bf16", "--precision bf16 --reduce bf16"])
+def test_gradients_that_are_reduced_each_time_are_never_whole(flags: str) -> None:
+    job = f"--size 8b --no-reshard {flags}"
+    whole, each = need(f"{job} --global-batch 4", 2, 1), need(f"{job} --global-batch 4 --reduce-each", 2, 1)
+    assert (each.gradients, each.gradients_stay) == (need(job, 2, 1).gradients, False)
+    assert (whole.gradients_stay, each.between) == (True, whole.between), "weights stay gathered in both"
+
+
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 7, 8])
 def test_every_other_block_keeps_its_input_alone_and_is_whole_while_backward_runs_it(layers: int) -> None:
     parsed = options.parse(["--size", "8b", *ONE.split(), "--recompute", "half"])

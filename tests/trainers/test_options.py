@@ -27,6 +27,8 @@ COUNTS = [f"--{name.replace('_', '-')}" for name in (*rules.COUNTS, "seq_len", "
         ("--lr nan", ("--lr nan", "expected 0 or more")),
         ("--steps 5 --lr-warmup 5", ("--lr-warmup 5 never reaches the peak in --steps 5",)),
         ("--steps 3 --until 4", ("--until 4", "--steps 3")),
+        ("--reduce-each --parallel zero1", ("--reduce-each works with --parallel fsdp2, without --pp only",)),
+        ("--reduce-each --pp 2", ("--reduce-each works with --parallel fsdp2, without --pp only",)),
         ("--tp 2 --parallel full_shard", ("--tp and --pp work with --parallel fsdp2 and zero1 only",)),
         (
             "--tp 2 --parallel zero1 --precision fp8",

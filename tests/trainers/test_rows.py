@@ -32,7 +32,7 @@ AMD = {
 
 
 def test_every_document_has_its_figures() -> None:
-    every = rows.load()
+    every = rows.load_rows()
     assert set(every) == {"amd-container", "mosaicml-june", "mosaicml-october", "frontier", "spheron"}
     amd = {
         (r.device, r.job, r.precision, r.micro_batch, r.seq_len): r.value for r in every["amd-container"].rows
@@ -59,7 +59,7 @@ def test_the_convergence_table_has_seven_tasks_and_their_average() -> None:
 
 def test_every_job_is_one_that_train_py_takes_and_every_device_is_known() -> None:
     devices = {device["model"] for device in json.loads(DEVICES.read_text())["devices"]}
-    for document in rows.load().values():
+    for document in rows.load_rows().values():
         for row in document.rows:
             assert row.device is None or row.device in devices, row.id
             if row.flags:
@@ -90,4 +90,4 @@ def test_a_wrong_row_is_refused_with_its_place(old: str, new: str, said: str, tm
     assert old in text
     (tmp_path / "rows.yaml").write_text(text.replace(old, new, 1))
     with pytest.raises(RefusedError, match=said):
-        rows.load(tmp_path / "rows.yaml")
+        rows.load_rows(tmp_path / "rows.yaml")

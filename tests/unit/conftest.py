@@ -12,6 +12,7 @@ from hypothesis import settings
 
 import small_checkout as checkouts
 import small_index
+import suites_answers
 from small_checkout import FakeEngine
 from small_dist import release
 from small_flow import Job
@@ -50,6 +51,13 @@ def frozen_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         return digests
 
     with mock.patch.object(inputs, "freeze", link):
+        yield
+
+
+@pytest.fixture(scope="module")
+def suites_asked_here() -> Iterator[None]:
+    """Questions to this checkout's suites start no program: `test_first_amd_host.py` has the real one."""
+    with suites_answers.asked_here():
         yield
 
 

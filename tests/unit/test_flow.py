@@ -165,7 +165,7 @@ def test_what_is_certified_of_a_moving_tag_is_what_the_tag_named_once(
 
 def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(job: Job) -> None:
     engine: Any = job.engine
-    policy = matrix.load(job.root / "matrix.yaml").policy
+    policy = matrix.load_matrix(job.root / "matrix.yaml").policy
     image = build.adopt(FOREIGN, engine, folder=job.settings.folder("foreign"), report=job.lines.append)
     subject = subjects.of_image(image, policy, None, name="foreign", vendor=None)
     assert (subject.vendor, subject.stack, subject.machines) == ("cpu", None, None)

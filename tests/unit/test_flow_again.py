@@ -174,7 +174,7 @@ def test_a_revoked_image_needs_a_new_run_that_began_after_it_by_any_clock(
     revoke(
         f"oci:{job.dist}:{CPU_STACK}",
         reason="NaN",
-        key=keys.load(job.settings.key),
+        key=keys.load_private_key(job.settings.key),
         now=now,
         report=job.lines.append,
     )

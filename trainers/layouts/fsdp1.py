@@ -56,7 +56,6 @@ class Fsdp1:
         self.optimizer = optimizer.adamw(self.model, options, decays)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Job."""
         if last or self.reduces_each:
             return self._forward_backward(batch, share)
         with self.model.no_sync():
@@ -68,13 +67,11 @@ class Fsdp1:
         return loss.detach()
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """As Job."""
         with torch.no_grad():
             found: Tensor = self.model(**batch)
         return found
 
     def step(self, lr: float) -> Tensor:
-        """As Job."""
         norm = self.model.clip_grad_norm_(self.options.clip)
         if optimizer.skips(norm, self.options):
             self.optimizer.zero_grad()
@@ -83,22 +80,18 @@ class Fsdp1:
         return norm
 
     def state(self) -> dict[str, Any]:
-        """As Job."""
         model, moments = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": moments}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """As Job."""
         set_state_dict(
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
 
     def state_bytes(self) -> int:
-        """As Job."""
         return optimizer.state_bytes(self.optimizer)
 
     def shapes(self) -> dict[str, torch.Size]:
-        """As Job."""
         return {name: value.shape for name, value in sorted(self._whole().items())}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

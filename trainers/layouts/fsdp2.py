@@ -48,21 +48,19 @@ class Fsdp2:
         fp8_weights.compute_scales(model)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Job. Only the last microbatch of a step reduces gradients and frees gathered weights."""
-        self.sharded.set_requires_gradient_sync(last)
+        """The last microbatch of a step frees gathered weights, and it or each one reduces gradients."""
+        self.sharded.set_requires_gradient_sync(last or self.options.reduce_each)
         self.sharded.set_reshard_after_backward(last)
         loss: Tensor = self.model(**batch)
         (loss * share).backward()
         return loss.detach()
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """As Job."""
         with torch.no_grad():
             found: Tensor = self.model(**batch)
         return found
 
     def step(self, lr: float) -> Tensor:
-        """As Job."""
         optimizer.fill_gradients(self.model)
         norm = optimizer.global_norm((weight for _, weight in self.counted()), self.stages)
         if optimizer.skips(norm, self.options):
@@ -78,26 +76,21 @@ class Fsdp2:
         yield from self.model.named_parameters()
 
     def state(self) -> dict[str, Any]:
-        """As Job."""
         model, moments = get_state_dict(self.model, self.optimizer, options=self.form)
         return {"model": {name: fp8_weights.plain(x) for name, x in model.items()}, "optimizer": moments}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """As Job."""
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         set_state_dict(self.model, self.optimizer, **parts, options=self.form)
         fp8_weights.compute_scales(self.model)
 
     def state_bytes(self) -> int:
-        """As Job."""
         return optimizer.state_bytes(self.optimizer)
 
     def shapes(self) -> dict[str, torch.Size]:
-        """As Job."""
         return {name: value.shape for name, value in sorted(self.model.state_dict().items())}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As Job."""
         return ((name, whole(value)) for name, value in sorted(self.model.state_dict().items()))
 
 

@@ -116,11 +116,9 @@ class Pipelined(fsdp2.Fsdp2):
         self.flow = Flow(model, plan.accumulate, world, group=self.stages, factor=1.0)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Flow.microbatch."""
         return self.flow.microbatch(batch, last=last, share=share)
 
     def step(self, lr: float) -> Tensor:
-        """As Job."""
         if self.tie and self.tie.name:
             self.tie.sum(flat.local(self.model.get_parameter(self.tie.name).grad))
         return super().step(lr)
@@ -130,11 +128,9 @@ class Pipelined(fsdp2.Fsdp2):
         return ((name, weight) for name, weight in super().counted() if not (self.tie and name == LAST))
 
     def shapes(self) -> dict[str, torch.Size]:
-        """As Job."""
         return {name: shape for name, (shape, _) in self.flow.shapes(super().shapes()).items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As Job."""
         return self.flow.gather(super().weights(), super().shapes())
 
 
@@ -156,23 +152,19 @@ class PipelinedZero1(zero1.Zero1):
             self.counted = [unit for unit in self.units if unit is not self.copy]
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Flow.microbatch."""
         if last:
             for unit in self.units:
                 unit.begin_many(self.passes)
         return self.flow.microbatch(batch, last=last, share=share)
 
     def step(self, lr: float) -> Tensor:
-        """As Job."""
         if self.tie and self.copy:
             self.copy.wait()
             self.tie.sum(self.copy.slice)
         return super().step(lr)
 
     def shapes(self) -> dict[str, torch.Size]:
-        """As Job."""
         return {name: shape for name, (shape, _) in self.flow.shapes(super().shapes()).items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As Job."""
         return self.flow.gather(super().weights(), super().shapes())

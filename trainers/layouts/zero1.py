@@ -75,7 +75,7 @@ class Zero1:
             prepare.compile_and_recompute(model, options, gpu=world.gpu)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
-        """As Job. Ranks sum their gradients: the sum is a mean because `share` is divided by their number."""
+        """Ranks sum their gradients: the sum is a mean because `share` is divided by their number."""
         for unit in self.units:
             unit.begin(first=self.fresh, last=last)
         self.fresh = last
@@ -90,13 +90,12 @@ class Zero1:
         return loss.detach()
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """As Job. A fused layer makes gradients in forward, so the model runs that it is made from."""
+        """A fused layer makes gradients in forward, so the model runs that it is made from."""
         with torch.no_grad():
             found: Tensor = self.plain(**batch)
         return found
 
     def step(self, lr: float) -> Tensor:
-        """As Job."""
         for unit in self.units:
             unit.reduce_the_rest()
             unit.wait()
@@ -140,12 +139,10 @@ class Zero1:
         )
 
     def state_bytes(self) -> int:
-        """As Job."""
         held = (part for unit in self.units for part in (unit.low, unit.mean, unit.variance))
         return sum(part.nbytes for part in held if part is not None)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """As Job."""
         self.steps = int(state["steps"])
         for name, unit in self._named():
             parts = ("mean", "variance", "master")
@@ -162,7 +159,6 @@ class Zero1:
             unit.wait()
 
     def shapes(self) -> dict[str, torch.Size]:
-        """As Job."""
         held = {path: weight.shape for unit in self.units for path, (weight, _) in unit.offsets.items()}
         return dict(sorted(held.items()))
 

@@ -110,7 +110,7 @@ def _given(folder: Path) -> Mapping[str, Path]:
     """The wheels that were in the folder before, by name; those of an earlier run are made again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        before = origins.load(folder)
+        before = origins.load_origins(folder)
         ours = {wheel.file for wheel in before.wheels if wheel.origin == "environment"} if before else set()
         for path in sorted(folder.iterdir()):
             if path.name in ours or path.name.startswith(TEMPORARY):

@@ -328,7 +328,7 @@ def _stem(info: Path) -> str:
 
 
 def _pin(stem: str) -> str:
-    """As pip takes it."""
+    """The package and its version in pip's form."""
     return stem.replace("-", "==", 1)
 
 

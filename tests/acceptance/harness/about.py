@@ -112,7 +112,7 @@ def startup_problems(folders: list[str]) -> dict[str, list[str]]:
 
 
 def foreign_problems(vendor: str) -> list[list[str]]:
-    """What is wrong, and what is tolerated."""
+    """Two lists, as `foreign.problems` returns them: the problems, and the tolerated packages."""
     return list(foreign.problems(vendor))
 
 

@@ -13,7 +13,8 @@ stdout: {"metrics": {name: {"unit", "direction", "conditions"}},
 "driver": {"state", "says"} of the driver by drivers.json, or null,
 "drivers": [the same of each of the drivers],
 "lowest_share": the smallest share of its ceiling that a bound may be,
-"problems": [what the lint finds wrong with the entries]}.
+"problems": [what the lint finds wrong with the entries],
+"limits_are_guessed": whether the limits of time on this vendor are a multiple of those that were measured}.
 """
 
 import json
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import vendors
 from harness import models, thresholds
 from vendors import drivers
 from workloads import attention_default, gated, speed_conditions
@@ -51,6 +53,7 @@ def main() -> None:
         "driver": support(asked.get("driver")),
         "lowest_share": thresholds.LOWEST_SHARE,
         "problems": list(thresholds.lint(asked["entries"])),
+        "limits_are_guessed": vendors.module(row["vendor"]).TIME_LIMIT_FACTOR != 1,
     }
     if "drivers" in asked:
         answer["drivers"] = [support(one) for one in asked["drivers"]]

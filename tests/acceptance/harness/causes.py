@@ -45,6 +45,19 @@ OF_WARNINGS: Mapping[str, str] = {
 }
 
 
+# A text in the error of a workload -> the cause.
+OF_ERRORS: Mapping[str, str] = {
+    "hipIpcGetMemHandle failed": "processes cannot share a device's memory: in containers of the Kubernetes"
+    " device plug-in (ROCm/rocm-systems#7864), or beside another job on this node (ROCm/rocm-systems#10609);"
+    " run the same image in a container of the node's own engine, alone",
+}
+
+
+def of_error(words: str) -> tuple[str, ...]:
+    """The causes that the error of a workload names."""
+    return tuple(cause for text, cause in OF_ERRORS.items() if text in words)
+
+
 def of_host(warnings: Iterable[str], kernel: Mapping[str, Any]) -> tuple[str, ...]:
     """The causes that the warnings of the collective library and the kernel's settings name."""
     log = "\n".join(warnings)

@@ -57,9 +57,9 @@ class Check:
     more_evidence: dict[str, Any] = field(default_factory=dict)  # by name, beside the devices' state
     skip: dict[str, Any] | None = None  # kind and facts, if the check was skipped
     hints: tuple[str, ...] = ()  # causes that the host shows, printed if the check fails
-    # Why it failed, if missing or violated bounds alone did it, or an exception of the suites' own, which
-    # judges nothing.
-    cause: Literal["no_threshold", "bound", "exception"] | None = None
+    # Why it failed, if missing or violated bounds or the clock alone did it, or an exception of the suites'
+    # own, which judges nothing.
+    cause: Literal["no_threshold", "bound", "exception", "time_limit"] | None = None
     started: str = field(default_factory=resultfile.now)
     waited_s: float = 0.0  # for devices, or for other checks to end
 

@@ -49,7 +49,7 @@ class Clocked:
 
     @property
     def tflops(self) -> float:
-        """By this clock."""
+        """The rate in TFLOP/s by this clock."""
         return self.flop / self.seconds / 1e12
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import vendors
 from harness import launch as launcher
-from harness import leases, models, order, processes, skips
+from harness import leases, models, order, overdue, processes, skips
 from harness.calls import InChild, InNewProcesses, Launch, OnDevice, RecordMetric
 from harness.check import Check
 from harness.evidence import (
@@ -130,9 +130,7 @@ def whole_run(request: pytest.FixtureRequest, acceptance: AcceptanceSession, che
     with check.waiting():
         ended = acceptance.earlier_ended(request.node)
     if not ended:
-        pytest.fail(
-            "other checks of this run did not end, so this check cannot judge the whole run", pytrace=False
-        )
+        raise overdue.OverdueError("other checks did not end, so this check cannot judge the whole run")
     early = acceptance.machine_at_start()
     # Where a reading resets the error counts, a second reading would miss what the first one found.
     cleared = any(link.errors_cleared for link in early.links)
@@ -234,13 +232,10 @@ def in_child(acceptance: AcceptanceSession, vendor: vendors.Vendor) -> Iterator[
     ) -> Any:
         if fresh:
             worker.stop()
-        try:
-            environment = {**vendor.child_environment(()), **(env or {})}
-            limit_s = acceptance.limit_s(timeout_s)
+        environment = {**vendor.child_environment(()), **(env or {})}
+        limit_s = acceptance.limit_s(timeout_s)
+        with overdue.failing():
             return worker.call(_name_of(function), kwargs, environment=environment, timeout_s=limit_s)
-        except WorkloadError as error:
-            problem = str(error)
-        return pytest.fail(problem, pytrace=False)  # outside the handler, so that no exception is chained
 
     yield call
     worker.stop()
@@ -370,15 +365,8 @@ def _without_reading(
             yield Unfit("no answer", words, device.index)
 
 
-@contextlib.contextmanager
-def _failing(acceptance: AcceptanceSession, lease: leases.Lease) -> Iterator[None]:
-    problem = ""
-    try:
-        yield
-    except WorkloadError as error:
-        problem = "\n".join(filter(None, (str(error), _not_clean(acceptance, lease))))
-    if problem:  # outside the handler, so that no exception is chained
-        pytest.fail(problem, pytrace=False)
+def _failing(acceptance: AcceptanceSession, lease: leases.Lease) -> contextlib.AbstractContextManager[None]:
+    return overdue.failing(lambda: _not_clean(acceptance, lease))
 
 
 def _not_clean(acceptance: AcceptanceSession, lease: leases.Lease) -> str:

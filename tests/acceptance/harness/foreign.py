@@ -53,7 +53,7 @@ class Part:
 
 
 def problems(vendor: str) -> tuple[list[str], list[str]]:
-    """What is wrong in this image, and the packages that have parts for another vendor and may.
+    """The problems of packages with parts for another vendor, and those packages that may have such parts.
 
     Args:
         vendor: The image's.
@@ -102,7 +102,7 @@ def look(path: Path) -> Part:
 
 
 def _named(file: str) -> Iterator[str]:
-    """bitsandbytes says it in the name: libbitsandbytes_cuda126.so, libbitsandbytes_rocm72.so."""
+    """The vendor that a file's name ends with: libbitsandbytes_cuda126.so, libbitsandbytes_rocm72.so."""
     found = re.match(r"lib\w+_(cuda|rocm|hip)\d*\.so", file)
     if found:
         yield "nvidia" if found[1] == "cuda" else "amd"

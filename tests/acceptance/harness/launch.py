@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import processes
-from harness.processes import WorkloadError
+from harness.processes import TimeLimitError, WorkloadError
 from harness.server import Server
 
 WORKLOADS = processes.ACCEPTANCE / "workloads"
@@ -20,6 +20,13 @@ TRAINERS = processes.ACCEPTANCE.parent.parent / "trainers"
 # torch/distributed/elastic/…".
 TORCHRUN = re.compile(r"[EW]\d{4} .* torch/distributed/elastic/multiprocessing/api\.py")
 THREADS = {"OMP_NUM_THREADS": "1"}  # of each rank; OpenMP reads it while it is loaded
+# What a rank says whose own limit ended it: trainers/phases.py, workloads/collective_timing.py, torch's
+# groups and stores. All of these limits grow by `workloads.time_limits`.
+OWN_LIMIT = re.compile(
+    r"[^\n]*(?:lasted more than \S+ s|did not reach the barrier within"
+    r"|Watchdog caught collective operation timeout"
+    r"|wait timeout after|Timed out waiting|timed out after)[^\n]*"
+)
 RANK = Path(__file__).with_name("rank.py")
 
 
@@ -99,14 +106,17 @@ def _record_of(
     except subprocess.TimeoutExpired:
         stacks = processes.keep_stacks(home)
         last = processes.tail(home / "stdout.txt", 1) or "no output: still importing?"
-        raise WorkloadError(
+        raise TimeLimitError(
             f"{program} did not end in {timeout_s:g} s, last: {last}; stacks in {home}\n{stacks}"
         ) from None
     finally:
         processes.kill(token, process)
     if code:
         last = last_output(home / "stderr.txt")
-        raise WorkloadError(f"{program} {processes.end_of(code)}; output in {home}\n{last}")
+        ended = f"{program} {processes.end_of(code)}"
+        if overdue := OWN_LIMIT.search(processes.end_of_file(home / "stderr.txt")):
+            raise TimeLimitError(f"{ended}: {overdue[0].strip()}; output in {home}\n{last}")
+        raise WorkloadError(f"{ended}; output in {home}\n{last}")
     return last_record(home / "stdout.txt", program)
 
 

@@ -103,7 +103,7 @@ def _fits(candidate: Mapping[str, Any], device: Device) -> bool:
 
 
 def _is_partitioned_so(candidate: Mapping[str, Any], device: Device) -> bool:
-    """A whole GPU's row is for a device without partitions; what cannot be read rules no row out."""
+    """Whether a row of devices.json fits the device's partitions, as far as these can be read."""
     wanted = candidate.get("partition", WHOLE)
     read = {name: device.partition.get(name, Absence.NOT_AVAILABLE) for name in wanted}
     return all(mode == wanted[name] for name, mode in read.items() if is_known(mode))

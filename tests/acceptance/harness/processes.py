@@ -42,6 +42,10 @@ class WorkloadError(Exception):
     """The workload raised, crashed or hung; the message says which, with its output or stacks."""
 
 
+class TimeLimitError(WorkloadError):
+    """The clock ended the workload: the suites', or its own, whose limit `workloads.time_limits` scales."""
+
+
 class Child(Protocol):
     """A child process, whether it was started anew or forked by `harness.server`."""
 

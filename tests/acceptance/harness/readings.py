@@ -13,6 +13,7 @@ from harness.unfit import InvalidRun, Kind, Unfit, invalid
 from vendors import Absence, Device, Host, Reading, VendorAbsentError, is_known
 
 PAIR = 2
+FAST_LINKS = frozenset({"nvlink", "xgmi"})
 
 
 def only_with(condition: object, feature: str, reason: str) -> None:
@@ -127,6 +128,17 @@ def while_busy(monitor: Monitor, work: Callable[[], object]) -> list[Host]:
     if failure:
         raise failure[0]
     return readings
+
+
+def linked_pairs(host: Host, devices: Sequence[Device]) -> set[tuple[int, int]]:
+    """The ordered pairs that a link joins, by their places in `devices`; others go through the host."""
+    place = {device.index: number for number, device in enumerate(devices)}
+    joined = [
+        (place[link.a], place[link.b])
+        for link in host.links
+        if link.a in place and link.b in place and link.kind in FAST_LINKS
+    ]
+    return {pair for a, b in joined for pair in ((a, b), (b, a))}
 
 
 def links_of_pairs(host: Host, devices: Sequence[Device]) -> dict[tuple[int, int], int]:

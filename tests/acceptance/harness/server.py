@@ -61,7 +61,7 @@ class Server:
         return forked or processes.start_program(program)
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
-        """Whether a child with this environment may be a fork. Waits until torch is loaded, if it may."""
+        """Wait until torch is loaded; True if a child with this environment may be a fork of the server."""
         self.prepare()
         names = self._environment.keys() | environment.keys()
         changed = {name for name in names if self._environment.get(name) != environment.get(name)}

@@ -25,6 +25,7 @@ from harness.check import Check
 from harness.evidence import evidence, link_states
 from harness.listener import Listener
 from harness.monitor import Monitor, MonitorError
+from harness.overdue import OverdueError
 from harness.server import Server
 from harness.unfit import InvalidRun
 from harness.worker import Worker
@@ -259,6 +260,8 @@ class AcceptanceSession:
         check.skip = skips.facts(raised) or check.skip
         if not isinstance(raised, JUDGED):
             check.cause = "exception"
+        if isinstance(raised, OverdueError):
+            check.cause = "time_limit"
         if isinstance(raised, InvalidRun):
             check.machine += raised.found
             if self.host is not None and "start" not in check.more_evidence:

@@ -145,7 +145,5 @@ def _md5(path: Path, sums: Path) -> str:
 
 
 def _urlsafe(body: bytes) -> str:
-    """As RECORD has it:
-    https://packaging.python.org/en/latest/specifications/recording-installed-packages/.
-    """
+    """The SHA-256 of a file as RECORD has it (packaging.python.org, "Recording installed projects")."""
     return base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()

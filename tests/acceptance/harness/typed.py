@@ -30,7 +30,7 @@ class Typed:
     names: Mapping[str, str]
 
     def understood(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """What it printed, by the names of the text; what has another form stays as it is."""
+        """The program's printed values, under the names of the text where they are mappings."""
         known = {drawn: name for name, drawn in self.names.items()}
         return {
             known.get(family, family): {known.get(name, name): value for name, value in values.items()}

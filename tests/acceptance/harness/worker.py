@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import processes
-from harness.processes import WorkloadError
+from harness.processes import TimeLimitError, WorkloadError
 from harness.server import Server
 
 LONGEST_BYTES = 64 << 20  # of an answer
@@ -62,7 +62,7 @@ class Worker:
             os.write(child.requests, request)
             answer = _read_line(child, time.monotonic() + timeout_s)
         except TimeoutError:
-            raise WorkloadError(self._hang(child, function, timeout_s)) from None
+            raise TimeLimitError(self._hang(child, function, timeout_s)) from None
         except (BrokenPipeError, EOFError):
             raise WorkloadError(self._crash(child, function)) from None
         if answer.get("ok") is not True:

@@ -37,12 +37,12 @@ DMA_BUF_SINCE = (5, 12)  # the first kernel whose RDMA can register a dma-buf (i
 
 
 def release(root: Path) -> tuple[int, int]:
-    """The kernel's release; (0, 0) if no file says it."""
+    """The kernel's release (major, minor); (0, 0) if no file has it."""
     found = re.match(r"(\d+)\.(\d+)", text(root / "proc/sys/kernel/osrelease"))
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def has_options(root: Path, *names: str) -> bool | None:
-    """Whether the running kernel was built with all of these options; None if no file says it."""
+    """Whether the running kernel was built with all of these options; None if no file lists its options."""
     configuration = text(root / "boot" / f"config-{text(root / 'proc/sys/kernel/osrelease')}")
     return all(f"\n{name}=y\n" in f"\n{configuration}\n" for name in names) if configuration else None

@@ -14,7 +14,7 @@ MISSING = "NVLS multicast support is not available"
 
 
 def state(vendor: str, devices: int, log: str | None = None) -> str:
-    """By NCCL's log, or without a log by the environment; one device alone has no fabric."""
+    """The state of multicast by NCCL's log, or by the environment without a log; one device has no fabric."""
     if vendor != "nvidia" or devices < 2:
         return "unavailable"
     if os.environ.get(SWITCH) == "0":

@@ -92,7 +92,7 @@ def gpudirect(root: Path) -> Mapping[str, bool | None]:
 
 
 def child_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """By UUID, which does not depend on numbering; an empty list hides every GPU."""
+    """Variables that show a child these devices, named by UUID; an empty list hides every GPU."""
     return {VISIBILITY: ",".join(device.uuid for device in devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
@@ -125,7 +125,7 @@ def torch_uuid(printed: str) -> str:
 
 
 def driver_support(host: Host, runtime_version: str) -> Support:
-    """By CUDA's minor-version and forward compatibility."""
+    """Whether the driver serves the runtime, by CUDA's minor-version and forward compatibility."""
     driver, serves = (
         str(reading) if is_known(reading) else None for reading in (host.driver, host.driver_runtime)
     )

@@ -150,7 +150,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[Process, ...] | Absence:
 
 
 def _numa_node(bdf: str) -> Reading:
-    """From sysfs, which every driver release has; -1 means that the firmware gave none."""
+    """The device's NUMA node from sysfs, which every driver release has; -1 if the firmware gave none."""
     try:
         node = int(Path(f"/sys/bus/pci/devices/{bdf}/numa_node").read_text())
     except OSError:

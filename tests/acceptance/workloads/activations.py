@@ -24,7 +24,7 @@ ERF = 1.5e-7
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """As in Llama's MLP."""
+    """The gated activation of Llama's MLP."""
     return F.silu(gate) * up
 
 

@@ -34,7 +34,7 @@ class Shape:
     peaked: bool = False
 
     def __str__(self) -> str:
-        """As a case name."""
+        """The problem as the name of a case."""
         mask, kind = "causal" if self.causal else "full", "peaked" if self.peaked else "normal"
         return f"b{self.b} h{self.hq}/{self.hkv} {self.sq}x{self.sk} d{self.d} {mask} {kind}"
 

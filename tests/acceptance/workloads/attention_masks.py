@@ -41,7 +41,7 @@ def lacks(way: str) -> dict[str, str] | None:
 
 
 def lacks_window(way: str) -> dict[str, str] | None:
-    """As `lacks`, for a sliding window."""
+    """The package or feature that a sliding window needs and that is absent; None if it must work."""
     if way == "package" and flash_package.available() and flash_package.uses_triton():
         reason = (
             "flash_attn's Triton kernels ignore window_size: a limit of this stack, so do not use it there"

@@ -52,7 +52,7 @@ class Problem:
     v_is_view: bool = False
 
     def __str__(self) -> str:
-        """As a case name."""
+        """The problem as the name of a case."""
         shape = self.shape
         kind = f"{self.mask} {self.window or ''}".strip()
         form = "" if self.mask in {"none", "causal", "all true"} else f" as {self.form}"
@@ -203,7 +203,7 @@ def seen(problem: Problem) -> torch.Tensor | None:
 
 
 def _argument(problem: Problem, dtype: torch.dtype) -> torch.Tensor | None:
-    """The mask as PyTorch's attention takes it; `None` where a flag says it or nothing is masked."""
+    """The mask as PyTorch's attention takes it; `None` if a flag stands for the mask or nothing is masked."""
     visible = None if problem.mask == "causal" else seen(problem)
     if visible is None or problem.form == "bool":
         return visible if visible is None else visible.contiguous()

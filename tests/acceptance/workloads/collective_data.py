@@ -34,7 +34,7 @@ class Payload:
     trial: int = 0
 
     def __str__(self) -> str:
-        """As a case name."""
+        """The payload as the name of a case."""
         return f"{self.dtype} x {self.count}{f' at offset {self.offset}' if self.offset else ''}"
 
     def modulus(self, ranks: Ranks) -> int:

@@ -15,7 +15,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from workloads.time_limits import scaled
 CYCLES, WARM, LEAST = 200, 4, 8
 BUDGET_S = {"standard": 4.0, "soak": 600.0}  # for each way; a cycle on GPUs takes tenths of a second
 LIMIT_S, LEAVE_S = 30.0, 2.0  # for one cycle, and between the end of one that hung and that of its process
+SHARED = "device_mib"
 STATUS, DESCRIPTORS = Path("/proc/self/status"), Path("/proc/self/fd")
 
 
@@ -74,11 +75,11 @@ def _watched(ranks: Ranks, watch: Watch, report: Mapping[str, Any]) -> Iterator[
 
 def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
     way, begun, seconds, wrong = watch.entry["way"], time.monotonic(), list[float](), list[int]()
-    before: dict[str, float] = {}
+    held: list[dict[str, float]] = []
     for number in itertools.count():
         watch.end = time.monotonic() + scaled(LIMIT_S)
-        if number == WARM:
-            before = holdings(ranks)
+        if number >= WARM:
+            held.append(holdings(ranks))
         late = number >= LEAST + WARM and time.monotonic() - begun > budget_s
         if not _goes_on(ranks, f"{way}/{number}", over=number >= CYCLES or late):
             break
@@ -91,7 +92,6 @@ def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
             raise
         seconds.append(time.monotonic() - start)
         wrong += [] if right else [number]
-    after = holdings(ranks)
     return {
         **watch.entry,
         "stuck": False,
@@ -100,8 +100,21 @@ def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
         "wrong": wrong,
         "median_s": statistics.median(seconds),
         "slowest_s": max(seconds),
-        "grown": {name: after[name] - before[name] for name in after},
+        "grown": growth(held),
     }
+
+
+def growth(held: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What grew from the first holdings to the last. Of the device's memory, what grew in each third.
+
+    That memory is everybody's: a neighbour that begins takes some once, and a leak takes some all the time.
+    """
+    last = len(held) - 1
+    grown = {name: held[last][name] - held[0][name] for name in held[0]}
+    if SHARED in grown:
+        edges = itertools.pairwise(round(third * last / 3) for third in range(4))
+        grown[SHARED] = 3 * min(held[end][SHARED] - held[begin][SHARED] for begin, end in edges)
+    return grown
 
 
 def _goes_on(ranks: Ranks, key: str, *, over: bool) -> bool:
@@ -145,7 +158,7 @@ def holdings(ranks: Ranks) -> dict[str, float]:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(ranks.device)
-        found["device_mib"] = (total - free) / 2**20
+        found[SHARED] = (total - free) / 2**20
     return found
 
 

@@ -48,7 +48,7 @@ def _decoder(block: nn.Module, config: Any) -> Problem:
 
 
 def _moe() -> Problem:
-    """Tokens say which expert they want, so that rounding moves none of them to another one."""
+    """A block with experts whose tokens choose their expert clearly, so that rounding moves none."""
     config = _config("moe", "zaya1-like")
     llama, moe = trainers.module("models.llama"), trainers.module("models.moe")
     block, x, context = _decoder(llama.Block(config, moe.Experts(config)), config)
@@ -103,7 +103,7 @@ def _against_eager(problem: Callable[[], Problem]) -> Iterable[Reading]:
 
 
 def _give_weights(block: nn.Module) -> None:
-    """Normal ones, where a block does not have its own: a router's stay, and norms stay ones."""
+    """Give a block normal weights where it has none of its own: a router's stay, and norms stay ones."""
     for number, (name, weight) in enumerate(block.named_parameters()):
         if weight.ndim > 1 and "router" not in name:
             ends = name.endswith(("o.weight", "down.weight", "down", "out.weight"))

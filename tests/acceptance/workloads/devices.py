@@ -76,7 +76,7 @@ def _peer_speed(a: int, b: int) -> dict[str, Any]:
 
 
 def _seconds_a_copy(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    """On the current device's stream, one figure per repeat."""
+    """Seconds of a copy on the current device's stream, one figure per repeat."""
     target.copy_(source, non_blocking=True)  # the first copy opens the path
     return [_repeat(lambda: target.copy_(source, non_blocking=True)) for _ in range(REPEATS)]
 

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _collectives_are_right(ranks: Ranks) -> list[str]:
-    """What is wrong on any rank; only rank 0 knows."""
+    """The failures of the collectives on any rank; empty on every rank but 0."""
     book = Book(ranks)
     for operation, name, function in collective_values.cases(ranks, "smoke"):
         book.judge(operation, name, function)

@@ -204,7 +204,7 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Without warnings, and without TF32, which convolutions use by default."""
+    """Run the body without warnings, and without TF32, which convolutions use by default."""
     was = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -357,6 +357,6 @@ def of_soak(family: str, seed: int) -> dict[str, Any]:
 
 
 def lacks_a_processor() -> dict[str, Any] | None:
-    """Drawn operators run on processors alone, where a value outside of a domain is an exception."""
+    """The lack of a processor, for drawn operators: on a GPU a value outside of a domain ends the process."""
     reason = "a value outside of an operator's domain ends the process"
     return {"feature": "drawn operators", "reason": reason} if device().type == "cuda" else None

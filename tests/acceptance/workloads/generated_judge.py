@@ -44,7 +44,7 @@ class Call:
     apart: bool = False  # the gradients that come in lie in a buffer, with gaps
 
     def tensors(self) -> list[torch.Tensor]:
-        """Its tensors, in order."""
+        """The tensors among the call's arguments, in order."""
         return [leaf for leaf in leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
 
     def mapped(self, change: Callable[[Any], Any]) -> Call:
@@ -54,7 +54,7 @@ class Call:
 
 
 class Reference:
-    """What float64 says of a call. Calls with equal numbers in other places of memory share it."""
+    """A call's results in float64. Calls with equal numbers in other places of memory share them."""
 
     def __init__(self, call: Call) -> None:
         """Evaluate it once; how far its results lie apart is found when somebody asks."""
@@ -177,7 +177,7 @@ def wide(call: Call, move: int = 0) -> Call:
 
 
 def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
-    """Its numbers in float64, each up or down by this number of roundings of its type."""
+    """A tensor in float64, each number moved up or down by `roundings` roundings of the tensor's type."""
     exact = leaf.detach().double()
     if not roundings or leaf.dtype is torch.float64:
         return exact

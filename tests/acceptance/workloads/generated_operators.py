@@ -68,7 +68,7 @@ RARE = ("linalg.", "fft.", "special.", "signal.", "masked.")  # a third of the t
 
 @dataclass(frozen=True)
 class Case:
-    """What is drawn. Its words are what repeats it."""
+    """A drawn case of an operator; its text repeats it."""
 
     operator: str
     dtype: str
@@ -239,7 +239,7 @@ def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
 
 
 def _kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The function of copies of what it changes: statistics of a normalization, which have no gradient."""
+    """Call the function with copies of what it changes: the statistics of a normalization."""
     args, kwargs = generated_judge.mapped(
         (args, kwargs),
         lambda one: one if not isinstance(one, torch.Tensor) or one.requires_grad else one.clone(),
@@ -282,7 +282,7 @@ def _in_place(function: Callable[..., Any], first: Any, *args: Any, **kwargs: An
 
 
 def _into(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Into a tensor that was there before, with other strides and NaN in it."""
+    """The same call with an `out` tensor that has other strides and holds NaN."""
     wanted = function(*args, **kwargs)
     if not isinstance(wanted, torch.Tensor) or not wanted.is_floating_point():
         raise NotImplementedError("not supported: only one result of a floating type has a place here")

@@ -28,7 +28,7 @@ MARGIN_BYTES = 2 << 30  # contexts, workspaces, and the pieces in which results 
 
 @dataclass(frozen=True)
 class Operation:
-    """Its cases for a limit, and the bytes of device memory that they need for each element of the limit."""
+    """The cases of an operation for a limit, and the bytes of memory needed per element of the limit."""
 
     cases: Callable[[int], Iterator[cases.Case]]
     bytes: float

@@ -49,7 +49,7 @@ def _cases(loss: Loss, dtype: torch.dtype) -> Iterator[cases.Case]:
 
 
 def plain(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """As in a model without a fused loss, with logits in float32."""
+    """The loss of a model without a fused loss: logits in float32, then cross entropy."""
     return F.cross_entropy(F.linear(x, weight).float(), target, ignore_index=IGNORED)
 
 

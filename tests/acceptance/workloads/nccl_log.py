@@ -61,14 +61,22 @@ def nvls(text: str | None = None) -> str:
 
 
 def configuration(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Each configuration file that exists, with its lines that set something."""
+    """Each configuration file that exists, with its lines that set what the environment does not set so.
+
+    A variable of the environment comes before a file's line.
+    """
     found = {path: Path(path).expanduser() for path in paths}
     return {path: _settings(file) for path, file in found.items() if file.is_file()}
 
 
 def _settings(file: Path) -> list[str]:
     lines = (line.strip() for line in file.read_text(errors="replace").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    return [line for line in lines if line and not line.startswith("#") and not _is_set_so(line)]
+
+
+def _is_set_so(line: str) -> bool:
+    name, _, value = line.partition("=")
+    return os.environ.get(name.strip()) == value.strip()
 
 
 def kernel() -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Kind:
     precision: str
 
     def __str__(self) -> str:
-        """As a case name."""
+        """The problem as the name of a case."""
         twice = "tied weights and a block run twice" if self.tied else "a block run twice"
         return f"{twice}, {self.precision}{', resharded' if self.reshard else ''}"
 

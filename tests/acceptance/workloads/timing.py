@@ -27,9 +27,12 @@ def repeats(
     *,
     count: int = 5,
     calls: int = 20,
+    rest_s: float = REST_S,
     meet: Callable[[], object] = lambda: None,
 ) -> list[float]:
     """Median seconds of up to `calls` cold calls, `count` times, each time after a rest.
+
+    What only moves data stays below the power cap, and needs no rest.
 
     Each repeat begins with `meet`; with a barrier there, several devices start at the same time.
 
@@ -42,7 +45,7 @@ def repeats(
         once = functools.partial(_on_host, function)
     else:
         wipe = torch.empty(WIPE_BYTES, dtype=torch.uint8, device=device())
-        once = functools.partial(_rested, function, calls, wipe)
+        once = functools.partial(_rested, function, calls, wipe, rest_s)
     found = []
     for _ in range(count):
         meet()
@@ -50,9 +53,9 @@ def repeats(
     return found
 
 
-def _rested(function: Callable[[], object], calls: int, wipe: torch.Tensor) -> float:
+def _rested(function: Callable[[], object], calls: int, wipe: torch.Tensor, rest_s: float) -> float:
     torch.cuda.synchronize()
-    time.sleep(REST_S)
+    time.sleep(rest_s)
     for _ in range(WARM_WIPES):  # raise the clocks with a load that stays below the power cap
         wipe.zero_()
     warm_s = _on_device(function, WARM_CALLS, wipe)

@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     stages: int
 
     def __str__(self) -> str:
-        """As a case name."""
+        """The problem as the name of a case."""
         return f"{self.rows}x{self.columns}x{self.depth} by {self.warps} warps in {self.stages} stages"
 
 

@@ -202,7 +202,7 @@ def nvmlEventSetWait_v2(events, timeout_ms):
     events["waited"] += 1
     xid = STATE.get("xid")
     if xid is None or events["waited"] != 1:
-        time.sleep(timeout_ms / 1000)
+        time.sleep(min(timeout_ms / 1000, 0.05))  # at its end a run waits for this call to return
         raise NVMLError(NVML_ERROR_TIMEOUT)
     if xid == "lost":
         raise NVMLError(NVML_ERROR_GPU_IS_LOST)

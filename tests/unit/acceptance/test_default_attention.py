@@ -15,6 +15,7 @@ from stackcheck.suite import results
 from stackcheck.suite.judgement import judge_file
 from workloads import attention_default, speed_conditions
 
+pytestmark = pytest.mark.usefixtures("frozen_once", "suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "docs" / "results" / "suites-h100-x1-standard.json"
 CUDA = [stack for stack in resolve.load_stacks(ROOT) if stack.runtime == "cuda"]
@@ -111,6 +112,6 @@ def test_the_verdict_fails_where_the_run_and_the_rules_differ(said: str | None, 
             check.update(outcome="passed")
     path = tmp_path / "result.json"
     path.write_text(json.dumps(document))
-    results.load(path)
+    results.load_result(path)
     reasons = judge_file(path, ROOT, None).verdict.reasons
     assert any("attention took" in reason for reason in reasons) == (said in {"flash", "math"})

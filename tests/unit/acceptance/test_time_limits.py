@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 import vendors
-from harness import processes, server
+from harness import launch, overdue, processes, server
+from harness.check import Check
 from harness.session import AcceptanceSession
 from workloads import time_limits
 
@@ -53,3 +56,88 @@ def test_no_workload_has_a_limit_that_does_not_grow() -> None:
             made = "Phases(" in line or "timeout=dt.timedelta(" in line or "monotonic() + LIMIT_S" in line
             own = path.name in asked and "options.timeout_s" in line
             assert not made or own or "scaled(" in line, f"{path.name}: {line.strip()}"
+
+
+class Ended:
+    """A child that ended with a code, or that does not end."""
+
+    pid, returncode = 2**22, None
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.code is None:
+            raise subprocess.TimeoutExpired("torchrun", timeout or 0.0)
+        return self.code
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "error"),
+    [
+        (None, "", processes.TimeLimitError),
+        (1, "rank 0: compile lasted more than 450 s", processes.TimeLimitError),  # trainers/phases.py
+        (
+            1,
+            "TimeoutError: ranks [1] did not reach the barrier within 90 s",
+            processes.TimeLimitError,
+        ),
+        (1, "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(", processes.TimeLimitError),
+        (1, "DistStoreError: wait timeout after 180000ms, keys: /group", processes.TimeLimitError),
+        (1, "RuntimeError: HIP error: invalid device function", processes.WorkloadError),
+        (-11, "", processes.WorkloadError),
+    ],
+)
+def test_what_the_clock_ended_is_told_from_what_failed(
+    code: int | None, says: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "kill", lambda *_: [])
+    monkeypatch.setattr(processes, "keep_stacks", lambda *_: "")
+    (tmp_path / "stderr.txt").write_text(f"[rank1]: {says}\n" + "[rank0]: a line\n" * 40)
+    (tmp_path / "stdout.txt").write_text("")
+    child = cast("Any", Ended(code))
+    with pytest.raises(pytest.fail.Exception) as failed, overdue.failing(lambda: "not clean"):
+        launch._record_of(child, "training.py", "token", tmp_path, 360)
+    assert isinstance(failed.value, overdue.OverdueError) == (error is processes.TimeLimitError)
+    assert str(failed.value).endswith("not clean")
+
+
+def test_every_workload_whose_limit_grows_says_so_in_known_words() -> None:
+    """A rank that its own limit ends must not look like one that failed."""
+    said = {
+        "collective_timing.py": "did not reach the barrier within",
+        "training.py": "Phases(",  # trainers/phases.py: "lasted more than"
+        "training_variants.py": "Phases(",
+        "ranks.py": "init_process_group(",  # torch's own words
+        "collective_groups.py": '"stuck": True',  # test_collectives reads it
+    }
+    folder = Path(time_limits.__file__).parent
+    grows = {
+        path.name
+        for path in folder.glob("*.py")
+        if path.name != "time_limits.py" and re.search(r"\bscaled\(", path.read_text(encoding="utf-8"))
+        if "import scaled" in path.read_text(encoding="utf-8")
+    }
+    assert grows == said.keys()
+    for name, words in said.items():
+        assert words in (folder / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"),
+    [
+        (overdue.OverdueError("late"), "time_limit"),
+        (pytest.fail.Exception("wrong"), None),
+        (KeyError(), "exception"),
+    ],
+    ids=str,
+)
+def test_the_cause_of_a_check_is_the_clocks_only_if_the_clock_ended_it(
+    raised: BaseException, cause: str | None
+) -> None:
+    found = Check(vendor="amd", model="MI300X")
+    AcceptanceSession._note(cast("Any", SimpleNamespace(host=None)), found, raised)
+    assert found.cause == cause

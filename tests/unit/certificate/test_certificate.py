@@ -217,7 +217,7 @@ def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_
     other = tmp_path / "other.key"
     keys.load_or_create(other)
     with pytest.raises(CertificateError, match="not signed with the expected key") as refused:
-        signing.load_signed(tmp_path / "some-stack", keys.load(other).public_key())
+        signing.load_signed(tmp_path / "some-stack", keys.load_private_key(other).public_key())
     assert refused.value.where == str(path)
     assert "stackcheck certify some-stack" in str(refused.value.next_step)
 
@@ -273,7 +273,7 @@ def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:
     path.touch(mode=0o600)
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="no key that can be used"):
-        keys.load(path)
+        keys.load_private_key(path)
 
 
 def test_the_policy_is_shipped_with_the_package() -> None:

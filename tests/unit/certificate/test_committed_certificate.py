@@ -43,7 +43,7 @@ def test_its_statements_are_signed_and_are_of_the_result_beside_them(held: Path)
         for one in (open_envelope(body, public_key(held)) for body in envelopes)
     }
     tested, summary = by_type[TEST_RESULT], by_type[VSA]
-    result = results.load(held / "result.json")
+    result = results.load_result(held / "result.json")
     judged = json.loads((held / "verdict.json").read_text())
     assert result.image is not None
     subject = tested.statement.document["subject"][0]["digest"]["sha256"]
@@ -55,7 +55,7 @@ def test_its_statements_are_signed_and_are_of_the_result_beside_them(held: Path)
 
 def test_the_gate_of_today_refuses_its_result_and_names_what_it_does_not_show() -> None:
     """It is of before the gate asked for attention as models call it, and for skips with a kind."""
-    result = results.load(HELD / "result.json")
+    result = results.load_result(HELD / "result.json")
     assert result.image is not None
     ids = expected.check_ids(ROOT, vendor="nvidia", tier="standard", count=2)
     needed = Requirements(checks=ids, image_config_digest=result.image.config_digest)

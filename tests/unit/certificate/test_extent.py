@@ -91,7 +91,7 @@ def test_the_summary_names_tier_model_count_architectures_and_class_of_bounds(
 
 
 def test_the_default_tiers_of_verify_are_those_of_the_policy() -> None:
-    assert dict(matrix.load(ROOT / "matrix.yaml").policy.certifies) == CERTIFYING_TIER
+    assert dict(matrix.load_matrix(ROOT / "matrix.yaml").policy.certifies) == CERTIFYING_TIER
 
 
 def test_the_default_tiers_of_bare_pytest_are_those_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:

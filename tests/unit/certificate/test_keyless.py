@@ -57,7 +57,7 @@ def trusted(sigstore: Sigstore, tmp_path: Path) -> Identities:
         f"trusted_root: trusted_root.json\nidentities:\n  - {{identity: {IDENTITY}, issuer: '{ISSUER}'}}\n"
     )
     (tmp_path / contribution.IDENTITIES).write_text(named)
-    return keyless.load(tmp_path / contribution.IDENTITIES)
+    return keyless.load_identities(tmp_path / contribution.IDENTITIES)
 
 
 def opened(bundle: dict[str, Any], trusted: Identities) -> statement.Envelope:
@@ -287,7 +287,7 @@ def test_a_wrong_file_of_identities_is_refused(
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(ConfigurationError, match=says):
-        keyless.load(path)
+        keyless.load_identities(path)
 
 
 def test_a_wrong_or_writable_trusted_root_is_refused(
@@ -305,7 +305,7 @@ def test_a_wrong_or_writable_trusted_root_is_refused(
             opened(bundle, trusted)
     trusted.root.chmod(0o666)
     with pytest.raises(ConfigurationError, match="other users can replace"):
-        keyless.load(tmp_path / contribution.IDENTITIES)
+        keyless.load_identities(tmp_path / contribution.IDENTITIES)
 
 
 def test_a_contributor_signs_as_an_identity_and_a_repository_accepts_it(

@@ -29,7 +29,7 @@ def test_one_key_twice_or_a_key_beside_a_private_one_is_refused(tmp_path: Path, 
         keys.load_public(tmp_path / "two.pub")
     assert caught.value.got == "the same key twice"
     signing.write_bytes(signing.read_bytes() + pem)
-    for load in (keys.load, keys.load_public):
+    for load in (keys.load_private_key, keys.load_public):
         with pytest.raises(ConfigurationError, match="no key that can be used"):
             load(signing)
 
@@ -42,11 +42,11 @@ def test_a_pipe_is_no_key_and_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_key_in_a_folder_that_everybody_can_write_to_is_refused(signing: Path) -> None:
     signing.parent.chmod(0o777)
-    for load in (keys.load, keys.load_public):
+    for load in (keys.load_private_key, keys.load_public):
         with pytest.raises(ConfigurationError, match="other users can replace this key file"):
             load(signing)
     signing.parent.chmod(0o1777)  # as /tmp: there nobody can replace the file of another
-    assert keys.load(signing)
+    assert keys.load_private_key(signing)
 
 
 def test_a_public_key_that_everybody_can_write_is_refused(signing: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_public_key_that_everybody_can_write_is_refused(signing: Path) -> None
 def test_a_key_of_another_user_is_refused(signing: Path) -> None:
     os.chown(signing, 12345, 12345)
     with pytest.raises(ConfigurationError, match="other users can replace this key file") as caught:
-        keys.load(signing)
+        keys.load_private_key(signing)
     assert "12345" in str(caught.value)
 
 
@@ -85,9 +85,9 @@ def test_a_key_on_a_way_that_others_can_change_is_refused(tmp_path: Path, signin
     (safe / "first.key").symlink_to("../safe/./x.key")
     (opened / "back").symlink_to(signing.parent)
     (safe / "to_open").symlink_to(opened / "back")
-    assert keys.load(named)
+    assert keys.load_private_key(named)
     opened.chmod(0o777)
-    for load in (keys.load, keys.load_public):
+    for load in (keys.load_private_key, keys.load_public):
         with pytest.raises(ConfigurationError, match="other users can replace this key file") as caught:
             load(named)
         assert str(opened) in str(caught.value)
@@ -97,7 +97,7 @@ def test_links_in_a_ring_are_no_key(tmp_path: Path) -> None:
     (tmp_path / "a.key").symlink_to(tmp_path / "b.key")
     (tmp_path / "b.key").symlink_to(tmp_path / "a.key")
     with pytest.raises(ConfigurationError):
-        keys.load(tmp_path / "a.key")
+        keys.load_private_key(tmp_path / "a.key")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another group")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stackcheck.suite.verdict import Verdict
 
 ROOT = Path(__file__).parents[3]
-RUN = results.load(ROOT / "docs" / "results" / "stack-h200-x2-fa4" / "result.json")
+RUN = results.load_result(ROOT / "docs" / "results" / "stack-h200-x2-fa4" / "result.json")
 GATES = runpy.run_path(str(ROOT / "benchmarks" / "speed_gates.py"))
 RUNS = [GATES["figures"](name) for name in GATES["FILES"]]
 MONTH = dt.timedelta(days=30)

@@ -90,7 +90,10 @@ def test_an_image_without_certificate_is_refused(publisher: Publisher) -> None:
     assert "no certificate" in refused(publisher, image, envelopes=certify(image, publisher.key)[:-1]).what
 
 
-def test_a_certificate_of_another_key_is_refused(publisher: Publisher) -> None:
+def test_a_certificate_of_another_key_is_refused(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachments, "PAUSE_S", 0.0)  # between its ten tries
     image = publisher.image(b"first")
     refused(publisher, image, envelopes=certify(image, new_key()))
     assert publisher.tags() == {}

@@ -105,19 +105,19 @@ def test_an_encrypted_key_opens_with_its_passphrase_and_with_nothing_else(
     assert keyring.hints(keys.load_public(keys.public_path(path))) == (keyring.hint(key.public_key()),)
     monkeypatch.setenv("STACKCHECK_KEY_PASSPHRASE", "wrong")
     with pytest.raises(ConfigurationError, match="no key that can be used") as caught:
-        keys.load(path)
+        keys.load_private_key(path)
     assert "wrong" not in str(caught.value)
     monkeypatch.delenv("STACKCHECK_KEY_PASSPHRASE")
     monkeypatch.setenv("STACKCHECK_KEY_PASSPHRASE_FILE", str(tmp_path / "secret"))
     with pytest.raises(ConfigurationError, match="passphrase cannot be read"):
-        keys.load(path)
+        keys.load_private_key(path)
     (tmp_path / "secret").write_text(f"{PASSPHRASE}\n")
     (tmp_path / "secret").chmod(0o600)
-    assert keys.load(path).public_key() == key.public_key()
+    assert keys.load_private_key(path).public_key() == key.public_key()
     monkeypatch.delenv("STACKCHECK_KEY_PASSPHRASE_FILE")
     monkeypatch.setattr(sys, "stdin", Path(os.devnull).open())  # noqa: SIM115  # ends with the test
     with pytest.raises(ConfigurationError, match="no terminal"):
-        keys.load(path)
+        keys.load_private_key(path)
 
 
 @pytest.fixture
@@ -161,13 +161,13 @@ def test_no_secret_is_in_an_argument_a_log_a_result_or_an_image(
     if how == "program":
         path, options = tmp_path / "token.key", ("--sign-with", " ".join(token))
         public = tmp_path / "token.pub"
-        key = keys.load(path)
+        key = keys.load_private_key(path)
         arguments: tuple[str, ...] = ("--key", str(public), *options)
     else:
         monkeypatch.setenv("STACKCHECK_KEY_PASSPHRASE", PASSPHRASE)
         path = keys.default_path()
         said = call(capsys, "key", "--passphrase")
-        public, key, arguments = keys.public_path(path), keys.load(path), ()
+        public, key, arguments = keys.public_path(path), keys.load_private_key(path), ()
         assert said.code == 0
     out = ""
     for words in (("certify", CPU_STACK), ("publish", CPU_STACK)):

@@ -1,8 +1,8 @@
 """Two publishers and a revocation on different hosts: what was revoked stays so, and nothing is lost.
 
 Every request of every host is held back once, while the others run to their end, or arrives after its client
-gave up. The functions are the real ones; only the registry is in memory. `test_two_hosts_model.py` has all
-interleavings of the same protocol.
+gave up. The functions are the real ones; only the registry is in memory. A model of the protocol was checked
+in all interleavings once (docs/reference/reliability.md).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "benchmarks" / "scaling"))
 import measured  # noqa: E402  # programs, no package
 import scale  # noqa: E402
 
-FILE = scale.load()
+FILE = scale.load_scaling()
 ROWS = scale.known_rows(FILE)
 FIT = scale.fit(FILE)
 RECORDS = ROOT / "docs" / "results" / "training-h200.json"
@@ -121,7 +121,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
     assert old in text
     (tmp_path / "own.yaml").write_text(text.replace(old, new), "utf-8")
     with pytest.raises(ConfigurationError, match=r"own\.yaml"):
-        scale.load(tmp_path / "own.yaml")
+        scale.load_scaling(tmp_path / "own.yaml")
 
 
 def exported(path: Path, figures: dict[str, list[float]], **more: Any) -> Path:

@@ -59,10 +59,10 @@ def test_a_base_whose_tar_is_not_the_described_one_is_made_again(tmp_path) -> No
     tar.write_bytes(b"base")
     facts = {"digest": "sha256:" + sha256_of(tar), "packages": {}}
     description.write_text(json.dumps(facts))
-    assert bootstrap.load(description, reused=True) is not None
+    assert bootstrap.load_root_fs(description, reused=True) is not None
     status = tar.stat()
     other = tmp_path / "other"
     other.write_bytes(b"evil")
     os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
     other.rename(tar)
-    assert bootstrap.load(description, reused=True) is None
+    assert bootstrap.load_root_fs(description, reused=True) is None

@@ -25,7 +25,7 @@ UNLOCKED = "rocm7.14.1-*"
 def made_base(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry run finds the base that the build made."""
     base = bootstrap.bootstrap("bookworm", (), small_checkout)  # the stand-in of that checkout
-    monkeypatch.setattr(bootstrap, "load", lambda *_a, **_k: base)
+    monkeypatch.setattr(bootstrap, "load_root_fs", lambda *_a, **_k: base)
 
 
 def test_without_a_base_no_key_is_known_and_none_is_made_up(fake_engine: FakeEngine, capsys: Capsys) -> None:

@@ -29,7 +29,7 @@ def bad(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
     """A checkout with one block that is refused, and what its refusal says."""
     block, says = BAD[request.param]
     shutil.copytree(ROOT / "images", tmp_path / "images")
-    value = yamlfile.load(ROOT / "matrix.yaml")
+    value = yamlfile.load_yaml(ROOT / "matrix.yaml")
     like = {
         "runtime": "cuda",
         "version": "13.0",

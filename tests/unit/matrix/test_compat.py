@@ -12,7 +12,7 @@ from stackcheck.matrix.explain import parse_question
 from stackcheck.versions import matches
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
 MINIMAL = {
     "schema": "1",
     "sources": {"S": "a source"},
@@ -122,7 +122,7 @@ def test_the_combination_of_the_design_is_allowed_and_shows_the_rules_it_satisfi
 
 
 @pytest.mark.parametrize(
-    "question", ["rocm=10.1 torch=2.14.1", "rocm=7.2 torch=2.16.0", "cuda=12.8 arch=sm_103"]
+    "question", ["rocm=10.2 torch=2.14.1", "rocm=7.2 torch=2.16.0", "cuda=12.8 arch=sm_103"]
 )
 def test_what_no_source_lists_is_unknown_and_not_allowed(question: str):
     assert _ask(question).judgement.answer == "unknown"

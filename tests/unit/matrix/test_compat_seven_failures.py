@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
 STACKS = resolve.load_stacks(ROOT)
 
 

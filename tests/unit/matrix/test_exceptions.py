@@ -22,7 +22,7 @@ WITH_CASES = [name for name in FUNCTIONS if name not in IDS]
 WAIVED = "test_compiled.py::test_compiled_sums_in_place"
 
 
-POLICY = matrix.load(ROOT / "matrix.yaml").policy
+POLICY = matrix.load_matrix(ROOT / "matrix.yaml").policy
 
 
 def waiver(check: str) -> Waiver:
@@ -57,11 +57,11 @@ def checkout(folder: Path, check: str) -> Path:
 )
 def test_a_waiver_that_names_no_check_or_a_whole_one_is_refused(tmp_path: Path, check: str, problem: str):
     with pytest.raises(ConfigurationError, match=problem):
-        matrix.load(checkout(tmp_path, check))
+        matrix.load_matrix(checkout(tmp_path, check))
 
 
 def test_the_matrix_of_this_checkout_is_read_with_its_list_of_checks(tmp_path: Path):
-    assert matrix.load(checkout(tmp_path, WAIVED)).policy.waivers
+    assert matrix.load_matrix(checkout(tmp_path, WAIVED)).policy.waivers
 
 
 @pytest.mark.parametrize("function", WITH_CASES)

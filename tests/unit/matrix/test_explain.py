@@ -12,8 +12,8 @@ from stackcheck.matrix import compat, expand, explain, matrix
 from stackcheck.matrix.explain import parse_question
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
-VALUE = yamlfile.load(ROOT / "matrix.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
+VALUE = yamlfile.load_yaml(ROOT / "matrix.yaml")
 MATRIX = matrix.parse(VALUE)
 BLACKWELL = "cuda12.6-torch2.7.1-fa2.8.3-py3.12-ubuntu24.04"
 

@@ -16,9 +16,9 @@ from stackcheck.matrix import compat, explain, known_issues, matrix, resolve
 from stackcheck.matrix.explain import parse_question
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
-ISSUES = known_issues.load(ROOT / "images" / "known-issues.yaml")
-VALUE = yamlfile.load(ROOT / "matrix.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
+ISSUES = known_issues.load_known_issues(ROOT / "images" / "known-issues.yaml")
+VALUE = yamlfile.load_yaml(ROOT / "matrix.yaml")
 STACKS = resolve.load_stacks(ROOT)
 CHECKS = json.loads((ROOT / "tests" / "acceptance" / "checks.json").read_text(encoding="utf-8"))
 NAN = "K-cudnn-sdpa-nan-dq"

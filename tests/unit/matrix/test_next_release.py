@@ -33,7 +33,7 @@ NEW = "rocm7.15.0-torch2.16.0-fa2.8.3-py3.12-ubuntu24.04"
 
 
 def _rules(rows: dict[str, tuple[str, Any]]) -> RuleSet:
-    value = copy.deepcopy(yamlfile.load(ROOT / "images" / "compat.yaml"))
+    value = copy.deepcopy(yamlfile.load_yaml(ROOT / "images" / "compat.yaml"))
     tables = {table["id"]: table for table in value["tables"]}
     for table, (key, row) in rows.items():
         tables[table]["rows"][key] = row
@@ -43,7 +43,7 @@ def _rules(rows: dict[str, tuple[str, Any]]) -> RuleSet:
 
 
 def _matrix() -> matrix.Matrix:
-    value = copy.deepcopy(yamlfile.load(ROOT / "matrix.yaml"))
+    value = copy.deepcopy(yamlfile.load_yaml(ROOT / "matrix.yaml"))
     (newest,) = (block for block in value["stacks"] if block.get("version") == "7.14.1")
     target = {"device": "MI300X", "count": "8", "driver": "31.60.0"}
     value["stacks"].append({**newest, "version": "7.15.0", "torch": "2.16.0", "tested_on": [target]})

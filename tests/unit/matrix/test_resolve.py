@@ -12,13 +12,13 @@ from stackcheck.matrix import compat, matrix, pins, resolve
 from stackcheck.matrix.stack import Package, Replacement, Stack
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
 STACKS = {stack.id: stack for stack in resolve.load_stacks(ROOT)}
 SELF_BUILT = "cuda13.0-torch2.13.0-py3.11-debian12"
 
 
 def _resolved(**block: object) -> tuple[Stack, ...]:
-    value = yamlfile.load(ROOT / "matrix.yaml")
+    value = yamlfile.load_yaml(ROOT / "matrix.yaml")
     next(one for one in value["stacks"] if one.get("version") == "12.6").update(block)
     return resolve.resolve(matrix.parse(value), RULES)
 
@@ -69,7 +69,7 @@ PAIR = "cuda13.0-torch2.13.0-nccl{}-py3.11-debian12"
 
 
 def _chosen(**axes: object) -> dict[str, Stack]:
-    value = yamlfile.load(ROOT / "matrix.yaml")
+    value = yamlfile.load_yaml(ROOT / "matrix.yaml")
     value["stacks"] = [{**one, **axes} for one in value["stacks"] if one.get("nccl")]
     value["include"], value["overrides"] = [], []
     return {stack.id: stack for stack in resolve.resolve(matrix.parse(value), RULES)}
@@ -138,7 +138,7 @@ def test_a_driver_of_the_test_matrix_must_lie_in_its_window():
 
 
 def test_a_driver_that_a_runtime_sets_for_all_its_stacks_must_lie_in_their_windows():
-    value = yamlfile.load(ROOT / "matrix.yaml")
+    value = yamlfile.load_yaml(ROOT / "matrix.yaml")
     value["runtimes"]["cuda"]["tested_on"] = [{"device": "H200", "count": "8", "driver": "570.1"}]
     with pytest.raises(ConfigurationError, match=r"cuda13.* breaks R10-nvidia\[13\]"):
         resolve.resolve(matrix.parse(value), RULES)
@@ -196,5 +196,5 @@ def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path, text: str,
 
 
 def test_a_stack_that_was_never_locked_says_so():
-    stack = resolve.resolve(matrix.load(ROOT / "matrix.yaml"), RULES)[0]
+    stack = resolve.resolve(matrix.load_matrix(ROOT / "matrix.yaml"), RULES)[0]
     assert stack.missing == (f"{stack.id} was never locked",)

@@ -283,7 +283,7 @@ def test_the_example_of_the_page_is_a_file_that_is_taken(
     path.write_text(page.partition("## Alerts")[2].split("```")[1])
     monkeypatch.setenv("SLACK_WEBHOOK", "https://hooks.example.org/x")
     monkeypatch.setenv("SMTP_PASSWORD", SECRET)
-    found = alert.load(path)
+    found = alert.load_addressees(path)
     assert found.webhooks
     assert found.ping
     assert found.emails[0].password == SECRET
@@ -300,9 +300,9 @@ def test_a_value_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
     path = write(tmp_path, ping="$PING_URL")
     monkeypatch.delenv("PING_URL", raising=False)
     with pytest.raises(ConfigurationError, match="has no PING_URL"):
-        alert.load(path)
+        alert.load_addressees(path)
     monkeypatch.setenv("PING_URL", "https://ping.example.org/x")
-    assert alert.load(path).ping == "https://ping.example.org/x"
+    assert alert.load_addressees(path).ping == "https://ping.example.org/x"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_value_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_wrong_file_is_refused_without_its_secrets(content: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        alert.load(write(tmp_path, **content))
+        alert.load_addressees(write(tmp_path, **content))
     assert SECRET not in str(refused.value)
     assert refused.value.next_step
 
@@ -331,7 +331,7 @@ def test_a_file_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> No
     path = write(tmp_path)
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match="read by others"):
-        alert.load(path)
+        alert.load_addressees(path)
 
 
 @pytest.mark.usefixtures("fake_engine")

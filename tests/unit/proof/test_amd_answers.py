@@ -72,6 +72,7 @@ SOURCES = {
     ("static",): "Triton's code for the architecture (`test_triton_releases.py`)",
 }
 UNFIT_CALLS = {"machine", "invalid", "unfit"}
+BESIDE = "beside"  # the fixture that judges a speed by another one, where a copy was measured
 
 
 def lines() -> Iterator[str]:
@@ -109,6 +110,8 @@ def answer(check: str, model: str) -> tuple[str, str]:
     if check.split("::")[1] in speeds():
         judged = check in {made_up._functions()[name] for name, _ in gated.figures(row, COUNT, "standard")}
         return ("no bound", "thresholds.md") if judged else ("skip, accepted: memory", "devices.json")
+    if is_beside(check):
+        return "recorded: no copy was measured", "thresholds.md"
     suite = check.removeprefix("test_").partition(".py::")[0]
     return "passes", next(words for names, words in SOURCES.items() if suite in names)
 
@@ -142,26 +145,42 @@ def fits(entry: dict[str, Any], row: dict[str, Any]) -> bool:
 
 def wrong(check: str) -> str:
     """How the run ends where the check does not pass, by what the check itself calls."""
-    if is_advisory(check, matrix.load(ROOT / "matrix.yaml").policy.advisory):
+    if is_advisory(check, matrix.load_matrix(ROOT / "matrix.yaml").policy.advisory):
         return "a note"
     if check.split("::")[1] in speeds():
         kinds = {one.kind for model in MODELS for one in bounds(check, model)}
         return "UNFIT under a derived bound or without one" + (
             ", FAILED under a published one" if "published" in kinds else ""
         )
+    if is_beside(check):
+        return "nothing"
     if "devices" not in check:
         return "FAILED"
     return "UNFIT" if blames_the_machine(check) else "FAILED"
 
 
+def is_beside(check: str) -> bool:
+    """Whether a share of another speed judges the check, and on no model of `MODELS`."""
+    copies = [one for model in MODELS for one in thresholds.load(thresholds.path_of("amd", model))]
+    assert not [one for one in copies if (one.metric, one.kind) == ("copy_gb_per_s", "measured")]
+    file, _, function = check.partition("::")
+    body = bodies(file)[function]
+    return BESIDE in {one.arg for one in body.args.args}
+
+
+def bodies(file: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a file of the suites, by their names."""
+    tree = ast.parse((SUITES / file).read_text(encoding="utf-8"))
+    return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+
+
 def blames_the_machine(check: str) -> bool:
     """Whether the check, or a function of its file that it calls, says that the machine is unfit."""
     file, _, function = check.partition("::")
-    tree = ast.parse((SUITES / file).read_text(encoding="utf-8"))
-    bodies = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    known = bodies(file)
     names, new = set[str](), {function}
     while new:
-        called = {name for one in new if one in bodies for name in calls(bodies[one])}
+        called = {name for one in new if one in known for name in calls(known[one])}
         new, names = called - names, names | called
     return bool(names & UNFIT_CALLS)
 

@@ -303,12 +303,12 @@ def test_first_baseline_of_a_model_makes_its_file(checkout, files) -> None:
     target = checkout / "tests/acceptance/thresholds/nvidia/H200.json"
     target.unlink()
     CliRunner().invoke(app, [*files, "--root", str(checkout), "--write"])
-    assert len(thresholds.load(checkout, "nvidia", "H200").entries) == 21
+    assert len(thresholds.load_thresholds(checkout, "nvidia", "H200").entries) == 21
 
 
 def test_reading_and_writing_a_committed_file_changes_nothing() -> None:
     for path in (ROOT / "tests/acceptance/thresholds").rglob("*.json"):
-        file = thresholds.load(ROOT, path.parent.name, path.stem)
+        file = thresholds.load_thresholds(ROOT, path.parent.name, path.stem)
         assert json.loads(thresholds.as_text(file.merged(()))) == json.loads(file.text)
 
 

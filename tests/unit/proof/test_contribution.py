@@ -19,6 +19,7 @@ from stackcheck.proof import contribution
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.usefixtures("frozen_once", "suites_asked_here")
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs" / "results"
 COMMITTED = RESULTS / "contributed"

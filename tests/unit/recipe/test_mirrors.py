@@ -34,7 +34,7 @@ def write(folder: Path, text: str = TEXT) -> Path:
 
 
 def test_the_longest_beginning_decides_and_other_addresses_stay(tmp_path: Path) -> None:
-    found = mirrors.load(write(tmp_path))
+    found = mirrors.load_mirrors(write(tmp_path))
     assert found.url(f"{WHL}/rocm7.2/torch/") == "https://fast.example.org/rocm/torch/"
     assert found.url(f"{WHL}/rocm7.14") == "https://mirror.example.org/pytorch/rocm7.14"
     assert found.url(f"{WHL}-other/x") == f"{WHL}-other/x"
@@ -42,14 +42,14 @@ def test_the_longest_beginning_decides_and_other_addresses_stay(tmp_path: Path) 
 
 
 def test_short_names_of_images_are_dockers(tmp_path: Path) -> None:
-    found = mirrors.load(write(tmp_path))
+    found = mirrors.load_mirrors(write(tmp_path))
     assert found.image("ubuntu:24.04") == "registry.example.org:5000/hub/library/ubuntu:24.04"
     assert found.image("rocm/dev-ubuntu-24.04:7") == "registry.example.org:5000/hub/rocm/dev-ubuntu-24.04:7"
     assert found.image("quay.io/a/b:1") == "quay.io/a/b:1"
 
 
 def test_a_key_lies_beside_the_file_that_names_it(tmp_path: Path) -> None:
-    found = mirrors.load(write(tmp_path))
+    found = mirrors.load_mirrors(write(tmp_path))
     assert found.key("https://repo.radeon.com/rocm/apt/7.2.4", rocm.KEY) == tmp_path / "keys" / "rocm.gpg"
     assert found.key("https://elsewhere.example.org", rocm.KEY) == rocm.KEY
 
@@ -62,13 +62,13 @@ def test_the_flag_goes_before_the_environment_and_that_before_the_users_file(
         write(tmp_path / name, f"schema: 1\nregistries: {{docker.io: {place}.example.org}}\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv(mirrors.VARIABLE, raising=False)
-    assert mirrors.load().image("a/b:1") == "c.example.org/a/b:1"
+    assert mirrors.load_mirrors().image("a/b:1") == "c.example.org/a/b:1"
     monkeypatch.setenv(mirrors.VARIABLE, str(tmp_path / "environment" / "mirrors.yaml"))
-    assert mirrors.load().image("a/b:1") == "b.example.org/a/b:1"
-    assert mirrors.load(tmp_path / "flag" / "mirrors.yaml").image("a/b:1") == "a.example.org/a/b:1"
+    assert mirrors.load_mirrors().image("a/b:1") == "b.example.org/a/b:1"
+    assert mirrors.load_mirrors(tmp_path / "flag" / "mirrors.yaml").image("a/b:1") == "a.example.org/a/b:1"
     monkeypatch.setenv(mirrors.VARIABLE, str(tmp_path / "absent.yaml"))
     with pytest.raises(ConfigurationError, match=r"absent\.yaml cannot be read"):
-        mirrors.load()
+        mirrors.load_mirrors()
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_the_flag_goes_before_the_environment_and_that_before_the_users_file(
 )
 def test_a_wrong_file_is_refused_and_no_password_is_shown(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem) as caught:
-        mirrors.load(write(tmp_path, text))
+        mirrors.load_mirrors(write(tmp_path, text))
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_silent_mirror_is_named_by_the_public_host(tmp_path: Path) -> None:
     text = "schema: 1\nurls: {'https://repo.radeon.com': 'http://127.0.0.1:9/amd'}\n"
     text += "registries: {docker.io: '127.0.0.1:9'}\n"
-    upstream = Upstream(mirrors=mirrors.load(write(tmp_path, text)), timeout_s=(0.5, 0.5))
+    upstream = Upstream(mirrors=mirrors.load_mirrors(write(tmp_path, text)), timeout_s=(0.5, 0.5))
     with pytest.raises(OutOfReachError, match=r"^the mirror of repo\.radeon\.com is out of reach"):
         upstream.reach("https://repo.radeon.com/rocm/apt/7.2.4")
     with pytest.raises(OutOfReachError, match=r"^the mirror of docker\.io is out of reach"):

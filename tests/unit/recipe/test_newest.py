@@ -13,7 +13,7 @@ from stackcheck.matrix.explain import kindest_first
 from stackcheck.recipe import indexes
 
 ROOT = Path(__file__).parents[3]
-RULES = compat.load(ROOT / "images" / "compat.yaml")
+RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
 STACKS = resolve.load_stacks(ROOT)
 LOCALS = ("", "+cpu", "+cu126", "+cu128", "+cu130", "+rocm6.4", "+rocm7.1", "+rocm7.2", "+rocm7.14")
 RELEASES = (

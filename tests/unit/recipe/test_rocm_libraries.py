@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
-FOUND = yamlfile.load(ROOT / "images" / "rocm-libraries.yaml")
+FOUND = yamlfile.load_yaml(ROOT / "images" / "rocm-libraries.yaml")
 STACKS = resolve.load_stacks(ROOT, ("rocm*-torch*",))
 # In every Debian and Ubuntu: dpkg and apt themselves need them.
 ALWAYS = {"libstdc++6", "libgcc-s1", "zlib1g"}

@@ -91,4 +91,4 @@ def test_a_wrong_bundle_stops_the_report(tmp_path: Path, damage: str) -> None:
         for path in (first, *rest):
             path.unlink()
     with pytest.raises((CertificateError, ChecksFailedError)):
-        others.load(folder, ROOT)
+        others.load_others(folder, ROOT)

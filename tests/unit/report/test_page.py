@@ -220,7 +220,7 @@ def test_a_damaged_file_of_the_night_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "night.json"
     path.write_text('{"schema": 2}')
     with pytest.raises(ConfigurationError) as error:
-        nightly_file.load(path)
+        nightly_file.load_night(path)
     assert "stackcheck nightly" in str(error.value)
 
 
@@ -271,7 +271,7 @@ def test_the_campaign_is_what_prove_printed(tmp_path: Path) -> None:
     document["faults"] = [fault, fault | {"name": "NaN", "state": "missed"}]  # type: ignore[assignment]
     path = tmp_path / "faults.json"
     path.write_text(json.dumps(document))
-    found = campaign.load(path)
+    found = campaign.load_campaign(path)
     assert (found.planted, found.caught) == (2, 1)
     assert [fault.state for fault in found.suites["test_a.py"]] == ["missed", "caught"]
 

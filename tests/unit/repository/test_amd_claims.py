@@ -22,9 +22,11 @@ TESTS = {path.name: path for path in (ROOT / "tests").rglob("*.py")}
 EXEMPT = "What never ran"
 
 _TEST = re.compile(r"((?:test_|arch_gates)\w*\.py)(?:::(\w+))?")
-# A link, an issue, a file of data whose rows have sources, AMD's data sheets, a source of the kernel.
+# A link to another page than these two, an issue, a file of data whose rows have sources, AMD's data sheets,
+# a source of the kernel.
 _SOURCE = re.compile(
-    r"\]\([^)]+\)|\b[\w-]+/[\w.-]+#\d+|https://|`(?:devices|drivers|known-issues)\.\w+`|[Dd]ata sheets?"
+    r"\]\((?!#|[^)]*(?:/|\b)(?:amd|first-amd-host)\.md)[^)]+\)|\b[\w-]+/[\w.-]+#\d+|https://"
+    r"|`(?:devices|drivers|known-issues)\.\w+`|[Dd]ata sheets?"
     r"|\b(?:amdgpu|mce|amd)_\w+\.[ch]\b"
 )
 _GENERATED = re.compile(
@@ -104,6 +106,8 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
         "- It works (`test_no_such_file.py`).",
         "| a | works |",
         "`test_sizes.py::test_gone`",
+        "The other page says so ([amd.md](../reference/amd.md)).",
+        "It works ([above](#page)).",
     ],
 )
 def test_a_claim_without_either_is_found(claim: str) -> None:

@@ -19,6 +19,8 @@ UNPLAIN = re.compile(
     r"\b(ours|theirs|told|whoever|another \w+ than|of (today|then)|so (many|much)|is none|as many)\b",
     re.IGNORECASE,
 )
+# A reader of one docstring cannot know which noun stands for it, or has to look at another place.
+NO_NOUN = re.compile(r"^(Its|They|It|Those (that|with)|As a reader|As [\w.]+\.)(\s|$)")
 
 
 def unplain(path: Path) -> Iterator[str]:
@@ -32,6 +34,8 @@ def unplain(path: Path) -> Iterator[str]:
         where = f"{path}:{node.body[0].lineno}"
         if not ENDED.search(first := text.splitlines()[0]):
             yield f"{where}: {first!r} does not end a sentence: shorten it, or go on in a second one"
+        if opening := NO_NOUN.match(first):
+            yield f"{where}: begin with a noun or a verb in place of {opening[1]!r}"
         for found in UNPLAIN.finditer(" ".join(text.split())):
             yield f"{where}: say {found[0]!r} in plain words, and write the value as `None`"
         for name in _joined(node, text):
@@ -65,6 +69,11 @@ def test_docstrings_are_plain(folder: str) -> None:
         ("The digest", 1),
         ("`None` if the result is `None`.", 0),
         ("A path of a file of ours.", 1),
+        ("Its tensors, in order.", 1),
+        ("Those that the options name.", 1),
+        ("Those two layers of a block.", 0),
+        ("As Job.", 1),
+        ("As many as fit: no more.", 1),
         ("The bytes; Is None at the end.", 1),
         ("Read.\n\nAt most so\nmany bytes of another file than this.", 2),
     ],

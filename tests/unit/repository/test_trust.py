@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "reference" / "trust.md").read_text(encoding="utf-8")
-RULES = {rule.id for rule in compat.load(ROOT / "images" / "compat.yaml")}
-ISSUES = {issue.id: issue for issue in known_issues.load(ROOT / "images" / "known-issues.yaml")}
+RULES = {rule.id for rule in compat.load_rules(ROOT / "images" / "compat.yaml")}
+ISSUES = {issue.id: issue for issue in known_issues.load_known_issues(ROOT / "images" / "known-issues.yaml")}
 INCIDENTS, LEAST_REFUSED = 40, 33
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"^\[([^]]+)\]\((https://github\.com/[^)]+)\)$")

@@ -30,8 +30,8 @@ TEXTS: dict[Name, str] = {
     "matrix.yaml": (ROOT / "matrix.yaml").read_text(encoding="utf-8"),
     "compat.yaml": (IMAGES / "compat.yaml").read_text(encoding="utf-8"),
 }
-RULES = compat.load(IMAGES / "compat.yaml")
-MATRIX = matrix.load(ROOT / "matrix.yaml")
+RULES = compat.load_rules(IMAGES / "compat.yaml")
+MATRIX = matrix.load_matrix(ROOT / "matrix.yaml")
 QUESTION = ("rocm=7.2", "torch=2.6.0", "python=3.12", "arch=gfx950", "flash_attn=2.6.3", "driver=6.3")
 CPU_LIMIT_S = 30.0
 

@@ -199,7 +199,7 @@ class Nights:
         image = describe(
             folder, sizes=(1, 1), stack_id=stack.id, reference=name, seconds=1, key="", inputs={}
         )
-        subject = subjects.of_stack(stack, image, matrix.load(node.root / "matrix.yaml").policy)
+        subject = subjects.of_stack(stack, image, matrix.load_matrix(node.root / "matrix.yaml").policy)
         judged = flow.test(subject, engine, settings, self.lines.append)
         envelopes = flow.sign(subject, judged, settings)
         return flow.publish_signed(image, stack.id, envelopes, settings, self.lines.append).digest

@@ -16,6 +16,7 @@ from stackcheck.suite import certifiable
 if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 STACKS = {stack.id: stack for stack in resolve.load_stacks(ROOT)}
 CUDA = STACKS["cuda13.0-torch2.13.0-py3.11-debian12"]

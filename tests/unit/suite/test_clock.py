@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stackcheck import vendors
     from stackcheck.suite.results import RunResult
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "0123456789abcdef"
 

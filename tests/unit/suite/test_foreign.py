@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
-ISSUES = known_issues.load(ROOT / "images" / "known-issues.yaml")
+ISSUES = known_issues.load_known_issues(ROOT / "images" / "known-issues.yaml")
 # How a distribution of each axis is called in images that are really published.
 NAMES = {
     "torch": ("torch",),

@@ -23,12 +23,14 @@ from stackcheck.suite.requirements import Requirements
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 STACK = "cuda13.0-torch2.11.0-fa4.0.0b36-py3.12-ubuntu24.04"
 KEPT = {("H200", 1): "h200-x1-standard", ("H200", 2): "h200-x2-standard", ("H100", 1): "h100-x1-first"}
 on_every_host = pytest.mark.parametrize("host", KEPT, ids=lambda host: f"{host[0]} x{host[1]}")
 RESULTS = {
-    host: results.load(ROOT / "docs" / "results" / f"suites-{name}.json") for host, name in KEPT.items()
+    host: results.load_result(ROOT / "docs" / "results" / f"suites-{name}.json")
+    for host, name in KEPT.items()
 }
 # Result -> the checks that the suites have since that run: `make lists` writes it.
 NEWER_FILE = Path(__file__).with_name("newer_checks.json")
@@ -58,7 +60,7 @@ def waiver(check: str, issue: str) -> Waiver:
 
 
 WAIVERS = tuple(waiver(check, issue) for check, issue in KNOWN.items())
-POLICY = matrix.load(ROOT / "matrix.yaml").policy
+POLICY = matrix.load_matrix(ROOT / "matrix.yaml").policy
 # The waivers of the matrix for our own image, as on the day of its run: they end, and its result stays.
 OURS = tuple(
     one.model_copy(update={"until": dt.date.max})
@@ -107,7 +109,10 @@ def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
 
 
 # Words in the names of the checks that are newer than every image that was built here.
-NEWER_EVERYWHERE = ("test_witness", "sm_89", "sm_103", "sm_120", "test_fabric", "test_no_network_error")
+NEWER_EVERYWHERE = (
+    *("test_witness", "sm_89", "sm_103", "sm_120", "test_fabric", "test_no_network_error"),
+    *("float32_speed", "gradient_product", "graph_speed", "memory_bound", "torch_beside", "at_full_width"),
+)
 
 
 def checks_of(reasons: tuple[str, ...]) -> set[str]:
@@ -119,7 +124,7 @@ def checks_of(reasons: tuple[str, ...]) -> set[str]:
 
 def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] = ()) -> verdict.Verdict:
     """Today's verdict on an image that was built here. `newer`: words in the names of checks since then."""
-    result = results.load(ROOT / "docs" / "results" / folder / "result.json")
+    result = results.load_result(ROOT / "docs" / "results" / folder / "result.json")
     assert result.image is not None
     asked = (name for name in today(("H200", count)) if not any(word in name for word in newer))
     return gate(result, asked, waivers, result.image.config_digest)

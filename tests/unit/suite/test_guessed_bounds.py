@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,10 +22,15 @@ from stackcheck.nightly.decide import outcome
 from stackcheck.proof.baseline import propose
 from stackcheck.suite import bounds, results
 from stackcheck.suite.bounds import Bound, Bounds
+from stackcheck.suite.guesses import FAR, GUESSED, OVERDUE
 from stackcheck.suite.requirements import Requirements
-from stackcheck.suite.verdict import GUESSED, UNBOUNDED, judge
+from stackcheck.suite.verdict import UNBOUNDED, Verdict, judge, refusal
 from workloads import gated
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 MACHINES = [
     (row["model"], row["vendor"], count)
@@ -36,38 +44,62 @@ LOW = metric(value=4.0, verdict="fail")
 BARE = metric(verdict="no_threshold", bound=None, direction=None)
 
 
-def missed(model: str, vendor: Any, count: int) -> list[dict[str, Any]]:
-    """A failed check for each figure of a machine, a tenth beyond its bound, as the suites themselves end."""
+TIMES = (0.95, 1.001, 1.1, 1.9, 1.999, 2.001, 4.0, 1000.0)  # beyond the bound; less than 1 satisfies it
+
+
+def ended(model: str, vendor: Any, count: int, times: Iterator[float]) -> list[tuple[dict[str, Any], float]]:
+    """A check for each figure of a machine, as the suites themselves end it, and how far it is beyond."""
     found = []
     entries = thresholds.load(thresholds.path_of(vendor, model))
     for number, (name, asked) in enumerate(gated.figures(models.row(model), count, "standard")):
         if (entry := thresholds.find(entries, name, {"devices": count, "nvls": "off", **asked})) is None:
             continue
-        one = Check(vendor=vendor, model=model, count=count)
-        value = entry.bound / 1.1 if entry.direction == "min" else entry.bound * 1.1
+        one, far = Check(vendor=vendor, model=model, count=count), next(times)
+        value = entry.bound / far if entry.direction == "min" else entry.bound * far
         one.record(name, value, unit=entry.unit, conditions={"nvls": "off", **asked}, gate=True)
-        with pytest.raises(pytest.fail.Exception):
+        with contextlib.nullcontext() if far < 1 else pytest.raises(pytest.fail.Exception):
             one.conclude()
         figures = [json.loads(json.dumps(vars(figure))) for figure in one.metrics]
-        found.append(check(f"test_{number}.py::test_x", "failed", cause=one.cause, metrics=figures))
+        outcome = "passed" if far < 1 else "failed"
+        made = check(f"test_{number}.py::test_x", outcome, cause=one.cause, metrics=figures)
+        found.append((made, far))
     return found
 
 
-@pytest.mark.parametrize(("model", "vendor", "count"), MACHINES)
-def test_of_every_machine_the_class_of_the_bound_decides(model: str, vendor: str, count: int) -> None:
-    checks = missed(model, vendor, count)
-    document = result(*HEALTHY, *checks, host=host(vendor, *[model] * count), tier="standard")
+def missed(model: str, vendor: Any, count: int) -> list[dict[str, Any]]:
+    return [made for made, _ in ended(model, vendor, count, itertools.repeat(1.1))]
+
+
+def judge_all(
+    checks: list[dict[str, Any]], machine: dict[str, Any]
+) -> tuple[Verdict, dict[str, Bound | None]]:
+    document = result(*HEALTHY, *checks, host=machine, tier="standard")
     parsed = results.parse(json.dumps(document).encode())
     found = bounds.look_up(parsed, ROOT)
     required = Requirements(checks=tuple(one.id for one in parsed.checks), image_config_digest=CONFIG_DIGEST)
-    verdict = judge(parsed, required, found)
-    kinds = {one["id"]: found.of[one["id"], 0] for one in checks}
-    derived = {name for name, bound in kinds.items() if bound and bound.kind == "derived"}
+    return judge(parsed, required, found), {one["id"]: found.of[one["id"], 0] for one in checks}
+
+
+@pytest.mark.parametrize("worst", [0.95, 1.1, FAR, 1000.0])
+@pytest.mark.parametrize(("model", "vendor", "count"), MACHINES)
+def test_of_every_machine_and_figure_class_and_distance_decide(
+    model: str, vendor: str, count: int, worst: float
+) -> None:
+    drawn = random.Random(f"{model} {count} {worst}")  # a repeatable choice, no secret
+    some = [times for times in TIMES if times <= worst]
+    made = ended(model, vendor, count, iter(lambda: drawn.choice(some), None))
+    verdict, kinds = judge_all([one for one, _ in made], host(vendor, *[model] * count))
+    beyond = {one["id"]: times for one, times in made if times > 1}
+    derived = {name for name in beyond if (bound := kinds[name]) and bound.kind == "derived"}
     assert set(verdict.guessed) == derived
-    assert verdict.status == ("UNFIT" if derived == kinds.keys() and not _others(verdict) else "FAILED")
-    for name in kinds:
+    known = beyond.keys() - derived or _others(verdict)
+    assert verdict.status == ("FAILED" if known else "UNFIT" if derived else "PASSED")
+    near = all(times <= FAR for times in beyond.values())
+    assert verdict.only_bounds == (verdict.status == "UNFIT" and near)
+    for name, times in beyond.items():
         (reason,) = [line for line in verdict.reasons if f"{name} " in line or f"{name}:" in line]
         assert reason.startswith(GUESSED) == (name in derived)
+        assert ("no baseline takes it" in reason) == (name in derived and times > FAR)
 
 
 def _others(verdict: Any) -> list[str]:
@@ -186,9 +218,73 @@ def test_a_night_still_asks_whether_the_image_became_slower() -> None:
     assert (outcome(verdict, parsed).status, outcome(verdict, parsed).failed) == ("FAILED", (SPEED,))
 
 
+LATE = check("test_c.py::test_slow", "failed", cause="time_limit", reason="did not end in 360 s\nstacks")
+GUESSED_LIMITS = Bounds(limits_are_guessed=True)
+
+
+def test_a_check_that_a_guessed_limit_ended_is_unfit_and_names_what_to_read() -> None:
+    verdict = judged(*HEALTHY, LATE, bounds=GUESSED_LIMITS)
+    assert (verdict.status, verdict.guessed, verdict.only_bounds) == ("UNFIT", (LATE["id"],), False)
+    assert verdict.reasons[0].startswith(f"{OVERDUE} {LATE['id']}: did not end in 360 s; nobody has measured")
+    assert "TIME_LIMIT_FACTOR" in str(refusal(verdict, ROOT))
+
+
+@pytest.mark.parametrize(
+    ("late", "known"),
+    [
+        (LATE, Bounds()),  # the limits of this vendor were measured
+        (LATE | {"cause": None}, GUESSED_LIMITS),
+        (LATE | {"outcome": "error"}, GUESSED_LIMITS),
+        (LATE | {"metrics": [LOW]}, GUESSED_LIMITS),
+        (LATE | {"metrics": [metric(value=None)]}, GUESSED_LIMITS),
+    ],
+    ids=str,
+)
+def test_any_other_check_that_did_not_end_is_failed(late: dict[str, Any], known: Bounds) -> None:
+    assert judged(*HEALTHY, late, bounds=known).status == "FAILED"
+
+
+def test_a_hang_of_a_certified_image_counts_in_a_night() -> None:
+    verdict = judged(*HEALTHY, LATE, bounds=GUESSED_LIMITS)
+    parsed = results.parse(json.dumps(result(*HEALTHY, LATE)).encode())
+    assert outcome(verdict, parsed).status == "FAILED"
+
+
+@pytest.mark.parametrize(("vendor", "guessed"), [("amd", True), ("nvidia", False)])
+def test_limits_are_a_guess_where_they_are_another_vendors(vendor: Any, *, guessed: bool) -> None:
+    models_ = {"amd": "MI300X", "nvidia": "H200"}
+    run = result(*HEALTHY, host=host(vendor, models_[vendor]), tier="standard")
+    assert bounds.look_up(results.parse(json.dumps(run).encode()), ROOT).limits_are_guessed is guessed
+
+
+@pytest.mark.parametrize("times", TIMES[1:])
+@pytest.mark.parametrize("model", ["MI210", "MI300X", "MI355X", "B200"])
+def test_runs_far_beyond_a_guess_become_no_bound(model: str, times: float) -> None:
+    vendor: Any = models.row(model)["vendor"]
+    count = 1 if model == "MI210" else 8
+    checks = [
+        one for one in (made for made, _ in ended(model, vendor, count, itertools.repeat(times)))
+        if bounds_kind(one, vendor, model) == "derived"
+    ]  # fmt: skip
+    machine = host(vendor, *[model] * count)
+    runs = [result(*HEALTHY, *checks, host=machine, run_id=f"{n:032x}", tier="standard") for n in range(3)]
+    parsed = [results.parse(json.dumps(run).encode()) for run in runs]
+    if times > FAR:
+        with pytest.raises(ChecksFailedError, match="far beyond a derived bound") as refused:
+            propose(parsed, root=ROOT)
+        assert str(refused.value).count("the derived bound is") == len(
+            {json.dumps(one["metrics"][0]["conditions"]) + one["metrics"][0]["name"] for one in checks}
+        )
+        return
+    for proposal in propose(parsed, root=ROOT).proposals:
+        assert proposal.now
+        assert "which was a guess" in proposal.entry.source
+        assert 1 < proposal.times_beyond <= FAR
+
+
 def test_such_runs_may_become_the_measured_bounds_and_other_failures_may_not() -> None:
     slow = next(one for one in missed("MI300X", "amd", 8) if one["metrics"][0]["name"] == "gemm_tflops"
-                and bounds_kind(one) == "derived")  # fmt: skip
+                and bounds_kind(one, "amd", "MI300X") == "derived")  # fmt: skip
     machine = host("amd", *["MI300X"] * 8)
     runs = [result(*HEALTHY, slow, host=machine, run_id=f"{n:032x}", tier="standard") for n in range(3)]
     parsed = [results.parse(json.dumps(run).encode()) for run in runs]
@@ -200,9 +296,9 @@ def test_such_runs_may_become_the_measured_bounds_and_other_failures_may_not() -
         propose([results.parse(json.dumps(run).encode()) for run in runs], root=ROOT)
 
 
-def bounds_kind(one: dict[str, Any]) -> str:
+def bounds_kind(one: dict[str, Any], vendor: Any, model: str) -> str:
     figure = one["metrics"][0]
-    entries = thresholds.load(thresholds.path_of("amd", "MI300X"))
+    entries = thresholds.load(thresholds.path_of(vendor, model))
     found = thresholds.find(entries, figure["name"], figure["conditions"])
     assert found
     return found.kind

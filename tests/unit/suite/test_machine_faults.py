@@ -26,6 +26,7 @@ from stackcheck.vendors.seen import HostLink, Seen
 from vendors import Event, amd_events, nvidia_events
 from workloads import attention_default, gated
 
+pytestmark = pytest.mark.usefixtures("frozen_once", "suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = [row for row in vendors.device_table() if row["vendor"] != "cpu"]
 ON_PCIE = [row for row in ROWS if row["pcie"]]

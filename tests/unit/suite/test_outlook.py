@@ -23,10 +23,12 @@ from stackcheck.suite import certifiable, expected, outlook, results, skips, ver
 from stackcheck.suite.bounds import Bounds, DriverSupport
 from stackcheck.suite.outlook import Known, Machine, Outlook
 from stackcheck.suite.requirements import Requirements
+from suites_answers import asked_here
 
 if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 STACKS = resolve.load_stacks(ROOT)
 MODELS = sorted(str(row["model"]) for row in vendors.device_table())
@@ -43,7 +45,7 @@ MACHINES = [
     for driver in DRIVERS[outlook.named(model).vendor]
     if model != "CPU" or count == 1
 ]
-TIERS = matrix.load(ROOT / "matrix.yaml").policy.certifies
+TIERS = matrix.load_matrix(ROOT / "matrix.yaml").policy.certifies
 
 
 def reasons_against(stack, machine):
@@ -54,10 +56,11 @@ def reasons_against(stack, machine):
 
 
 PAIRS = [pair for pair in itertools.product(STACKS, MACHINES) if pair[0].vendor == pair[1].vendor]
-NAMED = [(stack, machine) for stack, machine in PAIRS if not any(reasons_against(stack, machine))]
+with asked_here():
+    NAMED = [(stack, machine) for stack, machine in PAIRS if not any(reasons_against(stack, machine))]
 USUAL = (None, "580.95.05", "30.30")
 UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-POLICY = matrix.load(ROOT / "matrix.yaml").policy
+POLICY = matrix.load_matrix(ROOT / "matrix.yaml").policy
 FIXED = {stack.id: stack for stack in STACKS}
 FA4 = "cuda13.0-torch2.11.0-fa4.0.0b36-py3.12-ubuntu24.04"
 PLAIN = "cuda13.0-torch2.13.0-py3.11-debian12"
@@ -253,7 +256,7 @@ def test_a_count_without_a_list_of_checks_is_a_reason():
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
 def test_every_known_fault_of_a_stack_is_waived_or_expected_by_name(stack: Stack) -> None:
     """Nobody learns of a known fault from a run of hours: matrix.yaml says of each which of the two it is."""
-    policy = matrix.load(ROOT / "matrix.yaml").policy
+    policy = matrix.load_matrix(ROOT / "matrix.yaml").policy
     stated = [one for one in (*policy.waivers, *policy.expects_failures) if one.is_for(stack.id)]
     ids = expected.check_ids(ROOT, vendor=stack.vendor, tier="standard", count=1)
     checks = [check for issue in stack.known_issues for check in issue.checks if stack.torch]

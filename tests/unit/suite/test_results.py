@@ -21,7 +21,7 @@ def write(path: Path, content: object) -> Path:
 
 def test_a_finished_run_is_read_with_its_checks_and_metrics(tmp_path: Path) -> None:
     content = result(check("test_a.py::test_b[x]", metrics=[metric(value=7)]))
-    run = results.load(write(tmp_path / "result.json", content))
+    run = results.load_result(write(tmp_path / "result.json", content))
     assert run.checks[0].metrics[0].value == 7
     assert run.started.utcoffset() is not None
 
@@ -33,7 +33,7 @@ def test_the_committed_schema_is_the_one_that_the_reader_enforces() -> None:
 @pytest.mark.parametrize("path", sorted(ASSETS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_broken_file_is_refused_with_exit_code_6_and_its_place(path: Path) -> None:
     with pytest.raises(results.ResultError) as error:
-        results.load(path)
+        results.load_result(path)
     assert error.value.exit_code == 6
     assert error.value.where == str(path)
     assert error.value.got
@@ -41,7 +41,7 @@ def test_a_broken_file_is_refused_with_exit_code_6_and_its_place(path: Path) -> 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(results.ResultError, match="cannot be read"):
-        results.load(tmp_path / "result.json")
+        results.load_result(tmp_path / "result.json")
 
 
 def test_a_file_over_the_size_limit_is_refused_before_it_is_parsed(
@@ -49,14 +49,14 @@ def test_a_file_over_the_size_limit_is_refused_before_it_is_parsed(
 ) -> None:
     monkeypatch.setattr(results, "SIZE_LIMIT_BYTES", 100)
     with pytest.raises(results.ResultError, match="too large"):
-        results.load(write(tmp_path / "result.json", result()))
+        results.load_result(write(tmp_path / "result.json", result()))
 
 
 def test_a_bottomless_nesting_is_refused_and_does_not_end_the_process(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("[" * 200_000)
     with pytest.raises(results.ResultError):
-        results.load(path)
+        results.load_result(path)
 
 
 # Results of older suites lack them and can still be read; a run without them is refused (test_run_result.py).
@@ -68,7 +68,7 @@ def test_no_top_level_field_may_be_missing(tmp_path: Path, key: str) -> None:
     content = result(check("test_a.py::test_b"))
     del content[key]
     with pytest.raises(results.ResultError, match="schema 1"):
-        results.load(write(tmp_path / "result.json", content))
+        results.load_result(write(tmp_path / "result.json", content))
 
 
 @pytest.mark.parametrize("cut", range(0, 1000, 37))
@@ -77,4 +77,4 @@ def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "result.json"
     path.write_text(text[: min(cut, len(text) - 1)])
     with pytest.raises(results.ResultError):
-        results.load(path)
+        results.load_result(path)

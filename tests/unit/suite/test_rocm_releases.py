@@ -38,7 +38,7 @@ def test_a_release_is_compared_to_its_patch(found: str, declared: str, same: boo
 @pytest.mark.parametrize("stack", [one for one in STACKS if one.wheels == "upstream" and one.vendor == "amd"])
 def test_no_patch_of_the_matrix_is_another_than_the_wheels(stack) -> None:
     """The newest patch under the same minor is no name for these wheels, unless they carry it."""
-    rules = compat.load(ROOT / "images/compat.yaml")
+    rules = compat.load_rules(ROOT / "images/compat.yaml")
     (row,) = [rule for rule in rules if rule.id == f"R1-upstream-rocm[{stack.torch}]"]
     whole = [pattern for pattern in row.require["rocm"] if pattern.count(".") == 2]
     minor = stack.runtime_version.rpartition(".")[0]
@@ -49,7 +49,7 @@ def test_no_patch_of_the_matrix_is_another_than_the_wheels(stack) -> None:
 def test_a_refusal_below_a_patch_reaches_the_stacks_by_their_true_release() -> None:
     (graphs,) = [
         issue
-        for issue in known_issues.load(ROOT / "images/known-issues.yaml")
+        for issue in known_issues.load_known_issues(ROOT / "images/known-issues.yaml")
         if issue.id == "K-hip-graph-corruption"
     ]
     below = [stack for stack in STACKS if stack.runtime_version in {"7.2.0", "7.2.1"}]

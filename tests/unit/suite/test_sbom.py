@@ -201,13 +201,13 @@ def test_a_python_whose_package_the_image_does_not_list_is_refused(image: Image,
 def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None:
     engine: Any = ReaderEngine(INVENTORY)
     first = sbom.load_or_create(image, engine, tmp_path, quiet)
-    assert sbom.load_or_create(image, engine, tmp_path, quiet) == first == sbom.load(image, tmp_path)
+    assert sbom.load_or_create(image, engine, tmp_path, quiet) == first == sbom.load_sbom(image, tmp_path)
     assert len(engine.specs) == 1
     (tmp_path / "sbom.json").write_text("{")
     assert sbom.load_or_create(image, engine, tmp_path, quiet) == first
     other = dataclasses.replace(image, manifest_digest="sha256:" + "0" * 64)
     with pytest.raises(ConfigurationError, match="no SBOM of this image"):
-        sbom.load(other, tmp_path)
+        sbom.load_sbom(other, tmp_path)
     sbom.load_or_create(other, engine, tmp_path, quiet)
     assert len(engine.specs) == 3
 

@@ -142,7 +142,7 @@ def test_only_what_a_stack_needs_is_made_and_a_given_wheel_is_preferred(
     made = fill(given.parent, original, "thing==1.2", "absent>=1")
     assert made.written == ("thing-1.2-py3-none-any.whl",)
     assert (made.given, made.absent) == (("needed-2.0-py3-none-any.whl",), ("absent>=1",))
-    told = origins.load(given.parent)
+    told = origins.load_origins(given.parent)
     assert told is not None
     assert {wheel.file: wheel.origin for wheel in told.wheels} == {
         "needed-2.0-py3-none-any.whl": "given",
