@@ -31,11 +31,12 @@ import psutil
 from stackcheck.fleet import run
 from stackcheck.fleet.engines import JobState, NodeFacts
 from stackcheck.fleet.follow import Followed
-from stackcheck.fleet.job import Job, NodeState
+from stackcheck.fleet.job import Job, NodeState, read_state
 from stackcheck.fleet.kubernetes import Kubernetes
 from stackcheck.history.history import History
 from stackcheck.imaging.image import Image
 from stackcheck.matrix import matrix
+from stackcheck.oci.documents import sha256
 from stackcheck.suite import inputs
 from stackcheck.suite import subject as subjects
 
@@ -77,7 +78,7 @@ def main() -> None:
             f"n{n:04d}": NodeFacts(name=f"n{n:04d}", rack=f"r{n // 32}", partition="gpu")
             for n in range(count)
         }
-        states = {n: NodeState(rank=n, node=f"n{n:04d}", state="ended") for n in range(count)}
+        states = {n: state for n in range(count) if (state := read_state(job.attempt(0) / str(n)))}
         over = JobState(phase="ended", word="COMPLETED")
         followed = Followed(state=over, nodes=states, facts=facts)
         before, start, used = _memory_mb(), time.monotonic(), _processor_s()
@@ -218,14 +219,16 @@ def _leave(job: Job, document: dict[str, object], count: int) -> None:
         for check in checks:
             for metric in check["metrics"]:
                 metric["value"] = None if metric["value"] is None else metric["value"] * factor
-        bodies.append(json.dumps(document | same | {"checks": checks}).encode())
+        bodies.append(json.dumps(document | same | {"checks": checks}, indent=1).encode())
     about, machine = json.dumps(told | {"interpreter": PYTHON}).encode(), json.dumps(host)
     for rank in range(count):
         folder, own = job.attempt(0) / str(rank), f"{rank:032x}".encode()
         folder.mkdir(parents=True)
-        (folder / "result.json").write_bytes(bodies[rank % KINDS].replace(RUN_ID.encode(), own))
+        body = bodies[rank % KINDS].replace(RUN_ID.encode(), own)
+        (folder / "result.json").write_bytes(body)
         (folder / "run.json").write_bytes(about.replace(RUN_ID.encode(), own))
         (folder / "host.json").write_text(machine)
+        NodeState(rank=rank, node=f"n{rank:04d}", state="ended", result=sha256(body)).write(folder)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 import typer
 
@@ -121,6 +121,10 @@ Results = Annotated[
         show_default="the job's folder",
     ),
 ]
+AsArray = Annotated[
+    bool,
+    typer.Option("--array", help="As a job array (Slurm): each node is tested as soon as it is free."),
+]
 Limit = Annotated[
     int | None,
     typer.Option(
@@ -194,6 +198,7 @@ def run_fleet(
     topology: Topology = None,
     rack_label: RackLabel = "topology.kubernetes.io/zone",
     results: Results = None,
+    array: AsArray = False,
     limit: Limit = None,
     start_limit: StartLimit = 600,
     queue_limit: QueueLimit = None,
@@ -212,7 +217,8 @@ def run_fleet(
     """
     what = {"tier": tier, "only": only, "vendor": vendor, "devices": gpus}
     where: dict[str, Any] = {"nodes": nodes, "limit_s": limit, "container": container, "engine": engine}
-    where["results"] = _store(results, engine)
+    where |= {"results": results, "array": array}
+    _require_slurm(engine, results=results, array=array, links=links, training=training)
     job, subject = _new_job(name, root.resolve(), accept_python, what | where)
     if engine == "slurm":
         chosen = _slurm(partition, node, exclude, lines, python)
@@ -236,22 +242,16 @@ def _new_job(
     return new_job(name, root, job_id=secrets.token_hex(4), accepted_python=accepted, **chosen)
 
 
-def _store(url: str | None, engine: str) -> str | None:
-    """The URL for the results, once it is sure that a node can use it."""
-    if url is None:
-        return None
-    from stackcheck.fleet.stored import require_store
-
-    if engine != "slurm":
+def _require_slurm(engine: str, **chosen: object) -> None:
+    """Refuse what needs stackcheck on the node, outside the image."""
+    for option in (name for name, value in chosen.items() if value and engine != "slurm"):
         raise ConfigurationError(
-            "a pod has no program outside the image that could store its result",
-            where="--results",
+            "a pod has no program outside the image that could serve this option",
+            where=f"--{option}",
             got=f"--engine {engine}",
             expected="--engine slurm",
-            next_step="repeat the command without --results: the claim or the shared path holds the files",
+            next_step=f"repeat the command without --{option}",
         )
-    require_store(url)
-    return url
 
 
 def _patience(nodes: int, start_s: int, queue_s: int | None) -> JobPatience:
@@ -275,12 +275,11 @@ def _run_stages(
     from stackcheck.fleet import run
 
     report = Progress()
-    together = _linked(engine, "--links" if links else "--training") if links or training else None
     done = _run_alone(job, subject, engine, patience, report)
-    if together and links:
-        done = run.with_links(done, together, patience, report)
-    if together and training:
-        done = run.with_training(done, together, patience, report)
+    if links:
+        done = run.with_links(done, cast("LinkedEngine", engine), patience, report)
+    if training:
+        done = run.with_training(done, cast("LinkedEngine", engine), patience, report)
     if drain:
         _drain(done, engine, report)
     _end(done, as_json=as_json)
@@ -289,20 +288,6 @@ def _run_stages(
 def _end(done: FleetRun, *, as_json: bool) -> NoReturn:
     print_json(done.as_json()) if as_json else fleet_outcome.show(done)
     raise typer.Exit(EXIT_CODES.get(done.status, 0))
-
-
-def _linked(engine: FleetEngine, option: str) -> LinkedEngine:
-    from stackcheck.fleet.slurm import Slurm
-
-    if not isinstance(engine, Slurm):
-        raise ConfigurationError(
-            "nodes work together through Slurm only",
-            where=option,
-            got="--engine kubernetes",
-            expected="--engine slurm",
-            next_step=f"repeat the command without {option}",
-        )
-    return engine
 
 
 def _slurm(

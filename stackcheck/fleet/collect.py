@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from stackcheck.errors import ChecksFailedError, StackcheckError
 from stackcheck.files import strictjson
@@ -124,9 +125,18 @@ class Judge:
                 state.error or f"the node did not come to its end: {missing or 'no result'}"
             )
         body = results.read_result_file(folder / "result.json", self.read)
-        result = results.parse(body, where=str(folder / "result.json"))
-        told = self._told(folder / "run.json")
         seen = self.job.engine == "slurm"  # whether the machine was read from outside the container
+        read = state.result if seen else None  # digest of what the node's own program read, by `parse`
+        if read is not None and read != (digest := sha256(body)):
+            raise ChecksFailedError(
+                "result.json is not the one that the node's own program read",
+                where=str(folder / "result.json"),
+                got=digest,
+                expected=read,
+                next_step="see who writes to the folder of the job, or to the store of its results",
+            )
+        result = results.parse_to_judge(body, where=str(folder / "result.json"), strict=read is None)
+        told = self._told(folder / "run.json")
         host = self._host(folder / "host.json") if seen else _HOST.validate_python(result.host.model_dump())
         if not seen:
             consistency.require_exit_code(result, state.code, folder / "result.json")
@@ -267,13 +277,13 @@ def _machine_of(vendor: Any, models: tuple[str, ...]) -> Host:
 
 
 @functools.lru_cache(maxsize=256)
-def _answer(root: Path, question: str) -> str:
+def _answer(root: Path, question: bytes) -> str:
     return bounds.ask_suites(root, json.loads(question))
 
 
 def _asked_once(root: Path, question: Mapping[str, Any]) -> str:
     """Equal nodes ask for the same bounds in the same order, and each answer takes a process."""
-    return _answer(root, json.dumps(question))
+    return _answer(root, to_json(question))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -309,13 +319,24 @@ def outcomes(
 
     One result is in the memory of a process at a time; what stays of it are its figures, a few KB.
     """
+    first = {
+        state.node: rank for rank, state in sorted(states.items(), reverse=True) if state.state == "ended"
+    }
     tasks = (
-        (attempt / str(rank), facts[rank], rank, states.get(rank), missing(rank))
+        (attempt / str(rank), facts[rank], rank, _once(states.get(rank), first), missing(rank))
         for rank in range(judge.job.nodes)
     )
     if judge.job.nodes < FEWEST_FOR_PROCESSES or (os.cpu_count() or 1) == 1:
         return [judge.node(*task) for task in tasks]
     return list(_by_processes(judge, attempt, tasks))
+
+
+def _once(state: NodeState | None, first: Mapping[str, int]) -> NodeState | None:
+    """What a rank says, unless an earlier rank ended on the same node: one node counts once."""
+    if state is None or state.state != "ended" or first[state.node] == state.rank:
+        return state
+    error = f"{state.node} was tested as rank {first[state.node]} too: no node of its own took this rank"
+    return dataclasses.replace(state, state="failed", error=error)
 
 
 def _by_processes(judge: Judge, attempt: Path, tasks: Iterable[_Task]) -> Iterator[NodeOutcome]:

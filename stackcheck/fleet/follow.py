@@ -8,6 +8,7 @@ occupied.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -127,7 +128,8 @@ class _Watch:
     def _job(self) -> None:
         before, now = self.found.state, self.engine.state(self.job_id)
         if (now.word, now.attempt, now.nodes) != (before.word, before.attempt, before.nodes):
-            on = f" on {len(now.nodes)} nodes" if now.nodes else ""
+            count = sum(map(bool, now.nodes))
+            on = f" on {count} nodes" if count else ""
             self.report(f"job {self.job_id}: {now.word}{on}{f' ({now.reason})' if now.reason else ''}")
         if now.attempt != before.attempt:
             self.report(
@@ -137,6 +139,9 @@ class _Watch:
         if len(now.nodes) < len(before.nodes) and now.attempt == before.attempt:
             # An engine forgets the nodes of a job that ended, and takes dead nodes off its list.
             now = dataclasses.replace(now, nodes=before.nodes)
+        if now.attempt == before.attempt:  # so does an array of the elements that ended
+            known = itertools.zip_longest(now.nodes, before.nodes, fillvalue="")
+            now = dataclasses.replace(now, nodes=tuple(new or old for new, old in known))
         if now.phase == "running" and self.since is None:
             self.since = time.monotonic()
         self.over = (self.over or time.monotonic()) if now.is_over else None
@@ -151,7 +156,7 @@ class _Watch:
                 self.found.nodes[rank] = told
                 first = (told.error or "").partition("\n")[0]
                 self.report(f"{told.node}: {told.state}{f': {first}' if first else ''}{self._count()}")
-        names = list(self.found.state.nodes)
+        names = list(filter(None, self.found.state.nodes))
         if names and (not self.found.facts or len(self.found.ended()) < self.job.nodes):
             self.found.facts = self.engine.nodes(names)
 

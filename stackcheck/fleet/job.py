@@ -18,6 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, TypeAdap
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.fleet.stored import require_store
 from stackcheck.matrix import matrix
 from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.oci.tags import label, local_name
@@ -59,6 +60,7 @@ class Job(BaseModel):
         container: What starts the container on a node.
         stage: Whether the nodes run the suites alone, try their links, or train together.
         results: A URL at which each node stores its result; None: the job's folder.
+        array: Whether Slurm starts each node alone, as soon as it is free: an element of a job array.
         limit_s: A node whose run takes longer has failed.
         created: When; an older result is of another job.
     """
@@ -82,6 +84,7 @@ class Job(BaseModel):
     container: Container = "docker"
     stage: Literal["alone", "links", "training"] = "alone"
     results: str | None = None
+    array: bool = False
     limit_s: PositiveInt
     created: AwareDatetime
 
@@ -138,12 +141,15 @@ def new_job(  # what a user can choose
     engine: EngineName = "slurm",
     accepted_python: tuple[str, ...] = (),
     results: str | None = None,
+    array: bool = False,
 ) -> tuple[Job, Subject]:
     """A job for the image that `build` or `test` left in this checkout. Nothing is written.
 
     Raises:
         ConfigurationError: The image was not built or tested in this checkout, or the checkout has no suites.
     """
+    if results is not None:
+        require_store(results)
     subject = subject_of(name, root, vendor, accepted_python)
     chosen = tier or subject.policy.certifies[subject.vendor]
     with tempfile.TemporaryDirectory(prefix="stackcheck-fleet-") as scratch:
@@ -166,6 +172,7 @@ def new_job(  # what a user can choose
         engine=engine,
         accepted_python=accepted_python,
         results=results,
+        array=array,
         limit_s=limit_s or int(TIMEOUT_S[chosen]),
         created=dt.datetime.now(dt.UTC),
     )
@@ -226,6 +233,7 @@ class NodeState:
             `failed` (with an error), or `stopped` by a signal.
         code: The exit code of the error.
         error: Why it failed.
+        result: The digest of the result.json that its own program read and handed over; None from a pod.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -235,6 +243,7 @@ class NodeState:
     state: Literal["running", "ended", "failed", "stopped"]
     code: int = 0
     error: str | None = None
+    result: str | None = None
 
     def write(self, folder: Path) -> None:
         """Write the file, whole or not at all; then its name, for one listing of all nodes."""

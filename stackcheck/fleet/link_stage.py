@@ -115,7 +115,13 @@ def make(
         planned.append(made)
         port += len(each)
     limit = (gate.START_LIMIT_S + limit_s + ROUND_S) * len(planned) + gate.AROUND_S
-    changes = {"id": f"{job.id}-links", "nodes": len(names), "stage": "links", "limit_s": limit}
+    changes = {
+        "id": f"{job.id}-links",
+        "nodes": len(names),
+        "stage": "links",
+        "limit_s": limit,
+        "array": False,
+    }
     return job.model_copy(update=changes), LinkPlan(rounds=planned, limit_s=limit_s, racks=dict(racks or {}))
 
 

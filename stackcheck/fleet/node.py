@@ -24,6 +24,7 @@ from stackcheck.files.regular import read_regular
 from stackcheck.fleet import rendezvous, stored
 from stackcheck.fleet.job import Job, NodeState, subject_of
 from stackcheck.fleet.torchrun import Torchrun
+from stackcheck.oci.documents import sha256
 from stackcheck.suite import run
 from stackcheck.suite.judged import measure
 
@@ -47,15 +48,15 @@ class _StoppedError(Exception):
 def main(arguments: list[str]) -> int:
     """Run this node's part of a job; the exit code."""
     job = Job.load(Path(arguments[0]))
-    place = rendezvous.find(os.environ)
-    folder = job.attempt(int(os.environ.get("SLURM_RESTART_COUNT", "0"))) / str(place.rank)
-    begun = NodeState(rank=place.rank, node=name_of_node(os.environ), state="running")
+    rank = int(os.environ["SLURM_ARRAY_TASK_ID"]) if job.array else rendezvous.find(os.environ).rank
+    folder = job.attempt(int(os.environ.get("SLURM_RESTART_COUNT", "0"))) / str(rank)
+    begun = NodeState(rank=rank, node=name_of_node(os.environ), state="running")
     begun.write(folder)
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         with _in_time(job.limit_s):
-            _run(job, folder)
+            read = _run(job, folder)
     except StackcheckError as error:
         ended = dataclasses.replace(begun, state="failed", code=error.exit_code, error=str(error))
     except _StoppedError:
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
             begun, state="stopped", code=STOPPED, error="the engine stopped this node"
         )
     else:
-        ended = dataclasses.replace(begun, state="ended")
+        ended = dataclasses.replace(begun, state="ended", result=read)
     _ignore_signals()  # the last file is on its way
     ended.write(folder)
     if ended.error:
@@ -76,8 +77,12 @@ def name_of_node(variables: Mapping[str, str]) -> str:
     return variables.get("SLURMD_NODENAME") or variables.get("NODE_NAME") or platform.node()
 
 
-def _run(job: Job, folder: Path) -> None:
-    """Verify the image, run the suites, and hand over the files; those of a failed run too."""
+def _run(job: Job, folder: Path) -> str | None:
+    """Verify the image, run the suites, and hand over the files, those of a failed run too.
+
+    Returns:
+        The digest of the result.json that was read here, and handed over.
+    """
     with tempfile.TemporaryDirectory(prefix="stackcheck-fleet-", ignore_cleanup_errors=True) as scratch:
         out = Path(scratch) / "run"
         out.mkdir()
@@ -86,6 +91,7 @@ def _run(job: Job, folder: Path) -> None:
         plan = run.plan(subject, tier=job.tier, root=Path(job.root), out=out)
         _require_inputs(plan.inputs.as_json(), job)
         stored.put(job, folder / "host.json", json.dumps(plan.host.as_json()).encode())
+        handed: dict[str, str] = {}
         with (folder / "progress.log").open("a", encoding="utf-8", buffering=1) as log:
 
             def report(line: str) -> None:
@@ -97,10 +103,11 @@ def _run(job: Job, folder: Path) -> None:
                 if job.stage != "alone":
                     programs = Torchrun(job=job, subject=subject, engine=engine, suite=out / "suite")
                     _together(programs, folder, report)
-                    return
-                measure(plan, engine, out=out, report=report, only=job.only)
+                else:
+                    measure(plan, engine, out=out, report=report, only=job.only)
             finally:
-                _hand_over(job, out, folder, report)
+                handed |= _hand_over(job, out, folder, report)
+    return handed.get("result.json")
 
 
 def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -> None:
@@ -184,15 +191,22 @@ def _require_inputs(found: Mapping[str, str | None], job: Job) -> None:
             )
 
 
-def _hand_over(job: Job, out: Path, folder: Path, report: Callable[[str], None]) -> None:
-    """Copy what the run left to where the judge looks. A link that the container made is not followed."""
+def _hand_over(job: Job, out: Path, folder: Path, report: Callable[[str], None]) -> dict[str, str]:
+    """Copy what the run left to where the judge looks; the digest of each file that arrived.
+
+    A link that the container made is not followed.
+    """
+    handed = {}
     for name in KEPT:
         source = out / name
         if source.is_file() and not source.is_symlink():
             try:
-                stored.put(job, folder / source.name, read_regular(source, LARGEST, follow=False))
+                data = read_regular(source, LARGEST, follow=False)
+                stored.put(job, folder / source.name, data)
+                handed[source.name] = sha256(data)
             except (OSError, StackcheckError) as error:  # what does not arrive counts as missing
                 report(f"{source.name} was not stored: {error}")
+    return handed
 
 
 @contextlib.contextmanager

@@ -23,12 +23,12 @@ from stackcheck.fleet.job import SAID, read_state
 from stackcheck.fleet.rendezvous import hostnames
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from stackcheck.fleet.job import Job, NodeState
 
 COMMAND_TIMEOUT_S = 60
-SCRIPT = "batch.sh"
+SCRIPT, TAKEN = "batch.sh", "taken"
 SLACK_MIN = 5  # the nodes stop by themselves; Slurm's limit is for those that cannot
 ENDED: dict[str, Phase] = {
     "COMPLETED": "ended",
@@ -51,6 +51,11 @@ WAITING = {
     "SPECIAL_EXIT",
     "RESV_DEL_HOLD",
 }
+# Of the elements of an array, the state that counts for all comes first.
+ORDER: tuple[Phase, ...] = (
+    *("waiting", "running"),
+    *("a node failed", "out of memory", "out of time", "cancelled", "ended"),
+)
 DEAD = ("DOWN", "FAIL", "ERROR", "POWERED_DOWN", "NO_RESPOND", "UNKNOWN")
 
 
@@ -80,11 +85,21 @@ class Slurm:
     def render(self, job: Job) -> str:
         """The batch script: one task on each node, each with the whole node. Pure.
 
+        In an array, the script is that of one node.
+
         Raises:
             ConfigurationError: A text has a character that would begin another line of the script.
         """
+        if job.array and self.nodelist:
+            raise ConfigurationError(
+                "a job array takes nodes as they become free",
+                where="--node",
+                got=self.nodelist[0],
+                expected="no name, or no --array",
+                next_step="choose by --partition, --exclude or --sbatch=--constraint=…",
+            )
         directives = [*sbatch_lines(self._head(job)), *(f"#SBATCH {line}" for line in self.options)]
-        task = shlex.join([*self.program, str(job.folder)])
+        task, log = shlex.join([*self.program, str(job.folder)]), f"task-%{'a' if job.array else 't'}.log"
         return _script(
             [
                 "#!/bin/sh",
@@ -92,18 +107,31 @@ class Slurm:
                 f"# {job.name}: {job.tier} suites on {job.nodes} nodes, by {job.container}",
                 f"# image manifest {job.manifest_digest}",
                 f"# image config   {job.config_digest}: compared on each node before the start",
+                *(self._once(job) if job.array else ()),
                 "# A node that dies does not end the others; who leaves no result has failed.",
                 "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \\",
-                f"  --output={shlex.quote(str(job.folder / 'task-%t.log'))} --open-mode=append \\",
+                f"  --output={shlex.quote(str(job.folder / log))} --open-mode=append \\",
                 f"  {task}",
             ]
         )
+
+    def _once(self, job: Job) -> Iterator[str]:
+        """Lines by which elements that still wait get other nodes: Slurm would give them this one once more.
+
+        scontrol has no `+=` for this list, and calls it an error that some elements no longer wait.
+        """
+        taken, before = shlex.quote(str(job.folder / TAKEN)), ",".join((*self.exclude, ""))
+        names = f'{shlex.quote(before)}"$(ls {taken} | paste -sd , -)"'
+        update = f'scontrol update JobId="$SLURM_ARRAY_JOB_ID" ExcNodeList={names} >/dev/null 2>&1'
+        yield f'mkdir -p {taken} && touch {taken}/"$SLURMD_NODENAME"'
+        yield f"flock {taken} sh -c {shlex.quote(update)}"
 
     def _head(self, job: Job) -> dict[str, object]:
         minutes = math.ceil(job.limit_s / 60) + SLACK_MIN
         return {
             "job-name": f"stackcheck-{job.id}",
-            "nodes": job.nodes,
+            "array": f"0-{job.nodes - 1}" if job.array else None,
+            "nodes": 1 if job.array else job.nodes,
             "ntasks-per-node": 1,
             "gpus-per-node": job.devices or None,
             "time": minutes,
@@ -114,7 +142,7 @@ class Slurm:
             "open-mode": "append",
             "exclusive": True,
             "no-kill": True,
-            "requeue" if self.requeue else "no-requeue": True,
+            "requeue" if self.requeue and not job.array else "no-requeue": True,
         }
 
     def submit(self, job: Job) -> str:
@@ -208,12 +236,22 @@ def drain(node: str, reason: str) -> None:
 
 
 def parse_job(text: str) -> JobState:
-    """The state in a line of `scontrol show job --oneliner`. Pure."""
+    """The state in the lines of `scontrol show job --oneliner`, one for each element of an array. Pure."""
+    parts = [_parse_line(line) for line in text.strip().splitlines() or [""]]
+    nodes = {first + n: name for first, part in parts for n, name in enumerate(part.nodes)}
+    named = tuple(nodes.get(rank, "") for rank in range(max(nodes, default=-1) + 1))
+    _, least_ended = min(parts, key=lambda part: ORDER.index(part[1].phase))
+    return dataclasses.replace(least_ended, nodes=named)
+
+
+def _parse_line(text: str) -> tuple[int, JobState]:
+    """The rank of its first node, and the state of a job or an element."""
     fields = dict(re.findall(r"(?:^|\s)([A-Za-z:/]+)=(\S*)", text))
     word = fields.get("JobState", "UNKNOWN")
     phase: Phase = ENDED.get(word) or ("waiting" if word in WAITING else "running")
     names = fields.get("NodeList", "")
-    return JobState(
+    task = fields.get("ArrayTaskId", "")  # `2-9%4` of those that wait
+    return int(task) if task.isdecimal() else 0, JobState(
         phase=phase,
         word=word,
         reason="" if fields.get("Reason", "None") == "None" else fields["Reason"],

@@ -155,7 +155,7 @@ def make(
             "checkpoints": str(job.folder / "checkpoints"),
         }
     )
-    changes = {"id": f"{job.id}-training-{number}", "nodes": len(chosen), "stage": "training"}
+    changes = {"id": f"{job.id}-training-{number}", "nodes": len(chosen), "stage": "training", "array": False}
     return job.model_copy(update=changes | {"limit_s": plan.start_s + plan.limit_s + gate.AROUND_S}), plan
 
 

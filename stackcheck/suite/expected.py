@@ -6,6 +6,7 @@ drops, renames or deselects is missing from its result, and an added one is seen
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -64,6 +65,7 @@ def check_ids(root: Path, *, vendor: Vendor, tier: Tier, count: int) -> tuple[st
     return tuple(sorted(name for name, first in tiers.items() if is_enough(tier, first)))
 
 
+@functools.lru_cache(maxsize=64)
 def digest(ids: tuple[str, ...]) -> str:
     """`sha256:…` of the ids, in the form that a certificate names."""
     return "sha256:" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()

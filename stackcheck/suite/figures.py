@@ -74,6 +74,8 @@ def clock_problems(result: RunResult, seen: Seen | None, ceilings: Mapping[Key, 
         return
     reached = _lowest(result, CLOCKED)
     for check in result.checks:
+        if not check.metrics:
+            continue
         yield from _too_fast(check, reached)
         yield from _idle(check, seen)
         yield from _impossible(check, ceilings)

@@ -278,8 +278,8 @@ def _about_the_set(result: RunResult, required: Requirements) -> Iterator[str]:
     if not required.checks:
         yield "no check is required, so passing proves nothing"
     found = {check.id for check in result.checks}
-    missing = (name for name in required.checks if name not in found | required.carried)
-    yield from (f"{name}: no result" for name in missing)
+    missing = set(required.checks) - found - required.carried
+    yield from (f"{name}: no result" for name in required.checks if name in missing)
     unknown = sorted(found - set(required.checks))
     yield from (f"{name}: not a check of this checkout's suites" for name in unknown)
     if not any(check.outcome == "passed" for check in result.checks):

@@ -6,6 +6,7 @@ The suites of most tests are `scripted`'s, which take no minutes; the last test 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -140,6 +141,33 @@ def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster,
     assert "stackcheck" in cluster.client("sinfo", "-R", "--noheader", "--format=%E %N")  # drained, as asked
     cluster.client("scontrol", "update", "nodename=node4", "state=resume")
     cluster.wait_for("idle", *small_slurm.NODES)
+
+
+def test_an_array_tests_each_node_once_as_soon_as_it_is_free(cluster: Cluster, checkout: Path) -> None:
+    cluster.client("scontrol", "update", "nodename=node3", "state=drain", "reason=busy")
+    try:
+        run = Fleet(checkout, 3, "--array", "--exclude", "node4")
+        assert run.until("2 of 3 nodes have ended"), run.text
+        cluster.wait_for("idle", "node1", "node2")
+        assert "PD" in queue(cluster), "no tested node is taken again"
+    finally:
+        cluster.client("scontrol", "update", "nodename=node3", "state=resume")
+    code, _, nodes = run.result()
+    told = {name: node["status"] for name, node in nodes.items()}
+    assert (code, told) == (0, dict.fromkeys(("node1", "node2", "node3"), "PASSED")), run.text
+    assert {node["rack"] for node in nodes.values()} == {"rack1", "rack2"}
+
+
+def test_nodes_of_a_heterogeneous_job_find_one_meeting_point(cluster: Cluster, tmp_path: Path) -> None:
+    code = "import os; from stackcheck.fleet.rendezvous import find; r = find(os.environ)"
+    code += "; print(r.nodes, r.rank, r.address, os.environ['SLURMD_NODENAME'], flush=True)"
+    script, alike = tmp_path / "het.sh", "--ntasks-per-node=1 --exclusive"
+    srun = shlex.join(["srun", "--het-group=0,1", sys.executable, "-c", code])
+    parts = [f"#SBATCH --nodes=2 {alike}", "#SBATCH hetjob", f"#SBATCH --nodes=1 {alike}"]
+    script.write_text("\n".join(["#!/bin/sh", *parts, f"export PYTHONPATH={ROOT}", srun, ""]))
+    cluster.client("sbatch", "--wait", f"--output={tmp_path}/out", str(script))
+    told = sorted((tmp_path / "out").read_text().splitlines())
+    assert told == [f"3 {rank} node1 node{rank + 1}" for rank in range(3)]
 
 
 def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(

@@ -489,6 +489,21 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
         Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--dry-run")),
         Case(("run", CPU_STACK, "--nodes", "2", "--engine", "kubernetes", "--results", "memory://r")),
+        Case(
+            (
+                "run",
+                CPU_STACK,
+                "--nodes",
+                "2",
+                "--array",
+                "--exclude",
+                "bad1",
+                "--python",
+                "python3",
+                "--dry-run",
+            )
+        ),
+        Case(("run", CPU_STACK, "--nodes", "2", "--array", "--node", "good1", "--dry-run")),
         Case(("run", CPU_STACK, "--nodes", "2", "--results", "results")),
         Case(("run", "nope", "--nodes", "2")),
         Case(("run", CPU_STACK, "--nodes", "2", *ACCEPTED)),

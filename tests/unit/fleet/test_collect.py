@@ -172,6 +172,23 @@ def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:
     assert reasons(done, 6) == "PASSED: "
 
 
+def test_a_node_that_took_two_ranks_counts_once(built: Path) -> None:
+    job, subject = small_fleet.make_job(built, 4, array=True)
+    for rank in range(4):
+        small_fleet.leave(job, rank)
+    for rank, state in ((2, "ended"), (3, "failed")):
+        NodeState(rank=rank, node="node0001", state=state, error="own words").write(
+            job.attempt(0) / str(rank)
+        )  # type: ignore[arg-type]
+    done = judged(job, subject)
+    assert [node.status for node in sorted(done.nodes, key=lambda node: node.rank)] == [
+        *["PASSED"] * 2,
+        *["FAILED"] * 2,
+    ]
+    assert "node0001 was tested as rank 1 too" in reasons(done, 2)
+    assert "own words" in reasons(done, 3)
+
+
 def test_a_node_that_lost_a_gpu_has_failed(built: Path) -> None:
     job, subject = small_fleet.make_job(built, 1, devices=2)
     small_fleet.leave(job, 0)

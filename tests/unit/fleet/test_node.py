@@ -19,6 +19,7 @@ from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import Followed
 from stackcheck.fleet.job import NodeState, read_state
 from stackcheck.history.history import History
+from stackcheck.oci.documents import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,8 @@ def test_a_healthy_node_leaves_what_the_judge_accepts(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     fake_engine.names.clear()  # this node has no image yet
     assert node.main([str(job.folder)]) == 0
-    assert state_of(job, 2) == NodeState(rank=0, node="gpu7", state="ended")
+    handed = sha256((job.attempt(2) / "0" / "result.json").read_bytes())
+    assert state_of(job, 2) == NodeState(rank=0, node="gpu7", state="ended", result=handed)
     assert job.reference in fake_engine.names, "it was loaded from the checkout"
     followed = Followed(
         state=JobState(phase="ended", word="COMPLETED", attempt=2), nodes={0: state_of(job, 2)}
@@ -77,6 +79,17 @@ def test_a_healthy_node_leaves_what_the_judge_accepts(
     assert [(each.name, each.status) for each in done.nodes] == [("gpu7", "PASSED")], done.nodes[0].reasons
     words = (job.attempt(2) / "0" / "progress.log").read_text()
     assert f"image verified: {job.reference} is {job.config_digest}" in words
+
+
+def test_an_element_of_an_array_has_the_rank_of_its_task(
+    planned: tuple[Job, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = small_fleet.make_job(planned[0].checkout, 9, array=True)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "8")
+    assert node.main([str(job.folder)]) == 0
+    told = read_state(job.attempt(0) / "8")
+    assert told is not None
+    assert (told.rank, told.state) == (8, "ended")
 
 
 @pytest.mark.parametrize("kind", ["memory://results", "file://{}/store"])
@@ -98,6 +111,10 @@ def test_a_node_stores_its_result_where_the_job_says_and_the_judge_reads_it_ther
     assert {"host.json", "result.json", "run.json"} <= {
         path.rpartition("/")[2] for path in files.ls(root, detail=False)
     }
+    files.pipe_file(f"{root}/result.json", files.cat_file(f"{root}/result.json") + b" ")
+    (node_found,) = run.judged(job, "1", subject, followed, history=None).nodes
+    assert node_found.status == "FAILED"
+    assert "not the one that the node's own program read" in node_found.reasons[0]
     files.rm(f"{root}/result.json")
     (node_found,) = run.judged(job, "1", subject, followed, history=None).nodes
     assert node_found.status == "FAILED"
@@ -207,9 +224,10 @@ def test_a_second_signal_does_not_cut_the_way_out(
     job, _ = planned
     told: list[Path] = []
 
-    def handed_over(_job: Job, _out: Path, folder: Path, _report: object) -> None:
+    def handed_over(_job: Job, _out: Path, folder: Path, _report: object) -> dict[str, str]:
         os.kill(os.getpid(), signal.SIGTERM)
         told.append(folder)
+        return {}
 
     monkeypatch.setattr(node, "_hand_over", handed_over)
     monkeypatch.setattr(fake_engine, "run", lambda _spec: os.kill(os.getpid(), signal.SIGTERM))

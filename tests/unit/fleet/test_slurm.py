@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +37,31 @@ def test_the_state_of_a_job_is_read() -> None:
         assert parse_job(RUNNING.replace("RUNNING", word)).phase == phase
     assert parse_job(RUNNING.replace("RUNNING", "COMPLETING")).is_over
     assert parse_job("").phase == "running", "what is not understood is no end"
+
+
+def test_an_array_waits_while_one_element_does_and_ends_as_the_worst_ended() -> None:
+    lines = [
+        f"JobId={9 - task} ArrayJobId=7 ArrayTaskId={task} {RUNNING[RUNNING.index('JobName') :]}"
+        for task in range(3)
+    ]
+    lines = [line.replace("node[1-2],login", f"gpu{task}") for task, line in enumerate(lines)]
+    waiting = (
+        lines[0]
+        .replace("ArrayTaskId=0", "ArrayTaskId=3-9%4")
+        .replace("RUNNING", "PENDING")
+        .replace("=gpu0", "=")
+    )
+    for text in itertools.permutations([lines[0], lines[2], waiting]):
+        found = parse_job("\n".join(text))
+        assert (found.phase, found.nodes) == ("waiting", ("gpu0", "", "gpu2"))
+    ended = [
+        line.replace("RUNNING", word)
+        for line, word in zip(lines, ("COMPLETED", "TIMEOUT", "COMPLETED"), strict=True)
+    ]
+    assert (parse_job("\n".join(ended)).phase, parse_job("\n".join([*ended[:2], lines[2]])).phase) == (
+        "out of time",
+        "running",
+    )
 
 
 def test_the_states_partitions_and_racks_of_nodes_are_read() -> None:
