@@ -20,6 +20,7 @@ from stackcheck.certificate.statement import (
     Envelope,
     Statement,
     lifted,
+    open_envelope,
     status,
     time_verified,
 )
@@ -36,6 +37,7 @@ from stackcheck.certificate.storage_forms import (
     legacy_tag,
     revoked_tag,
 )
+from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import Descriptor, Manifest, RegistryError
 
 if TYPE_CHECKING:
@@ -99,8 +101,10 @@ def attach(
     and of all statements that are there those whose digests `obsolete` returns, unless they say FAILED.
 
     Raises:
+        PublishError: The key did not sign an envelope: nothing is written.
         RegistryError: The store refused, or other writers undid it ten times.
     """
+    _require_signed(envelopes, public_key, where=f"{store.target}@{subject.digest}")
     reader = Reader(store, subject.digest, public_key)
     for attempt in range(ATTEMPTS):
         seen = _look(reader)
@@ -117,6 +121,20 @@ def attach(
         expected=f"{len(envelopes)} attestations in every form",
         next_step="check who else writes to this repository, then run the same command again",
     )
+
+
+def _require_signed(envelopes: Iterable[Envelope], public_key: Pinned, *, where: str) -> None:
+    try:
+        for envelope in envelopes:
+            open_envelope(envelope.body, public_key)
+    except CertificateError as error:
+        raise PublishError(
+            error.what,
+            where=where,
+            got=error.got,
+            expected=error.expected,
+            next_step="give the key that signed the certificate, or certify the image again with this one",
+        ) from error
 
 
 def read_envelopes(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:

@@ -90,12 +90,13 @@ def test_an_image_without_certificate_is_refused(publisher: Publisher) -> None:
     assert "no certificate" in refused(publisher, image, envelopes=certify(image, publisher.key)[:-1]).what
 
 
-def test_a_certificate_of_another_key_is_refused(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attachments, "PAUSE_S", 0.0)  # between its ten tries
+@pytest.mark.parametrize("foreign", [slice(None), slice(1), slice(-1, None)], ids=["all", "first", "last"])
+def test_a_certificate_of_another_key_is_refused(publisher: Publisher, foreign: slice) -> None:
     image = publisher.image(b"first")
-    refused(publisher, image, envelopes=certify(image, new_key()))
+    envelopes = list(certify(image, publisher.key))
+    envelopes[foreign] = list(certify(image, new_key()))[foreign]
+    found = refused(publisher, image, envelopes=envelopes)
+    assert "not signed with the expected key" in found.what
     assert publisher.tags() == {}
 
 
