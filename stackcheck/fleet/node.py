@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from stackcheck.errors import ChecksFailedError, EngineError, StackcheckError
+from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
 from stackcheck.fleet import rendezvous, stored
 from stackcheck.fleet.job import Job, NodeState, subject_of
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.imaging.image import Image
 
-KEPT = ("run.json", "container.log", "run/result.json", "run/junit.xml")  # from the node's own disk
+RESULT = "run/result.json"
+KEPT = ("run.json", "container.log", RESULT, "run/junit.xml")  # from the node's own disk
 LARGEST = 64 << 20  # bytes of one file, twice the largest result
 STOPPED = 143  # 128 + SIGTERM, as shells say it
 PODMAN_SOCKETS = ("/run/podman/podman.sock", "/run/user/{uid}/podman/podman.sock")
@@ -81,8 +83,9 @@ def _run(job: Job, folder: Path) -> str | None:
     """Verify the image, run the suites, and hand over the files, those of a failed run too.
 
     Returns:
-        The digest of the result.json that was read here, and handed over.
+        The digest of the result.json that was handed over and is strict JSON; None if there is none.
     """
+    read = None
     with tempfile.TemporaryDirectory(prefix="stackcheck-fleet-", ignore_cleanup_errors=True) as scratch:
         out = Path(scratch) / "run"
         out.mkdir()
@@ -91,7 +94,6 @@ def _run(job: Job, folder: Path) -> str | None:
         plan = run.plan(subject, tier=job.tier, root=Path(job.root), out=out)
         _require_inputs(plan.inputs.as_json(), job)
         stored.put(job, folder / "host.json", json.dumps(plan.host.as_json()).encode())
-        handed: dict[str, str] = {}
         with (folder / "progress.log").open("a", encoding="utf-8", buffering=1) as log:
 
             def report(line: str) -> None:
@@ -106,8 +108,8 @@ def _run(job: Job, folder: Path) -> str | None:
                 else:
                     measure(plan, engine, out=out, report=report, only=job.only)
             finally:
-                handed |= _hand_over(job, out, folder, report)
-    return handed.get("result.json")
+                read = _hand_over(job, out, folder, report)
+    return read
 
 
 def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -> None:
@@ -191,22 +193,30 @@ def _require_inputs(found: Mapping[str, str | None], job: Job) -> None:
             )
 
 
-def _hand_over(job: Job, out: Path, folder: Path, report: Callable[[str], None]) -> dict[str, str]:
-    """Copy what the run left to where the judge looks; the digest of each file that arrived.
+def _hand_over(job: Job, out: Path, folder: Path, report: Callable[[str], None]) -> str | None:
+    """Copy what the run left to where the judge looks; the digest of a result.json that is strict JSON.
 
-    A link that the container made is not followed.
+    A link that the container made is not followed. These very bytes are checked, and the judge trusts it.
     """
-    handed = {}
+    read = None
     for name in KEPT:
         source = out / name
         if source.is_file() and not source.is_symlink():
             try:
                 data = read_regular(source, LARGEST, follow=False)
                 stored.put(job, folder / source.name, data)
-                handed[source.name] = sha256(data)
+                read = _strict_digest(data) if name == RESULT else read
             except (OSError, StackcheckError) as error:  # what does not arrive counts as missing
                 report(f"{source.name} was not stored: {error}")
-    return handed
+    return read
+
+
+def _strict_digest(text: bytes) -> str | None:
+    try:
+        strictjson.check(text)
+    except (ValueError, RecursionError):  # the judge reads it once more, and says what is wrong
+        return None
+    return sha256(text)
 
 
 @contextlib.contextmanager

@@ -217,6 +217,33 @@ def test_whatever_happens_a_node_says_its_last_word(
     assert words in str(found.error)
 
 
+@pytest.mark.parametrize(
+    ("text", "strict"),
+    [
+        (b'{"checks": []}', True),
+        (b'{"checks": [], "checks": []}', False),
+        (b'{"checks": [NaN]}', False),
+        (b'{"checks": [1e999]}', False),
+        (b'{"checks": ["\xff"]}', False),
+        (b"[" * 100_000, False),
+        (b"", False),
+    ],
+    ids=["strict", "key twice", "NaN", "infinite", "not UTF-8", "deep", "empty"],
+)
+def test_only_what_is_strict_json_when_it_is_handed_over_is_not_read_again(
+    text: bytes, strict: bool, planned: tuple[Job, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = planned
+
+    def measured(*_a: object, out: Path, **_k: object) -> None:
+        (out / node.RESULT).parent.mkdir(parents=True, exist_ok=True)
+        (out / node.RESULT).write_bytes(text)
+
+    monkeypatch.setattr(node, "measure", measured)
+    assert node.main([str(job.folder)]) == 0
+    assert state_of(job).result == (sha256(text) if strict else None)
+
+
 def test_a_second_signal_does_not_cut_the_way_out(
     planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,10 +251,9 @@ def test_a_second_signal_does_not_cut_the_way_out(
     job, _ = planned
     told: list[Path] = []
 
-    def handed_over(_job: Job, _out: Path, folder: Path, _report: object) -> dict[str, str]:
+    def handed_over(_job: Job, _out: Path, folder: Path, _report: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         told.append(folder)
-        return {}
 
     monkeypatch.setattr(node, "_hand_over", handed_over)
     monkeypatch.setattr(fake_engine, "run", lambda _spec: os.kill(os.getpid(), signal.SIGTERM))
