@@ -8,24 +8,16 @@ same. Losses of 8 bits lie in a wider band around the reference curve than those
 
 import dataclasses
 import functools
-import gc
 import json
 import sys
-import traceback
 from typing import Any
 
-import torch
-
-from workloads import trainers
-from workloads.time_limits import scaled
+from workloads import trainer_jobs, trainers
 
 sys.path.insert(0, str(trainers.FOLDER))
 
 import loss_curve
-import options as cli
 import train
-from phases import Phases
-from world import joined_ranks
 
 # Where the loss falls fastest, around step 36, chance decides. With torchao's scale for each tensor, one, two
 # and four ranks on CPUs deviate there by 2.0, 1.0 and 1.9 %, and two H200s by 2.2 %, or 7.5 half widths. Over
@@ -35,33 +27,14 @@ WIDER_IN_8_BITS = 15.0
 
 def main(arguments: list[str]) -> None:
     """Run the jobs in their order."""
-    jobs = {name: cli.parse(flags) for name, flags in json.loads(arguments[0]).items()}
-    first = next(iter(jobs.values()))
-    if not torch.cuda.is_available():
-        # Inductor needs a C++ compiler on a CPU, which an image need not have. The tracing is the same.
-        torch.compile = functools.partial(torch.compile, backend="aot_eager")
-    phases = Phases(scaled(first.phase_limit_s))
-    phases.enter("connect")
-    with joined_ranks(first) as world:
-        records = {name: record_of(options, world, phases) for name, options in jobs.items()}
+    with trainer_jobs.joined(arguments[0]) as (jobs, world, phases):
+        records = {
+            name: trainer_jobs.apart(functools.partial(train.job, options, world, phases, None), world)
+            for name, options in jobs.items()
+        }
     if world.rank == 0:
         verdicts = {name: judged(record) for name, record in records.items()}
         print(json.dumps({"records": records, "curves": verdicts}), flush=True)
-
-
-def record_of(options: cli.Options, world: Any, phases: Phases) -> dict[str, Any]:
-    """The record of a job; what it raised, if it did."""
-    torch._dynamo.reset()
-    gc.collect()  # a model and its hooks hold each other
-    if world.gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    try:
-        record: dict[str, Any] = train.job(options, world, phases, None)
-    # A border between jobs: any error of one is a failure of its check alone.
-    except Exception:  # noqa: BLE001
-        return {"error": traceback.format_exc()[-4000:]}
-    return record
 
 
 def judged(record: dict[str, Any]) -> dict[str, Any] | None:

@@ -11,10 +11,8 @@ on a CPU, attention as softmax(q·kᵀ)·v, gradients by autograd.
 """
 
 import functools
-import gc
 import json
 import sys
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from workloads import trainers
+from workloads import trainer_jobs, trainers
 from workloads.reference import precision
-from workloads.time_limits import scaled
 
 sys.path.insert(0, str(trainers.FOLDER))
 
@@ -36,7 +33,7 @@ import presets
 import train
 from layouts import flat, prepare
 from phases import Phases
-from world import joined_ranks, seed_process
+from world import seed_process
 
 Tensors = dict[str, torch.Tensor]
 FIRST = 1 - 0.9  # of the gradient, in the first moment after one step (layouts/optimizer.py)
@@ -45,16 +42,12 @@ NORM = "norm"
 
 def main(arguments: list[str]) -> None:
     """Run one step of every layout."""
-    jobs = {name: cli.parse(flags) for name, flags in json.loads(arguments[0]).items()}
-    first = next(iter(jobs.values()))
-    if not torch.cuda.is_available():
-        # Inductor needs a C++ compiler on a CPU, which an image need not have. The tracing is the same.
-        torch.compile = functools.partial(torch.compile, backend="aot_eager")
-    phases = Phases(scaled(first.phase_limit_s))
-    phases.enter("connect")
-    with joined_ranks(first) as world:
-        wanted = reference(first, world.device)
-        errors = {name: errors_of(options, world, phases, wanted) for name, options in jobs.items()}
+    with trainer_jobs.joined(arguments[0]) as (jobs, world, phases):
+        wanted = reference(next(iter(jobs.values())), world.device)
+        errors = {
+            name: trainer_jobs.apart(functools.partial(errors_of, options, world, phases, wanted), world)
+            for name, options in jobs.items()
+        }
     if world.rank == 0:
         print(json.dumps({"layouts": errors}), flush=True)
 
@@ -126,17 +119,9 @@ def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def errors_of(options: cli.Options, world: Any, phases: Phases, wanted: Tensors) -> dict[str, Any]:
-    """The relative error of each weight's gradient; what the layout raised, if it did."""
-    torch._dynamo.reset()
-    gc.collect()  # a model and its hooks hold each other
-    if world.gpu:
-        torch.cuda.empty_cache()
-    try:
-        return dict(_errors(options, world, phases, wanted))
-    # A border between layouts: any error of one is a failure of its check alone.
-    except Exception:  # noqa: BLE001
-        return {"error": traceback.format_exc()[-4000:]}
+def errors_of(options: cli.Options, world: Any, phases: Phases, wanted: Tensors) -> dict[str, float]:
+    """The relative error of each weight's gradient."""
+    return dict(_errors(options, world, phases, wanted))
 
 
 def _errors(options: cli.Options, world: Any, phases: Phases, wanted: Tensors) -> Iterator[tuple[str, float]]:
