@@ -153,9 +153,30 @@ def _stacks(root: Path, pattern: str) -> tuple[Stack, ...]:
     return resolve.load_stacks(root, (pattern,))
 
 
+# https://pkg.go.dev/github.com/distribution/reference: an engine knows an image by such a name, or by its id.
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@[a-z0-9]+:[0-9a-fA-F]{{32,}})?",
+    re.ASCII,
+)
+
+
 def is_reference(name: str) -> bool:
     """Whether a name is an image reference: stack ids contain neither `/`, `:` nor `@`."""
     return re.search(r"[/:@]", name) is not None
+
+
+def _require_reference(name: str) -> None:
+    if _REFERENCE.fullmatch(name):
+        return
+    raise ConfigurationError(
+        "an engine has no image of such a name",
+        got=name,
+        expected="a stack id, or NAME:TAG or HOST/NAME:TAG in small letters, with or without @sha256:…",
+        next_step=f"stackcheck pull {name}; then take the name that it prints"
+        if name.startswith("oci:")
+        else "docker images lists those that the engine has",
+    )
 
 
 def find_stack(name: str, root: Path) -> Stack | None:
@@ -163,8 +184,10 @@ def find_stack(name: str, root: Path) -> Stack | None:
 
     Raises:
         NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: No engine can have an image of this name.
     """
     if is_reference(name):
+        _require_reference(name)
         return None
     try:
         found = _stacks(root, name)

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from result_files import CONFIG_DIGEST, check, result
+from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import known_issues
 from stackcheck.matrix.rules import one_of
 from stackcheck.suite import foreign, results, verdict
 from stackcheck.suite.requirements import Requirements
+from stackcheck.suite.subject import find_stack
 from stackcheck.vendors import Host, HostDevice
 
 if TYPE_CHECKING:
@@ -141,3 +143,43 @@ def test_the_changes_of_packages_turn_one_list_into_the_other(
             assert made[words[0]] == words[1]
             made[words[0]] = words[3]
     assert made == after
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a:b",
+        "host/a",
+        "host:5000/a/b:1",
+        "localhost/a-1.b:x",
+        "a@sha256:" + "0" * 64,
+        "sha256:" + "f" * 64,
+        "a__b--c/d.e:T_1",
+    ],
+)
+def test_a_name_that_an_engine_may_have_is_taken(name: str) -> None:
+    assert find_stack(name, ROOT) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "oci:dist:nothing",
+        "oci:/nope:x",
+        "a:",
+        ":a",
+        "a:b:c",
+        "/a",
+        "a//b",
+        "UPPER/lower:",
+        "a@sha256:12",
+        "a b:c",
+        "a:é",
+        "a:b\n",
+    ],
+)
+def test_a_name_that_no_engine_has_is_refused_before_an_engine_is_asked(name: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        find_stack(name, ROOT)
+    assert error.value.got == name
+    assert ("stackcheck pull" in str(error.value.next_step)) is name.startswith("oci:")
