@@ -83,7 +83,7 @@ def _run(job: Job, folder: Path) -> str | None:
     """Verify the image, run the suites, and hand over the files, those of a failed run too.
 
     Returns:
-        The digest of the result.json that was handed over and is strict JSON; None where there is no such file.
+        The digest of the result.json that was handed over, if it is strict JSON.
     """
     read = None
     with tempfile.TemporaryDirectory(prefix="stackcheck-fleet-", ignore_cleanup_errors=True) as scratch:
