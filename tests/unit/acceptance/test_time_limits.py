@@ -110,8 +110,7 @@ def test_every_workload_whose_limit_grows_says_so_in_known_words() -> None:
     said = {
         "collective_timing.py": "did not reach the barrier within",
         "training.py": "Phases(",  # trainers/phases.py: "lasted more than"
-        "training_variants.py": "Phases(",
-        "wide_gradients.py": "Phases(",
+        "trainer_jobs.py": "Phases(",
         "ranks.py": "init_process_group(",  # torch's own words
         "collective_groups.py": '"stuck": True',  # test_collectives reads it
     }
