@@ -58,6 +58,10 @@ class Followed:
         """The ranks that said their last word."""
         return {rank for rank, node in self.nodes.items() if node.state != "running"}
 
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes that have said something."""
+        return tuple(told.node for told in self.nodes.values())
+
     def name_of(self, rank: int) -> str:
         """The name of a node: as it said itself, else as the engine counts them."""
         if rank in self.nodes:
@@ -156,8 +160,9 @@ class _Watch:
                 self.found.nodes[rank] = told
                 first = (told.error or "").partition("\n")[0]
                 self.report(f"{told.node}: {told.state}{f': {first}' if first else ''}{self._count()}")
-        names = list(filter(None, self.found.state.nodes))
-        if names and (not self.found.facts or len(self.found.ended()) < self.job.nodes):
+        # A node can begin and end between two looks: then it is the first to say its name.
+        names = list(filter(None, dict.fromkeys((*self.found.state.nodes, *self.found.names()))))
+        if names and (len(self.found.ended()) < self.job.nodes or not self.found.facts.keys() >= {*names}):
             self.found.facts = self.engine.nodes(names)
 
     def _count(self) -> str:

@@ -229,6 +229,16 @@ def test_a_job_is_followed_until_nothing_more_can_come(built: Path) -> None:
     assert "node0001: ended (2 of 3 nodes have ended)" in text
 
 
+@pytest.mark.parametrize("known", range(4))
+def test_nodes_that_began_and_ended_between_two_looks_have_their_racks(known: int, built: Path) -> None:
+    job, _ = small_fleet.make_job(built, 3)
+    word = JobState(phase="running", word="RUNNING", nodes=small_fleet.names(known))
+    for rank in range(3):
+        small_fleet.leave(job, rank)
+    found = follow(job, "7", small_fleet.SteadyEngine(word), patience=HURRY, report=silent)
+    assert [found.facts_of(rank).rack for rank in range(3)] == ["rack0"] * 3
+
+
 def test_a_job_without_nodes_and_a_node_without_a_word_have_their_time(built: Path) -> None:
     job, _ = small_fleet.make_job(built, 2)
     waiting = small_fleet.SteadyEngine(JobState(phase="waiting", word="PENDING"))
