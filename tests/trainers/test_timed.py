@@ -92,8 +92,32 @@ def test_sigterm_to_a_tool_ends_its_runs(tmp_path: Path) -> None:
         os.kill(int(noted.read_text()), 0)
 
 
+SEEN_LATE = """
+import ctypes, signal, sys, threading, time
+from tools import compare_runs, launch
+
+def come():  # as a signal that comes just before a wait: known to Python, and nothing ends the wait
+    while not launch.RUNNING:
+        time.sleep(0.05)
+    ctypes.pythonapi.PyErr_SetInterruptEx(int(signal.SIGTERM))
+
+launch.stop_runs_on_sigterm()
+threading.Thread(target=come, daemon=True).start()
+compare_runs.main(["--arm", "a: @sh -c 'sleep 600'", "--arm", "b: @sh -c 'sleep 600'", "--steps", "100", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("lanes", [(), ("--beside", "0,1")])
+def test_a_signal_just_before_a_wait_ends_a_comparison(lanes: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", SEEN_LATE, *lanes, "--", "--size", "tiny"]
+    done = subprocess.run(
+        command, cwd=TOOLS, check=False, capture_output=True, text=True, timeout=waits.LIMIT_S
+    )
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+
+
 AT_THE_START = """
-import os, signal, subprocess, sys, threading
+import os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from tools import launch
 
@@ -109,7 +133,8 @@ subprocess.Popen = Popen
 system = launch.System("long", ("sleep", "600"))
 thread = threading.Thread(target=launch.run, args=(system, []), kwargs={"timeout_s": 600})
 thread.run() if sys.argv[2] == "main" else thread.start()
-threading.Event().wait(60)  # not join: Python 3.11 forgets a thread whose join a signal ends
+for _ in range(600):  # a signal that comes just before a wait is seen when that wait ends: so, short ones
+    time.sleep(0.1)  # not join: Python 3.11 forgets a thread whose join a signal ends
 """
 
 

@@ -31,7 +31,7 @@ import json
 import math
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ from tools import launch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LOOK_S = 1.0  # a signal that comes just before a wait is seen when that wait ends
 LEAST_SEEDS = 3  # for one spread, the interval of two seeds is 3.6 times as wide as that of three
 # Quantile 0.975 of Student's t by degrees of freedom; for more than nine that of nine, which is the wider.
 STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -134,8 +135,10 @@ def _run(
         return [_record(launch.on_gpu(system, gpu), options) for system in systems]
 
     with ThreadPoolExecutor(2 if options.beside else 1) as pool:
-        ones, others = (pool.submit(lane, *each) for each in zip((first, second), gpus, strict=True))
-        return ones.result(), others.result()
+        lanes = [pool.submit(lane, *each) for each in zip((first, second), gpus, strict=True)]
+        while wait(lanes, timeout=LOOK_S).not_done:
+            pass
+        return lanes[0].result(), lanes[1].result()
 
 
 def _over_seeds(first: launch.System, second: launch.System, options: argparse.Namespace) -> dict[str, Any]:
