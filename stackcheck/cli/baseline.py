@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from stackcheck.cli.options import HERE, AsJson, FromOthers, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, FromOthers, Root, argument, new_app, option
 from stackcheck.cli.output import counted, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.proof import baseline, thresholds
@@ -26,19 +24,13 @@ COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPR
 def propose_thresholds(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RESULT.json", exists=True, help="Results of healthy runs, 3 or more; with --one-run, 1."
-        ),
+        argument("RESULT.json", "Results of healthy runs, 3 or more; with --one-run, 1.", exists=True),
     ],
     *,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the proposals to the thresholds file.")
-    ] = False,
+    write: Annotated[bool, option("--write", "Write the proposals to the thresholds file.")] = False,
     one_run: Annotated[
         bool,
-        typer.Option(
-            "--one-run", help="Take one run alone, with margins of 10 %, or 15 % where the host decides too."
-        ),
+        option("--one-run", "Take one run alone, with margins of 10 %, or 15 % where the host decides too."),
     ] = False,
     others: FromOthers = None,
     as_json: AsJson = False,

@@ -5,9 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from stackcheck.cli.options import HERE, AcceptPython, AsJson, DryRun, Root, Vendor, accepted_python, new_app
+from stackcheck.cli.options import (
+    HERE,
+    AcceptPython,
+    AsJson,
+    DryRun,
+    Root,
+    Vendor,
+    accepted_python,
+    argument,
+    new_app,
+    option,
+)
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.policy import Tier as TierName
@@ -28,9 +37,9 @@ SHOWN_VALUE = 60  # characters of a differing value; an environment variable can
 
 RunName = Annotated[
     str,
-    typer.Argument(
-        metavar="A",
-        help="A run id, a result.json, a stack or image (its newest run), driver=VERSION; with "
+    argument(
+        "A",
+        "A run id, a result.json, a stack or image (its newest run), driver=VERSION; with "
         "--paired a stack id or an image.",
     ),
 ]
@@ -39,25 +48,23 @@ RunName = Annotated[
 @app.command("compare")
 def compare_runs(
     a: RunName,
-    b: Annotated[str, typer.Argument(metavar="B", help="The same, for the other side.")],
+    b: Annotated[str, argument("B", "The same, for the other side.")],
     *,
     paired: Annotated[
-        bool,
-        typer.Option("--paired", help="Run both images in turn on this node; slow-downs from 2 % are found."),
+        bool, option("--paired", "Run both images in turn on this node; slow-downs from 2 % are found.")
     ] = False,
     checks: Annotated[
         str | None,
-        typer.Option(
-            "--checks",
-            metavar="EXPRESSION",
-            help="With --paired, which checks: an expression for pytest's -k.",
-            show_default="those that measure speed",
+        option(
+            "--checks EXPRESSION",
+            "With --paired, which checks: an expression for pytest's -k.",
+            "those that measure speed",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=3, help="With --paired, runs of each side.")] = 5,
-    every: Annotated[bool, typer.Option("--all", help="Also list the metrics that are equal.")] = False,
+    rounds: Annotated[int, option("--rounds", "With --paired, runs of each side.", min=3)] = 5,
+    every: Annotated[bool, option("--all", "Also list the metrics that are equal.")] = False,
     accept_python: AcceptPython = None,
-    tier: Annotated[TierName, typer.Option("--tier", help="How thorough the suites are.")] = "standard",
+    tier: Annotated[TierName, option("--tier", "How thorough the suites are.")] = "standard",
     vendor: Vendor = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,

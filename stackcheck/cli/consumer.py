@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from stackcheck.certificate import key_sources, keyring
-from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app, taking
+from stackcheck.cli.options import (
+    AsJson,
+    DryRun,
+    PackagedPython,
+    PlainHttp,
+    PublicKey,
+    Ref,
+    new_app,
+    option,
+    taking,
+)
 from stackcheck.cli.output import (
     Progress,
     counted,
@@ -36,40 +44,31 @@ app = new_app()
 AUTO = "auto"
 NONE = "none"
 
-MaxAge = Annotated[
-    str, typer.Option("--max-age", metavar="DURATION", help="Largest age of the verdict: 30d, 12h or 45m.")
-]
+MaxAge = Annotated[str, option("--max-age DURATION", "Largest age of the verdict: 30d, 12h or 45m.")]
 Model = Annotated[
-    str,
-    typer.Option(
-        "--device-model", metavar="MODEL", help="Device model to verify for; `auto` is this host's model."
-    ),
+    str, option("--device-model MODEL", "Device model to verify for; `auto` is this host's model.")
 ]
 Driver = Annotated[
     str,
-    typer.Option(
-        "--driver",
-        metavar="VERSION",
-        help="Driver to verify for; `auto` is this host's driver, `none` is a host without a GPU.",
+    option(
+        "--driver VERSION",
+        "Driver to verify for; `auto` is this host's driver, `none` is a host without a GPU.",
     ),
 ]
 Devices = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--devices",
+        "How many devices must have been tested together.",
+        "this host's, or 1 for a model that is named",
         min=1,
-        help="How many devices must have been tested together.",
-        show_default="this host's, or 1 for a model that is named",
     ),
 ]
 NoWaivers = Annotated[
-    bool, typer.Option("--no-waivers", help="Refuse a certificate in which a waiver accepts a failed check.")
+    bool, option("--no-waivers", "Refuse a certificate in which a waiver accepts a failed check.")
 ]
 LowestTier = Annotated[
-    TierName | None,
-    typer.Option(
-        "--tier", help="Lowest tier to accept.", show_default="standard for GPUs, smoke for processors"
-    ),
+    TierName | None, option("--tier", "Lowest tier to accept.", "standard for GPUs, smoke for processors")
 ]
 
 

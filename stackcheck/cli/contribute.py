@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from stackcheck.cli.options import HERE, Root, new_app
+from stackcheck.cli.options import HERE, Root, argument, new_app, option
 from stackcheck.cli.output import print_facts, print_table
 from stackcheck.errors import ConfigurationError
 
@@ -15,44 +13,34 @@ app = new_app()
 
 
 Check = Annotated[
-    Path | None,
-    typer.Option(
-        "--check",
-        metavar="FOLDER",
-        exists=True,
-        help="Check the bundles of a folder instead.",
-        show_default="none",
-    ),
+    Path | None, option("--check FOLDER", "Check the bundles of a folder instead.", "none", exists=True)
 ]
 
 
 @app.command("contribute")
 def contribute(
     result: Annotated[
-        Path | None,
-        typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.", show_default="none"),
+        Path | None, argument("RESULT", "The result.json of a run.", "none", exists=True)
     ] = None,
     *,
     check: Check = None,
     without_key: Annotated[
         str | None,
-        typer.Option(
-            "--keyless",
-            metavar="public|FILE",
-            help="Sign as the identity of this workflow, or as yours in a browser, with the public services "
+        option(
+            "--keyless public|FILE",
+            "Sign as the identity of this workflow, or as yours in a browser, with the public services "
             "of sigstore or those in a ClientTrustConfig.",
-            show_default="a key signs",
+            "a key signs",
         ),
     ] = None,
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),
+    to: Annotated[Path, option("--to FOLDER", "Where the bundle goes.")] = Path(),
     key: Annotated[
         Path | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="The private key; with --check the public keys that are trusted, or a folder with "
+        option(
+            "--key FILE",
+            "The private key; with --check the public keys that are trusted, or a folder with "
             "contributors.pub and contributors.yaml.",
-            show_default="your own",
+            "your own",
         ),
     ] = None,
     root: Root = HERE,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, Root, argument, new_app
 from stackcheck.cli.output import counted, print_json
 from stackcheck.errors import CombinationError, ConfigurationError
 
@@ -22,8 +22,7 @@ app = new_app()
 @app.command()
 def explain(
     question: Annotated[
-        list[str],
-        typer.Argument(metavar="STACK|AXIS=VALUE", help="A stack id, or axes such as rocm=7.2 torch=2.6.0."),
+        list[str], argument("STACK|AXIS=VALUE", "A stack id, or axes such as rocm=7.2 torch=2.6.0.")
     ],
     *,
     as_json: AsJson = False,
@@ -134,7 +133,7 @@ def _texts(combination: Mapping[str, str]) -> str:
 
 @app.command()
 def compat(
-    action: Annotated[str, typer.Argument(metavar="check", help="The only action.")] = "check",
+    action: Annotated[str, argument("check", "The only action.")] = "check",
     *,
     as_json: AsJson = False,
     root: Root = HERE,

@@ -5,11 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from stackcheck.certificate import key_sources
 from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
-from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app, target_of
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    PlainHttp,
+    PublicKey,
+    Root,
+    argument,
+    new_app,
+    option,
+    target_of,
+)
 from stackcheck.cli.output import counted, print_fitted, print_json
 from stackcheck.cli.times import duration
 from stackcheck.errors import CertificateError
@@ -26,34 +34,22 @@ COLUMNS = ("TAG", "TORCH", "CERTIFIED FOR", "VERDICT OF", "RUN")
 @app.command("find")
 def find_images(
     target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET", help="oci:DIR or HOST/REPO.", show_default="`publish` in matrix.yaml"
-        ),
+        str | None, argument("TARGET", "oci:DIR or HOST/REPO.", "`publish` in matrix.yaml")
     ] = None,
     *,
-    torch: Annotated[
-        str | None,
-        typer.Option("--torch", metavar="VERSION", help="torch: 2.13 or '>=2.12'.", show_default="any"),
-    ] = None,
+    torch: Annotated[str | None, option("--torch VERSION", "torch: 2.13 or '>=2.12'.", "any")] = None,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
-    every: Annotated[bool, typer.Option("--all", help="Also list the others, and say why not.")] = False,
+    every: Annotated[bool, option("--all", "Also list the others, and say why not.")] = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--device-model", "--gpu", metavar="MODEL", help="Device model.", show_default="this host's"
-        ),
-    ] = None,
+    gpu: Annotated[str | None, option("--device-model --gpu MODEL", "Device model.", "this host's")] = None,
     driver: Annotated[
         str | None,
-        typer.Option(
-            "--driver",
-            metavar="PATTERN",
-            help="Driver version, or a pattern of versions.",
-            show_default="this host's, or any with --device-model",
+        option(
+            "--driver PATTERN",
+            "Driver version, or a pattern of versions.",
+            "this host's, or any with --device-model",
         ),
     ] = None,
     key: PublicKey = None,

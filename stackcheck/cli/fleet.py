@@ -20,7 +20,9 @@ from stackcheck.cli.options import (
     Tier,
     Vendor,
     accepted_python,
+    argument,
     new_app,
+    option,
 )
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
@@ -43,130 +45,79 @@ app.add_typer(fleet, name="fleet")
 LEAST_POLL_S, POLL_S_OF_A_NODE = 2.0, 0.01
 EXIT_CODES = {"FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
 
-Nodes = Annotated[int, typer.Option("--nodes", min=1, metavar="N", help="How many nodes.")]
+Nodes = Annotated[int, option("--nodes N", "How many nodes.", min=1)]
 EngineName = Annotated[
-    Literal["slurm", "kubernetes"], typer.Option("--engine", help="What starts the job on the nodes.")
+    Literal["slurm", "kubernetes"], option("--engine", "What starts the job on the nodes.")
 ]
-Only = Annotated[
-    str | None,
-    typer.Option("--only", metavar="EXPRESSION", help="Only these checks (pytest -k); never a verdict."),
-]
-Gpus = Annotated[
-    int | None,
-    typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node.", show_default="as the stack names"),
-]
+Only = Annotated[str | None, option("--only EXPRESSION", "Only these checks (pytest -k); never a verdict.")]
+Gpus = Annotated[int | None, option("--gpus-per-node N", "GPUs of a node.", "as the stack names")]
 ContainerName = Annotated[
-    Literal["docker", "podman"],
-    typer.Option("--container", help="What starts the container on a Slurm node."),
+    Literal["docker", "podman"], option("--container", "What starts the container on a Slurm node.")
 ]
-Partition = Annotated[str | None, typer.Option("--partition", metavar="NAME", help="Slurm's partition.")]
-OnlyNodes = Annotated[
-    list[str] | None, typer.Option("--node", metavar="NAME", help="Use this node; may be repeated.")
-]
-Exclude = Annotated[
-    list[str] | None, typer.Option("--exclude", metavar="NAME", help="Leave this node out; may be repeated.")
-]
-Lines = Annotated[
-    list[str] | None,
-    typer.Option("--sbatch", metavar="OPTION", help="One more option of sbatch; may be repeated."),
-]
+Partition = Annotated[str | None, option("--partition NAME", "Slurm's partition.")]
+OnlyNodes = Annotated[list[str] | None, option("--node NAME", "Use this node; may be repeated.")]
+Exclude = Annotated[list[str] | None, option("--exclude NAME", "Leave this node out; may be repeated.")]
+Lines = Annotated[list[str] | None, option("--sbatch OPTION", "One more option of sbatch; may be repeated.")]
 Repository = Annotated[
     str | None,
-    typer.Option(
-        "--repository",
-        metavar="HOST/REPO",
-        help="Where Kubernetes' nodes pull the image, by digest.",
-        show_default="`publish` in matrix.yaml",
+    option(
+        "--repository HOST/REPO",
+        "Where Kubernetes' nodes pull the image, by digest.",
+        "`publish` in matrix.yaml",
     ),
 ]
 Claim = Annotated[
     str | None,
-    typer.Option(
-        "--claim",
-        metavar="NAME",
-        help="The PersistentVolumeClaim that holds the checkout.",
-        show_default="none: the nodes see the checkout's path",
+    option(
+        "--claim NAME",
+        "The PersistentVolumeClaim that holds the checkout.",
+        "none: the nodes see the checkout's path",
     ),
 ]
-Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", metavar="NAME", help="Kubernetes' namespace.", show_default="kubectl's"),
-]
-AsJobSet = Annotated[bool, typer.Option("--jobset", help="Make a JobSet in place of an Indexed Job.")]
-Queue = Annotated[
-    str | None,
-    typer.Option(
-        "--queue", metavar="NAME", help="Kueue's LocalQueue; the job waits there.", show_default="none"
-    ),
-]
+Namespace = Annotated[str | None, option("--namespace NAME", "Kubernetes' namespace.", "kubectl's")]
+AsJobSet = Annotated[bool, option("--jobset", "Make a JobSet in place of an Indexed Job.")]
+Queue = Annotated[str | None, option("--queue NAME", "Kueue's LocalQueue; the job waits there.", "none")]
 Topology = Annotated[
-    str | None,
-    typer.Option(
-        "--topology",
-        metavar="LABEL",
-        help="With --queue: the node label that Kueue keeps together.",
-        show_default="none",
-    ),
+    str | None, option("--topology LABEL", "With --queue: the node label that Kueue keeps together.", "none")
 ]
 RackLabel = Annotated[
-    str,
-    typer.Option("--rack-label", metavar="LABEL", help="The label of a Kubernetes node that names its rack."),
+    str, option("--rack-label LABEL", "The label of a Kubernetes node that names its rack.")
 ]
 Results = Annotated[
     str | None,
-    typer.Option(
-        "--results",
-        metavar="URL",
-        help="Each node stores its result there (Slurm), such as s3://BUCKET/FOLDER.",
-        show_default="the job's folder",
+    option(
+        "--results URL",
+        "Each node stores its result there (Slurm), such as s3://BUCKET/FOLDER.",
+        "the job's folder",
     ),
 ]
 AsArray = Annotated[
-    bool,
-    typer.Option("--array", help="As a job array (Slurm): each node is tested as soon as it is free."),
+    bool, option("--array", "As a job array (Slurm): each node is tested as soon as it is free.")
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit", metavar="SECONDS", min=1, help="Longest run of a node.", show_default="by the tier"
-    ),
-]
+Limit = Annotated[int | None, option("--limit SECONDS", "Longest run of a node.", "by the tier", min=1)]
 StartLimit = Annotated[
-    int,
-    typer.Option("--start-limit", metavar="SECONDS", min=1, help="Longest wait for a node's first message."),
+    int, option("--start-limit SECONDS", "Longest wait for a node's first message.", min=1)
 ]
 QueueLimit = Annotated[
-    int | None,
-    typer.Option(
-        "--queue-limit",
-        metavar="SECONDS",
-        min=1,
-        help="Longest wait of the job for nodes.",
-        show_default="none",
-    ),
+    int | None, option("--queue-limit SECONDS", "Longest wait of the job for nodes.", "none", min=1)
 ]
 WithLinks = Annotated[
     bool,
-    typer.Option(
+    option(
         "--links",
-        help="Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
+        "Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
     ),
 ]
 WithTraining = Annotated[
     bool,
-    typer.Option(
+    option(
         "--training",
-        help="Then train the tiny Llama on all nodes that passed (Slurm): FSDP and HSDP; a lost node is "
+        "Then train the tiny Llama on all nodes that passed (Slurm): FSDP and HSDP; a lost node is "
         "named, and the rest goes on from the checkpoint.",
     ),
 ]
-Drain = Annotated[bool, typer.Option("--drain", help="Drain the nodes that did not pass, with the reason.")]
-Python = Annotated[
-    str,
-    typer.Option(
-        "--python", metavar="PATH", help="The nodes' Python with stackcheck.", show_default="this one"
-    ),
-]
+Drain = Annotated[bool, option("--drain", "Drain the nodes that did not pass, with the reason.")]
+Python = Annotated[str, option("--python PATH", "The nodes' Python with stackcheck.", "this one")]
 
 
 @fleet.callback()
@@ -244,13 +195,13 @@ def _new_job(
 
 def _require_slurm(engine: str, **chosen: object) -> None:
     """Refuse what needs stackcheck on the node, outside the image."""
-    for option in (name for name, value in chosen.items() if value and engine != "slurm"):
+    for name in (each for each, value in chosen.items() if value and engine != "slurm"):
         raise ConfigurationError(
             "a pod has no program outside the image that could serve this option",
-            where=f"--{option}",
+            where=f"--{name}",
             got=f"--engine {engine}",
             expected="--engine slurm",
-            next_step=f"repeat the command without --{option}",
+            next_step=f"repeat the command without --{name}",
         )
 
 
@@ -350,9 +301,7 @@ def _run_alone(
 
 @fleet.command("collect")
 def collect_again(
-    job_id: Annotated[
-        str, typer.Argument(metavar="JOB", help="The id of a fleet run: its folder in build/fleet/.")
-    ],
+    job_id: Annotated[str, argument("JOB", "The id of a fleet run: its folder in build/fleet/.")],
     *,
     as_json: AsJson = False,
     root: Root = HERE,

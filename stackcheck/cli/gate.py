@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stackcheck.cli.nightly import Into, write_installation
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Vendor, new_app
+from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Vendor, argument, new_app, option
 from stackcheck.cli.output import Progress, shown
 from stackcheck.errors import MachineUnfitError, StackcheckError
 
@@ -27,55 +27,35 @@ OK, NOT_OK, UNKNOWN = 0, 1, 2  # its exit codes
 
 Image = Annotated[
     str | None,
-    typer.Argument(
-        metavar="STACK|IMAGE",
-        help="The image of the job, as in this checkout.",
-        show_default="none: the node alone, by pytest",
-    ),
+    argument("STACK|IMAGE", "The image of the job, as in this checkout.", "none: the node alone, by pytest"),
 ]
-Python = Annotated[
-    str,
-    typer.Option(
-        "--python", metavar="PATH", help="Without an image: the Python with torch.", show_default="this one"
-    ),
-]
+Python = Annotated[str, option("--python PATH", "Without an image: the Python with torch.", "this one")]
 State = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="A folder of this node that keeps its gates.",
-        show_default="/var/lib/stackcheck/gate for root, else the user's state folder",
+    option(
+        "--state DIR",
+        "A folder of this node that keeps its gates.",
+        "/var/lib/stackcheck/gate for root, else the user's state folder",
     ),
 ]
 Limit = Annotated[
     float,
-    typer.Option(
-        "--within",
-        metavar="SECONDS",
+    option(
+        "--within SECONDS",
+        "How long it may take: then no second run begins, and one without an image is stopped.",
         min=1,
-        help="How long it may take: then no second run begins, and one without an image is stopped.",
     ),
 ]
 Drain = Annotated[
     Scheduler | None,
-    typer.Option(
-        "--drain",
-        help="Drain this node there, with the reason, if a part of it is broken.",
-        show_default="never",
-    ),
+    option("--drain", "Drain this node there, with the reason, if a part of it is broken.", "never"),
 ]
 As = Annotated[
-    Literal["text", "npd"],
-    typer.Option("--form", help="npd: exit codes and line of node-problem-detector's plug-ins."),
+    Literal["text", "npd"], option("--form", "npd: exit codes and line of node-problem-detector's plug-ins.")
 ]
 Install = Annotated[
     Literal["slurm", "health", "kubernetes", "npd", "systemd"] | None,
-    typer.Option(
-        "--install",
-        help="Write the files that call this before each job or each hour.",
-        show_default="look at this node",
-    ),
+    option("--install", "Write the files that call this before each job or each hour.", "look at this node"),
 ]
 
 

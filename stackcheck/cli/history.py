@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, Root, new_app, taking
+from stackcheck.cli.options import HERE, AsJson, Root, argument, new_app, option, taking
 from stackcheck.cli.output import Progress, counted, print_facts, print_fitted, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
@@ -38,56 +38,30 @@ SHOWN_DIGITS = 8  # of a run id
 
 ANY = "any"
 Stack = Annotated[
-    str | None,
-    typer.Option(
-        "--stack",
-        metavar="PATTERN",
-        help="Stack id or image; here and below * and ? are wildcards.",
-        show_default=ANY,
-    ),
+    str | None, option("--stack PATTERN", "Stack id or image; here and below * and ? are wildcards.", ANY)
 ]
-Device = Annotated[
-    str | None,
-    typer.Option("--device-model", "--device", metavar="PATTERN", help="Device model.", show_default=ANY),
-]
-Driver = Annotated[
-    str | None,
-    typer.Option(
-        "--driver", metavar="PATTERN", help="Driver version, or a pattern of versions.", show_default=ANY
-    ),
-]
+Device = Annotated[str | None, option("--device-model --device PATTERN", "Device model.", ANY)]
+Driver = Annotated[str | None, option("--driver PATTERN", "Driver version, or a pattern of versions.", ANY)]
 Check = Annotated[
     str | None,
-    typer.Option(
-        "--check",
-        metavar="PATTERN",
-        help="Runs in which this check failed or was waived; with --metric, metrics of this check.",
-        show_default=ANY,
+    option(
+        "--check PATTERN",
+        "Runs in which this check failed or was waived; with --metric, metrics of this check.",
+        ANY,
     ),
 ]
 Metric = Annotated[
     str | None,
-    typer.Option(
-        "--metric",
-        metavar="PATTERN",
-        help="Show this metric over the runs, with a sparkline.",
-        show_default="list the runs",
-    ),
+    option("--metric PATTERN", "Show this metric over the runs, with a sparkline.", "list the runs"),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.",
-        show_default=ANY,
-    ),
+    option("--since TIME", "Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.", ANY),
 ]
 StatusOption = Annotated[
-    Literal["PASSED", "FAILED", "UNFIT"] | None,
-    typer.Option("--status", help="Runs with this verdict.", show_default=ANY),
+    Literal["PASSED", "FAILED", "UNFIT"] | None, option("--status", "Runs with this verdict.", ANY)
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many runs, or values of metrics.")]
+Limit = Annotated[int, option("--limit", "At most so many runs, or values of metrics.", min=1)]
 
 
 def _query(
@@ -167,9 +141,9 @@ def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -
 def export_history(
     *,
     query: Query,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write: .parquet or .csv.")],
+    to: Annotated[Path, option("--to FILE", "The file to write: .parquet or .csv.")],
     table: Annotated[
-        Literal["metrics", "runs"], typer.Option("--table", help="One row for each metric, or for each run.")
+        Literal["metrics", "runs"], option("--table", "One row for each metric, or for each run.")
     ] = "metrics",
     root: Root = HERE,
 ) -> None:
@@ -183,13 +157,11 @@ def export_history(
 @group.command("import")
 def import_results(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="RESULT.json|FOLDER", exists=True, help="Results, or folders that hold some."),
+        list[Path], argument("RESULT.json|FOLDER", "Results, or folders that hold some.", exists=True)
     ],
     *,
     own_verdicts: Annotated[
-        bool,
-        typer.Option("--own-verdicts", help="Take the verdict.json beside a result instead of judging here."),
+        bool, option("--own-verdicts", "Take the verdict.json beside a result instead of judging here.")
     ] = False,
     as_json: AsJson = False,
     root: Root = HERE,

@@ -12,7 +12,7 @@ import typer
 
 from stackcheck import mirrors as sites
 from stackcheck.cli import outlooks
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, Root, argument, new_app, option
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.engine import doctor, host_setup
 from stackcheck.engine import first_host as hour
@@ -34,16 +34,16 @@ def examine_host(
     *,
     fix: Annotated[
         bool,
-        typer.Option(
+        option(
             "--fix",
-            help="Install and start what is missing (needs root). If disk space is short, remove build "
+            "Install and start what is missing (needs root). If disk space is short, remove build "
             "cache of a daemon that stackcheck started.",
         ),
     ] = False,
     room: Annotated[
-        float, typer.Option("--room", metavar="GB", min=0, help="Disk space that must be free.")
+        float, option("--room GB", "Disk space that must be free.", min=0)
     ] = doctor.DISK_NEEDED_BYTES / 1e9,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
+    stop: Annotated[bool, option("--stop", "Stop the daemon that stackcheck started.")] = False,
     machine: outlooks.MachineName = None,
     driver: outlooks.DriverName = None,
     as_json: AsJson = False,
@@ -128,11 +128,9 @@ def _registries(root: Path) -> list[str]:
 
 @app.command("first-host")
 def first_host(
-    stack: Annotated[str, typer.Argument(metavar="STACK", help="The id of the stack to build and test.")],
+    stack: Annotated[str, argument("STACK", "The id of the stack to build and test.")],
     *,
-    record: Annotated[
-        Path, typer.Option("--record", metavar="FILE", help="Where what was seen goes.")
-    ] = Path("first-host.json"),
+    record: Annotated[Path, option("--record FILE", "Where what was seen goes.")] = Path("first-host.json"),
     root: Root = HERE,
 ) -> None:
     """Look, lock, build, test three times and judge; stop at the first surprise, and pack what was seen.

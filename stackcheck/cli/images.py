@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from stackcheck import flow
 from stackcheck.certificate import signing
 from stackcheck.cli import build as building
@@ -31,6 +29,7 @@ from stackcheck.cli.options import (
     accepted_python,
     key_path,
     new_app,
+    option,
     sign_words,
     target_of,
 )
@@ -56,21 +55,19 @@ app = new_app()
 
 Against = Annotated[
     str | None,
-    typer.Option(
-        "--against",
-        metavar="REF",
-        help="A certified image: run both in turn on this node, and refuse this one if it is slower.",
-        show_default="bounds alone decide",
+    option(
+        "--against REF",
+        "A certified image: run both in turn on this node, and refuse this one if it is slower.",
+        "bounds alone decide",
     ),
 ]
 
 DerivedFrom = Annotated[
     str | None,
-    typer.Option(
-        "--derived-from",
-        metavar="REF",
-        help="The certified image that this one was made FROM: run what its layers can have changed.",
-        show_default="every check runs",
+    option(
+        "--derived-from REF",
+        "The certified image that this one was made FROM: run what its layers can have changed.",
+        "every check runs",
     ),
 ]
 
@@ -80,13 +77,10 @@ def run_suites(
     name: Name,
     *,
     some: Annotated[
-        str | None,
-        typer.Option(
-            "-k", metavar="EXPR", help="Only checks that match, as pytest's -k.", show_default="all checks"
-        ),
+        str | None, option("-k EXPR", "Only checks that match, as pytest's -k.", "all checks")
     ] = None,
     last_failed: Annotated[
-        bool, typer.Option("--last-failed", "--lf", help="Only the checks that failed last time.")
+        bool, option("--last-failed --lf", "Only the checks that failed last time.")
     ] = False,
     accept_python: AcceptPython = None,
     tier: Tier = None,

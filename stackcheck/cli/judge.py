@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, Root, argument, new_app, option
 from stackcheck.cli.output import print_facts, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.matrix import resolve
@@ -23,15 +23,12 @@ EXIT_CODES = {"PASSED": 0, "FAILED": ChecksFailedError.exit_code, "UNFIT": Machi
 
 @app.command("judge")
 def judge_result(
-    result: Annotated[Path, typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.")],
+    result: Annotated[Path, argument("RESULT", "The result.json of a run.", exists=True)],
     *,
     stack: Annotated[
         str | None,
-        typer.Option(
-            "--stack",
-            metavar="STACK",
-            help="The stack whose waivers, machines (tested_on) and declaration apply.",
-            show_default="none",
+        option(
+            "--stack STACK", "The stack whose waivers, machines (tested_on) and declaration apply.", "none"
         ),
     ] = None,
     as_json: AsJson = False,

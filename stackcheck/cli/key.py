@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stackcheck.certificate import keyring, keys
-from stackcheck.cli.options import AsJson, DryRun, SigningKey, new_app
+from stackcheck.cli.options import AsJson, DryRun, SigningKey, new_app, option
 from stackcheck.cli.output import print_facts, print_json
 from stackcheck.errors import ConfigurationError
 
@@ -17,12 +15,8 @@ app = new_app()
 @app.command("key")
 def show_key(
     *,
-    policy: Annotated[
-        bool, typer.Option("--policy", help="Print the policy for cosign instead of the key.")
-    ] = False,
-    passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Encrypt a new key with a passphrase.")
-    ] = False,
+    policy: Annotated[bool, option("--policy", "Print the policy for cosign instead of the key.")] = False,
+    passphrase: Annotated[bool, option("--passphrase", "Encrypt a new key with a passphrase.")] = False,
     key: SigningKey = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,

@@ -31,6 +31,7 @@ from stackcheck.cli.options import (
     WheelCache,
     Wheelhouse,
     new_app,
+    option,
     target_of,
 )
 from stackcheck.cli.output import Progress, print_json, print_table
@@ -54,7 +55,7 @@ def make_images(
     selectors: Selectors = None,
     *,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also build what cannot be certified on this machine.")
+        bool, option("--anyway", "Also build what cannot be certified on this machine.")
     ] = False,
     machine: outlooks.MachineName = None,
     force: Force = False,

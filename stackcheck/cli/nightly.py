@@ -25,6 +25,7 @@ from stackcheck.cli.options import (
     Vendor,
     key_path,
     new_app,
+    option,
     sign_words,
     target_of,
 )
@@ -48,53 +49,33 @@ app.add_typer(nightly, name="nightly")
 
 From = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="TARGET",
-        help="Where the images are published: oci:DIR or HOST/REPO.",
-        show_default="`publish` in matrix.yaml",
+    option(
+        "--from TARGET", "Where the images are published: oci:DIR or HOST/REPO.", "`publish` in matrix.yaml"
     ),
 ]
 Labels = Annotated[
-    list[str] | None,
-    typer.Option("--label", metavar="NAME", help="Label of a self-hosted runner; may be repeated."),
+    list[str] | None, option("--label NAME", "Label of a self-hosted runner; may be repeated.")
 ]
-Nodes = Annotated[
-    list[str] | None,
-    typer.Option("--node", metavar="NAME", help="Name of a Kubernetes node; may be repeated."),
-]
+Nodes = Annotated[list[str] | None, option("--node NAME", "Name of a Kubernetes node; may be repeated.")]
 PodImage = Annotated[
     str,
-    typer.Option(
-        "--image",
-        metavar="NAME@sha256:DIGEST",
-        help="Image of the Kubernetes pods; it needs nsenter and a shell.",
-        show_default="none",
+    option(
+        "--image NAME@sha256:DIGEST", "Image of the Kubernetes pods; it needs nsenter and a shell.", "none"
     ),
 ]
 RunBy = Annotated[
-    str | None,
-    typer.Option(
-        "--user",
-        metavar="NAME",
-        help="Who runs it: needs Docker and the signing key.",
-        show_default="this user",
-    ),
+    str | None, option("--user NAME", "Who runs it: needs Docker and the signing key.", "this user")
 ]
 Alerts = Annotated[
     Path | None,
-    typer.Option(
-        "--alerts",
-        metavar="FILE",
+    option(
+        "--alerts FILE",
+        "A file with those who hear of the nights: webhooks, e-mail, a ping.",
+        "$STACKCHECK_ALERTS, else the user's alerts.yaml",
         exists=True,
-        help="A file with those who hear of the nights: webhooks, e-mail, a ping.",
-        show_default="$STACKCHECK_ALERTS, else the user's alerts.yaml",
     ),
 ]
-Into = Annotated[
-    Path | None,
-    typer.Option("--into", metavar="DIR", help="Write the files there.", show_default="their usual places"),
-]
+Into = Annotated[Path | None, option("--into DIR", "Write the files there.", "their usual places")]
 
 
 @nightly.callback(invoke_without_command=True)
@@ -102,19 +83,13 @@ def validate(
     context: typer.Context,
     *,
     stack: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stack",
-            metavar="PATTERN",
-            help="Only tags that match; may be repeated.",
-            show_default="every tag",
-        ),
+        list[str] | None, option("--stack PATTERN", "Only tags that match; may be repeated.", "every tag")
     ] = None,
     target: From = None,
     alerts: Alerts = None,
     vendor: Vendor = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run every image for this host, also if nothing is due.")
+        bool, option("--force", "Run every image for this host, also if nothing is due.")
     ] = False,
     key: SigningKey = None,
     sign_with: SignWith = None,
@@ -233,7 +208,7 @@ def alert_people(
     *,
     alerts: Alerts = None,
     trial: Annotated[
-        bool, typer.Option("--trial", help="Send a message that is no alarm, to see that it arrives.")
+        bool, option("--trial", "Send a message that is no alarm, to see that it arrives.")
     ] = False,
 ) -> None:
     """Tell people that a night stopped, as the systemd units do. Exit 2: a message did not arrive."""
@@ -261,16 +236,14 @@ def alert_people(
 @nightly.command("install")
 def install_timer(
     *,
-    systemd: Annotated[
-        bool, typer.Option("--systemd", help="A timer, a path unit and their service.")
-    ] = False,
-    cron: Annotated[bool, typer.Option("--cron", help="Lines for cron.")] = False,
-    github: Annotated[bool, typer.Option("--github", help="A workflow for self-hosted runners.")] = False,
-    kubernetes: Annotated[bool, typer.Option("--kubernetes", help="A CronJob for each node.")] = False,
+    systemd: Annotated[bool, option("--systemd", "A timer, a path unit and their service.")] = False,
+    cron: Annotated[bool, option("--cron", "Lines for cron.")] = False,
+    github: Annotated[bool, option("--github", "A workflow for self-hosted runners.")] = False,
+    kubernetes: Annotated[bool, option("--kubernetes", "A CronJob for each node.")] = False,
     label: Labels = None,
     node: Nodes = None,
     image: PodImage = "",
-    hour: Annotated[int, typer.Option("--hour", min=0, max=23, help="When a night begins.")] = 2,
+    hour: Annotated[int, option("--hour", "When a night begins.", min=0, max=23)] = 2,
     user: RunBy = None,
     vendor: Vendor = None,
     target: From = None,

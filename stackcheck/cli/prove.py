@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, Root, new_app, option
 from stackcheck.cli.output import Progress, counted, print_json, print_table
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.proof import prove
@@ -28,34 +28,22 @@ Runner = Callable[[tuple[str, ...], Path, Progress], prove.FaultRun]
 def prove_checks(
     *,
     here: Annotated[
-        bool,
-        typer.Option(
-            "--here", help="Use this host's torch (Python: $STACKCHECK_SUITE_PYTHON), not an image."
-        ),
+        bool, option("--here", "Use this host's torch (Python: $STACKCHECK_SUITE_PYTHON), not an image.")
     ] = False,
     image: Annotated[
         str | None,
-        typer.Option(
-            "--image",
-            metavar="REF",
-            help="The certified cpu image to run in.",
-            show_default="the matrix's cpu stack in oci:dist",
-        ),
+        option("--image REF", "The certified cpu image to run in.", "the matrix's cpu stack in oci:dist"),
     ] = None,
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="How many faults run at a time.")
-    ] = 2,
+    workers: Annotated[int, option("--workers N", "How many faults run at a time.", min=1)] = 2,
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Leave out long healthy runs, which a run of the suites repeats."),
+        bool, option("--quick", "Leave out long healthy runs, which a run of the suites repeats.")
     ] = False,
     only: Annotated[
         str | None,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Plant only faults whose check, name or test has this in it; * and ? are wildcards.",
-            show_default="every fault",
+        option(
+            "--only PATTERN",
+            "Plant only faults whose check, name or test has this in it; * and ? are wildcards.",
+            "every fault",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -9,8 +9,6 @@ import datetime as dt
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stackcheck.certificate import key_sources, signers
 from stackcheck.cli.options import (
     HERE,
@@ -22,8 +20,10 @@ from stackcheck.cli.options import (
     Root,
     SigningKey,
     SignWith,
+    argument,
     key_path,
     new_app,
+    option,
     sign_words,
     target_of,
 )
@@ -41,9 +41,7 @@ app = new_app()
 def promote_image(
     reference: Ref,
     *,
-    to: Annotated[
-        str, typer.Option("--to", metavar="TARGET", help="Where to copy it: oci:DIR or HOST/REPO.")
-    ],
+    to: Annotated[str, option("--to TARGET", "Where to copy it: oci:DIR or HOST/REPO.")],
     key: PublicKey = None,
     plain_http: PlainHttp = False,
     as_json: AsJson = False,
@@ -77,12 +75,7 @@ def promote_image(
 def revoke_image(
     reference: Ref,
     *,
-    reason: Annotated[
-        str,
-        typer.Option(
-            "--reason", metavar="TEXT", help="Why; it is signed, and `verify` shows it to all users."
-        ),
-    ],
+    reason: Annotated[str, option("--reason TEXT", "Why; it is signed, and `verify` shows it to all users.")],
     key: SigningKey = None,
     sign_with: SignWith = None,
     plain_http: PlainHttp = False,
@@ -142,10 +135,7 @@ def _listed(value: object) -> str:
 @app.command("gc")
 def collect_garbage(
     target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="oci:DIR", help="The OCI image layout to clean.", show_default="`publish` in matrix.yaml"
-        ),
+        str | None, argument("oci:DIR", "The OCI image layout to clean.", "`publish` in matrix.yaml")
     ] = None,
     *,
     as_json: AsJson = False,

@@ -15,7 +15,7 @@ import typer
 
 from stackcheck.certificate.job import SHM_SIZE_BYTES, STOP_TIMEOUT_S, Network, Openings
 from stackcheck.cli.consumer import Conditions, conditional, verified_for
-from stackcheck.cli.options import DryRun, Ref, new_app
+from stackcheck.cli.options import DryRun, Ref, argument, new_app, option
 from stackcheck.cli.output import Progress
 from stackcheck.engine.container import Mount
 from stackcheck.engine.launch_lines import NAME, Form, LaunchedJob, render
@@ -33,66 +33,38 @@ _USER = re.compile(r"\d+(:\d+)?")
 
 Env = Annotated[
     list[str] | None,
-    typer.Option(
-        "--env",
-        "-e",
-        metavar="NAME[=VALUE]",
-        help="A variable; without a value, that of this shell.",
-        show_default="none",
-    ),
+    option("--env -e NAME[=VALUE]", "A variable; without a value, that of this shell.", "none"),
 ]
 EnvFile = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--env-file", metavar="FILE", exists=True, help="Variables, one a line.", show_default="none"
-    ),
+    list[Path] | None, option("--env-file FILE", "Variables, one a line.", "none", exists=True)
 ]
 Volumes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--volume", "-v", metavar="HERE:THERE[:ro]", help="One more folder or file.", show_default="none"
-    ),
+    list[str] | None, option("--volume -v HERE:THERE[:ro]", "One more folder or file.", "none")
 ]
-NetworkKind = Annotated[Network, typer.Option("--network", help="Whether it has a network.")]
+NetworkKind = Annotated[Network, option("--network", "Whether it has a network.")]
 Gpus = Annotated[
     str | None,
-    typer.Option(
-        "--gpus",
-        metavar="GPUS",
-        help="`none`, how many, or ids with commas; one id is device=3.",
-        show_default="those of this shell or Slurm job",
+    option(
+        "--gpus GPUS",
+        "`none`, how many, or ids with commas; one id is device=3.",
+        "those of this shell or Slurm job",
     ),
 ]
-ShmSize = Annotated[str, typer.Option("--shm-size", metavar="SIZE", help="Limit of /dev/shm: 512m or 16g.")]
-Workdir = Annotated[
-    str | None,
-    typer.Option(
-        "--workdir", "-w", metavar="PATH", help="Where it starts.", show_default="the current folder"
-    ),
-]
-User = Annotated[
-    str | None,
-    typer.Option("--user", "-u", metavar="UID[:GID]", help="Who it is.", show_default="you"),
-]
+ShmSize = Annotated[str, option("--shm-size SIZE", "Limit of /dev/shm: 512m or 16g.")]
+Workdir = Annotated[str | None, option("--workdir -w PATH", "Where it starts.", "the current folder")]
+User = Annotated[str | None, option("--user -u UID[:GID]", "Who it is.", "you")]
 StopTimeout = Annotated[
-    float,
-    typer.Option(
-        "--stop-timeout", metavar="SECONDS", min=0, help="Time to end after a signal; then it is killed."
-    ),
+    float, option("--stop-timeout SECONDS", "Time to end after a signal; then it is killed.", min=0)
 ]
 Printed = Annotated[
     Form | None,
-    typer.Option(
-        "--print",
-        help="Print a line or a manifest for a job of your own; run nothing.",
-        show_default="run the command here",
+    option(
+        "--print", "Print a line or a manifest for a job of your own; run nothing.", "run the command here"
     ),
 ]
-JobName = Annotated[str, typer.Option("--name", metavar="NAME", help="With --print: the job's name.")]
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="With --print: nodes of the job.")]
-Command = Annotated[
-    list[str], typer.Argument(metavar="COMMAND", help="What to run in the image; write -- before it.")
-]
+JobName = Annotated[str, option("--name NAME", "With --print: the job's name.")]
+Nodes = Annotated[int, option("--nodes", "With --print: nodes of the job.", min=1)]
+Command = Annotated[list[str], argument("COMMAND", "What to run in the image; write -- before it.")]
 
 
 @app.command("run")

@@ -6,9 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, new_app
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    MirrorsFile,
+    Root,
+    Selectors,
+    argument,
+    new_app,
+    option,
+)
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -28,13 +36,13 @@ def make_base(
     selectors: Selectors = None,
     *,
     from_host: Annotated[
-        bool, typer.Option("--from-host", help="Cut the base from the packages that this host has.")
+        bool, option("--from-host", "Cut the base from the packages that this host has.")
     ] = False,
     keep_changed: Annotated[
         bool,
-        typer.Option(
+        option(
             "--keep-changed",
-            help="Keep configuration files that were changed on this host, instead of refusing them.",
+            "Keep configuration files that were changed on this host, instead of refusing them.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -109,16 +117,15 @@ def _require_release(stack: Stack) -> None:
 
 @app.command("wheelhouse")
 def make_wheelhouse(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the wheels; it is created.")],
+    folder: Annotated[Path, argument("DIR", "The folder for the wheels; it is created.")],
     selectors: Selectors = None,
     *,
     from_environment: Annotated[
         Path | None,
-        typer.Option(
-            "--from-environment",
-            metavar="PYTHON",
-            help="Make the wheels from the packages of this Python interpreter.",
-            show_default="none",
+        option(
+            "--from-environment PYTHON",
+            "Make the wheels from the packages of this Python interpreter.",
+            "none",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -159,14 +166,9 @@ def make_wheelhouse(
 
 @app.command("export")
 def export_image(
-    name: Annotated[
-        str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or an image that was tested here.")
-    ],
+    name: Annotated[str, argument("STACK|IMAGE", "A stack id, or an image that was tested here.")],
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="The tar file to write.", show_default="STACK.tar"),
-    ] = None,
+    output: Annotated[Path | None, option("--output FILE", "The tar file to write.", "STACK.tar")] = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     root: Root = HERE,
@@ -187,9 +189,7 @@ def export_image(
 def mirror(
     selectors: Selectors = None,
     *,
-    print_: Annotated[
-        bool, typer.Option("--print", help="Print what a site has to copy; download nothing.")
-    ] = False,
+    print_: Annotated[bool, option("--print", "Print what a site has to copy; download nothing.")] = False,
     mirrors: MirrorsFile = None,
     as_json: AsJson = False,
     root: Root = HERE,

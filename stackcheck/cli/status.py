@@ -8,11 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from stackcheck.cli import report as page
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli.options import HERE, AsJson, Root, new_app, option
 from stackcheck.cli.output import counted, fitted, print_json, print_table, shown
 from stackcheck.errors import ConfigurationError
 from stackcheck.history.runs import named
@@ -31,12 +29,7 @@ FACTS = ("NODE", "DEVICES", "DRIVER", "LAST NIGHT", "AGE")
 LEAST_EVERY = dt.timedelta(seconds=1)
 PIPE = (10_000, 10_000)  # columns and lines of what is no terminal: nothing is left out
 
-Every = Annotated[
-    str | None,
-    typer.Option(
-        "--watch", metavar="TIME", help="Stay, and look again so often, such as 30s.", show_default="once"
-    ),
-]
+Every = Annotated[str | None, option("--watch TIME", "Stay, and look again so often, such as 30s.", "once")]
 
 
 @app.command("status")
