@@ -17,8 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from stackcheck import __version__
+from stackcheck.cli import options as opt
 from stackcheck.cli import output, usage
-from stackcheck.cli.options import option
 from stackcheck.cli.output import Printable, print_error, print_json_error
 from stackcheck.errors import StackcheckError
 from stackcheck.files.atomic import UNUSABLE, file_error
@@ -152,10 +152,10 @@ def stackcheck(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
     quiet: Annotated[
-        bool, option("--quiet -q", "Write results and errors only; before the command.")
+        bool, opt.option("--quiet -q", "Write results and errors only; before the command.")
     ] = False,
     verbose: Annotated[
-        bool, option("--verbose -v", "Show requests and where an error arose; before the command.")
+        bool, opt.option("--verbose -v", "Show requests and where an error arose; before the command.")
     ] = False,
 ) -> None:
     """Decide whether a GPU training stack can be trusted: build, test, certify, publish, verify, run."""

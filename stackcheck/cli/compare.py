@@ -5,18 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stackcheck.cli.options import (
-    HERE,
-    AcceptPython,
-    AsJson,
-    DryRun,
-    Root,
-    Vendor,
-    accepted_python,
-    argument,
-    new_app,
-    option,
-)
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.policy import Tier as TierName
@@ -29,7 +18,7 @@ if TYPE_CHECKING:
     from stackcheck.flow import FlowSettings
     from stackcheck.vendors import Vendor as VendorName
 
-app = new_app()
+app = opt.new_app()
 
 COLUMNS = ("VERDICT", "METRIC", "A", "B", "UNIT", "B/A", "INTERVAL", "CHECK")
 PAIRED_COLUMNS = ("VERDICT", "METRIC", "A", "B", "UNIT", "LOSS", "COUNTS FROM", "FINDS", "CHECK")
@@ -37,7 +26,7 @@ SHOWN_VALUE = 60  # characters of a differing value; an environment variable can
 
 RunName = Annotated[
     str,
-    argument(
+    opt.argument(
         "A",
         "A run id, a result.json, a stack or image (its newest run), driver=VERSION; with "
         "--paired a stack id or an image.",
@@ -48,34 +37,34 @@ RunName = Annotated[
 @app.command("compare")
 def compare_runs(
     a: RunName,
-    b: Annotated[str, argument("B", "The same, for the other side.")],
+    b: Annotated[str, opt.argument("B", "The same, for the other side.")],
     *,
     paired: Annotated[
-        bool, option("--paired", "Run both images in turn on this node; slow-downs from 2 % are found.")
+        bool, opt.option("--paired", "Run both images in turn on this node; slow-downs from 2 % are found.")
     ] = False,
     checks: Annotated[
         str | None,
-        option(
+        opt.option(
             "--checks EXPRESSION",
             "With --paired, which checks: an expression for pytest's -k.",
             "those that measure speed",
         ),
     ] = None,
-    rounds: Annotated[int, option("--rounds", "With --paired, runs of each side.", min=3)] = 5,
-    every: Annotated[bool, option("--all", "Also list the metrics that are equal.")] = False,
-    accept_python: AcceptPython = None,
-    tier: Annotated[TierName, option("--tier", "How thorough the suites are.")] = "standard",
-    vendor: Vendor = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    rounds: Annotated[int, opt.option("--rounds", "With --paired, runs of each side.", min=3)] = 5,
+    every: Annotated[bool, opt.option("--all", "Also list the metrics that are equal.")] = False,
+    accept_python: opt.AcceptPython = None,
+    tier: Annotated[TierName, opt.option("--tier", "How thorough the suites are.")] = "standard",
+    vendor: opt.Vendor = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Compare every metric of two runs, the worst first; then list what differs between them.
 
     With --paired, exit 6 if B is slower in a metric.
     """
     folder = root.resolve()
-    accepted = accepted_python(accept_python, a, b)
+    accepted = opt.accepted_python(accept_python, a, b)
     if accepted and not paired:
         raise ConfigurationError(
             "--accept-python is for --paired",

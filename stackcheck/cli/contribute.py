@@ -5,45 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from stackcheck.cli.options import HERE, Root, argument, new_app, option
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import print_facts, print_table
 from stackcheck.errors import ConfigurationError
 
-app = new_app()
+app = opt.new_app()
 
 
 Check = Annotated[
-    Path | None, option("--check FOLDER", "Check the bundles of a folder instead.", "none", exists=True)
+    Path | None, opt.option("--check FOLDER", "Check the bundles of a folder instead.", "none", exists=True)
 ]
 
 
 @app.command("contribute")
 def contribute(
     result: Annotated[
-        Path | None, argument("RESULT", "The result.json of a run.", "none", exists=True)
+        Path | None, opt.argument("RESULT", "The result.json of a run.", "none", exists=True)
     ] = None,
     *,
     check: Check = None,
     without_key: Annotated[
         str | None,
-        option(
+        opt.option(
             "--keyless public|FILE",
             "Sign as the identity of this workflow, or as yours in a browser, with the public services "
             "of sigstore or those in a ClientTrustConfig.",
             "a key signs",
         ),
     ] = None,
-    to: Annotated[Path, option("--to FOLDER", "Where the bundle goes.")] = Path(),
+    to: Annotated[Path, opt.option("--to FOLDER", "Where the bundle goes.")] = Path(),
     key: Annotated[
         Path | None,
-        option(
+        opt.option(
             "--key FILE",
             "The private key; with --check the public keys that are trusted, or a folder with "
             "contributors.pub and contributors.yaml.",
             "your own",
         ),
     ] = None,
-    root: Root = HERE,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write a signed bundle of a run for others: model, driver, versions, figures, verdict, no identity.
 

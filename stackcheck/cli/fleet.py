@@ -10,20 +10,7 @@ import typer
 
 from stackcheck.cli import build as building
 from stackcheck.cli import fleet_outcome
-from stackcheck.cli.options import (
-    HERE,
-    AcceptPython,
-    AsJson,
-    DryRun,
-    Name,
-    Root,
-    Tier,
-    Vendor,
-    accepted_python,
-    argument,
-    new_app,
-    option,
-)
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 
@@ -37,30 +24,34 @@ if TYPE_CHECKING:
     from stackcheck.fleet.run import FleetRun
     from stackcheck.suite.subject import Subject
 
-app = new_app()
-fleet = new_app()
+app = opt.new_app()
+fleet = opt.new_app()
 app.add_typer(fleet, name="fleet")
 
 # How often the engine is asked: a thousand nodes every ten seconds, as each answer takes it longer.
 LEAST_POLL_S, POLL_S_OF_A_NODE = 2.0, 0.01
 EXIT_CODES = {"FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
 
-Nodes = Annotated[int, option("--nodes N", "How many nodes.", min=1)]
+Nodes = Annotated[int, opt.option("--nodes N", "How many nodes.", min=1)]
 EngineName = Annotated[
-    Literal["slurm", "kubernetes"], option("--engine", "What starts the job on the nodes.")
+    Literal["slurm", "kubernetes"], opt.option("--engine", "What starts the job on the nodes.")
 ]
-Only = Annotated[str | None, option("--only EXPRESSION", "Only these checks (pytest -k); never a verdict.")]
-Gpus = Annotated[int | None, option("--gpus-per-node N", "GPUs of a node.", "as the stack names")]
+Only = Annotated[
+    str | None, opt.option("--only EXPRESSION", "Only these checks (pytest -k); never a verdict.")
+]
+Gpus = Annotated[int | None, opt.option("--gpus-per-node N", "GPUs of a node.", "as the stack names")]
 ContainerName = Annotated[
-    Literal["docker", "podman"], option("--container", "What starts the container on a Slurm node.")
+    Literal["docker", "podman"], opt.option("--container", "What starts the container on a Slurm node.")
 ]
-Partition = Annotated[str | None, option("--partition NAME", "Slurm's partition.")]
-OnlyNodes = Annotated[list[str] | None, option("--node NAME", "Use this node; may be repeated.")]
-Exclude = Annotated[list[str] | None, option("--exclude NAME", "Leave this node out; may be repeated.")]
-Lines = Annotated[list[str] | None, option("--sbatch OPTION", "One more option of sbatch; may be repeated.")]
+Partition = Annotated[str | None, opt.option("--partition NAME", "Slurm's partition.")]
+OnlyNodes = Annotated[list[str] | None, opt.option("--node NAME", "Use this node; may be repeated.")]
+Exclude = Annotated[list[str] | None, opt.option("--exclude NAME", "Leave this node out; may be repeated.")]
+Lines = Annotated[
+    list[str] | None, opt.option("--sbatch OPTION", "One more option of sbatch; may be repeated.")
+]
 Repository = Annotated[
     str | None,
-    option(
+    opt.option(
         "--repository HOST/REPO",
         "Where Kubernetes' nodes pull the image, by digest.",
         "`publish` in matrix.yaml",
@@ -68,56 +59,57 @@ Repository = Annotated[
 ]
 Claim = Annotated[
     str | None,
-    option(
+    opt.option(
         "--claim NAME",
         "The PersistentVolumeClaim that holds the checkout.",
         "none: the nodes see the checkout's path",
     ),
 ]
-Namespace = Annotated[str | None, option("--namespace NAME", "Kubernetes' namespace.", "kubectl's")]
-AsJobSet = Annotated[bool, option("--jobset", "Make a JobSet in place of an Indexed Job.")]
-Queue = Annotated[str | None, option("--queue NAME", "Kueue's LocalQueue; the job waits there.", "none")]
+Namespace = Annotated[str | None, opt.option("--namespace NAME", "Kubernetes' namespace.", "kubectl's")]
+AsJobSet = Annotated[bool, opt.option("--jobset", "Make a JobSet in place of an Indexed Job.")]
+Queue = Annotated[str | None, opt.option("--queue NAME", "Kueue's LocalQueue; the job waits there.", "none")]
 Topology = Annotated[
-    str | None, option("--topology LABEL", "With --queue: the node label that Kueue keeps together.", "none")
+    str | None,
+    opt.option("--topology LABEL", "With --queue: the node label that Kueue keeps together.", "none"),
 ]
 RackLabel = Annotated[
-    str, option("--rack-label LABEL", "The label of a Kubernetes node that names its rack.")
+    str, opt.option("--rack-label LABEL", "The label of a Kubernetes node that names its rack.")
 ]
 Results = Annotated[
     str | None,
-    option(
+    opt.option(
         "--results URL",
         "Each node stores its result there (Slurm), such as s3://BUCKET/FOLDER.",
         "the job's folder",
     ),
 ]
 AsArray = Annotated[
-    bool, option("--array", "As a job array (Slurm): each node is tested as soon as it is free.")
+    bool, opt.option("--array", "As a job array (Slurm): each node is tested as soon as it is free.")
 ]
-Limit = Annotated[int | None, option("--limit SECONDS", "Longest run of a node.", "by the tier", min=1)]
+Limit = Annotated[int | None, opt.option("--limit SECONDS", "Longest run of a node.", "by the tier", min=1)]
 StartLimit = Annotated[
-    int, option("--start-limit SECONDS", "Longest wait for a node's first message.", min=1)
+    int, opt.option("--start-limit SECONDS", "Longest wait for a node's first message.", min=1)
 ]
 QueueLimit = Annotated[
-    int | None, option("--queue-limit SECONDS", "Longest wait of the job for nodes.", "none", min=1)
+    int | None, opt.option("--queue-limit SECONDS", "Longest wait of the job for nodes.", "none", min=1)
 ]
 WithLinks = Annotated[
     bool,
-    option(
+    opt.option(
         "--links",
         "Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
     ),
 ]
 WithTraining = Annotated[
     bool,
-    option(
+    opt.option(
         "--training",
         "Then train the tiny Llama on all nodes that passed (Slurm): FSDP and HSDP; a lost node is "
         "named, and the rest goes on from the checkpoint.",
     ),
 ]
-Drain = Annotated[bool, option("--drain", "Drain the nodes that did not pass, with the reason.")]
-Python = Annotated[str, option("--python PATH", "The nodes' Python with stackcheck.", "this one")]
+Drain = Annotated[bool, opt.option("--drain", "Drain the nodes that did not pass, with the reason.")]
+Python = Annotated[str, opt.option("--python PATH", "The nodes' Python with stackcheck.", "this one")]
 
 
 @fleet.callback()
@@ -127,14 +119,14 @@ def many_machines() -> None:
 
 @fleet.command("run")
 def run_fleet(
-    name: Name,
+    name: opt.Name,
     *,
     nodes: Nodes,
     engine: EngineName = "slurm",
-    tier: Tier = None,
+    tier: opt.Tier = None,
     only: Only = None,
-    accept_python: AcceptPython = None,
-    vendor: Vendor = None,
+    accept_python: opt.AcceptPython = None,
+    vendor: opt.Vendor = None,
     gpus: Gpus = None,
     container: ContainerName = "docker",
     partition: Partition = None,
@@ -157,9 +149,9 @@ def run_fleet(
     training: WithTraining = False,
     drain: Drain = False,
     python: Python = sys.executable,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Run the suites alone on each of N nodes, judge every node here, and show who stands out.
 
@@ -189,7 +181,7 @@ def _new_job(
 ) -> tuple[Job, Subject]:
     from stackcheck.fleet.job import new_job
 
-    accepted = accepted_python(accept_python, name)
+    accepted = opt.accepted_python(accept_python, name)
     return new_job(name, root, job_id=secrets.token_hex(4), accepted_python=accepted, **chosen)
 
 
@@ -301,10 +293,10 @@ def _run_alone(
 
 @fleet.command("collect")
 def collect_again(
-    job_id: Annotated[str, argument("JOB", "The id of a fleet run: its folder in build/fleet/.")],
+    job_id: Annotated[str, opt.argument("JOB", "The id of a fleet run: its folder in build/fleet/.")],
     *,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Judge again what the nodes of a Slurm run left, for example after `fleet run` itself was killed."""
     from stackcheck.fleet import run

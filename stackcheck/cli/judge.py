@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, argument, new_app, option
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import print_facts, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.matrix import resolve
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
     from stackcheck.suite.judgement import Judgement
 
-app = new_app()
+app = opt.new_app()
 
 EXIT_CODES = {"PASSED": 0, "FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
 
 
 @app.command("judge")
 def judge_result(
-    result: Annotated[Path, argument("RESULT", "The result.json of a run.", exists=True)],
+    result: Annotated[Path, opt.argument("RESULT", "The result.json of a run.", exists=True)],
     *,
     stack: Annotated[
         str | None,
-        option(
+        opt.option(
             "--stack STACK", "The stack whose waivers, machines (tested_on) and declaration apply.", "none"
         ),
     ] = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Give this checkout's verdict on a result.json: exit 0 PASSED, 6 FAILED, 9 UNFIT. It signs nothing."""
     from stackcheck.suite.judgement import judge_file

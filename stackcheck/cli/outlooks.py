@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from stackcheck.cli import options as opt
 from stackcheck.cli import output
-from stackcheck.cli.options import option
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.matrix import matrix
 from stackcheck.suite import outlook
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from stackcheck.suite.outlook import Machine, Outlook
 
 MachineName = Annotated[
-    str | None, option("--machine MODEL[:COUNT]", "Ask about this machine, such as H100:8.", "this host")
+    str | None, opt.option("--machine MODEL[:COUNT]", "Ask about this machine, such as H100:8.", "this host")
 ]
-DriverName = Annotated[str | None, option("--driver VERSION", "The driver of --machine.", "any")]
+DriverName = Annotated[str | None, opt.option("--driver VERSION", "The driver of --machine.", "any")]
 
 
 def machine(name: str | None, driver: str | None) -> Machine:

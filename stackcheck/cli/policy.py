@@ -6,26 +6,26 @@ from typing import Annotated
 
 from stackcheck.certificate import cluster_policies, key_sources
 from stackcheck.certificate.cluster_policies import Demand, Form
-from stackcheck.cli.options import PackagedPython, PublicKey, argument, new_app, option
+from stackcheck.cli import options as opt
 from stackcheck.cli.times import duration
 from stackcheck.policy import Certifying as TierName
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("policy")
 def print_policy(
-    form: Annotated[Form, argument("ENGINE", "cosign, kyverno or policy-controller.")],
+    form: Annotated[Form, opt.argument("ENGINE", "cosign, kyverno or policy-controller.")],
     *,
     images: Annotated[
         list[str] | None,
-        option(
+        opt.option(
             "--images PATTERN", "Images that a cluster's policy is about: 'HOST/REPO*'; once or more.", "none"
         ),
     ] = None,
     devices: Annotated[
         int | None,
-        option(
+        opt.option(
             "--devices",
             "With --device-model: the number of devices that were tested together.",
             "any number",
@@ -34,24 +34,24 @@ def print_policy(
     ] = None,
     node_label: Annotated[
         str | None,
-        option(
+        opt.option(
             "--node-label KEY=VALUE", "Pods must ask for nodes with this label; * is a pattern.", "any node"
         ),
     ] = None,
-    packaged_python: PackagedPython = False,
-    tier: Annotated[TierName | None, option("--tier", "Exactly this tier.", "any that certifies")] = None,
+    packaged_python: opt.PackagedPython = False,
+    tier: Annotated[TierName | None, opt.option("--tier", "Exactly this tier.", "any that certifies")] = None,
     max_age: Annotated[
         str | None,
-        option(
+        opt.option(
             "--max-age DURATION",
             "Largest age of each certificate: 30d, 12h or 45m (Kyverno only).",
             "any age",
         ),
     ] = None,
     gpu: Annotated[
-        str | None, option("--device-model --gpu MODEL", "Device model of the nodes.", "any")
+        str | None, opt.option("--device-model --gpu MODEL", "Device model of the nodes.", "any")
     ] = None,
-    key: PublicKey = None,
+    key: opt.PublicKey = None,
 ) -> None:
     """Print a policy that admits only certified images: for cosign, Kyverno or policy-controller."""
     demand = Demand(

@@ -9,18 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.cli import options as opt
 from stackcheck.cli import times
-from stackcheck.cli.options import (
-    HERE,
-    AsJson,
-    FromOthers,
-    PlainHttp,
-    PublicKey,
-    Root,
-    new_app,
-    option,
-    target_of,
-)
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
 
@@ -31,7 +21,7 @@ if TYPE_CHECKING:
     from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.standing import StandingMachine
 
-app = new_app()
+app = opt.new_app()
 
 PAGE = Path("build") / "report.html"
 SINCE = "90d"
@@ -39,18 +29,20 @@ Format = Literal["html", "markdown", "prometheus"]
 
 
 Out = Annotated[
-    Path | None, option("--out FILE", "Where to write it.", "build/report.html; other formats: stdout")
+    Path | None, opt.option("--out FILE", "Where to write it.", "build/report.html; other formats: stdout")
 ]
 Form = Annotated[
-    Format, option("--format", "One HTML page, Markdown for a job summary, or Prometheus' text.")
+    Format, opt.option("--format", "One HTML page, Markdown for a job summary, or Prometheus' text.")
 ]
 Source = Annotated[
     str | None,
-    option("--from TARGET", "Where images are published: oci:DIR or HOST/REPO.", "`publish` in matrix.yaml"),
+    opt.option(
+        "--from TARGET", "Where images are published: oci:DIR or HOST/REPO.", "`publish` in matrix.yaml"
+    ),
 ]
 Folder = Annotated[
     Path | None,
-    option(
+    opt.option(
         "--history DIR",
         "A folder with a history.",
         "`history` in matrix.yaml, else build/history",
@@ -58,11 +50,11 @@ Folder = Annotated[
     ),
 ]
 Since = Annotated[
-    str, option("--since TIME", "Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.")
+    str, opt.option("--since TIME", "Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.")
 ]
 Faults = Annotated[
     Path | None,
-    option(
+    opt.option(
         "--faults FILE",
         "What `stackcheck prove --json` printed.",
         "build/faults.json, if it exists",
@@ -71,7 +63,7 @@ Faults = Annotated[
 ]
 ShownFirst = Annotated[
     str | None,
-    option(
+    opt.option(
         "--machine MODEL[/DRIVER]",
         "The machine to show first, such as MI300X/30.30.3; without a driver: CPU.",
         "this host",
@@ -80,7 +72,7 @@ ShownFirst = Annotated[
 
 Refresh = Annotated[
     str | None,
-    option(
+    opt.option(
         "--refresh TIME",
         "For a wall: the fleet comes first, and a browser loads the page again so often, such as 5m.",
         "never",
@@ -99,11 +91,11 @@ def write_report(
     faults: Faults = None,
     machine: ShownFirst = None,
     refresh: Refresh = None,
-    others: FromOthers = None,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    others: opt.FromOthers = None,
+    key: opt.PublicKey = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write the page: what is certified, what failed last night, how fast each stack is."""
     root = root.resolve()
@@ -197,7 +189,7 @@ def _offered(
     from stackcheck.report.content import Offered
     from stackcheck.report.published import is_there, published
 
-    target = target_of(root, source)
+    target = opt.target_of(root, source)
     if not is_there(target):
         return Offered(target=target), None
     try:

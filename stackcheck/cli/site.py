@@ -6,17 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from stackcheck.cli.options import (
-    HERE,
-    AsJson,
-    DryRun,
-    MirrorsFile,
-    Root,
-    Selectors,
-    argument,
-    new_app,
-    option,
-)
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -28,26 +18,26 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
     from stackcheck.recipe.mirror_list import WantedFiles
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("base")
 def make_base(
-    selectors: Selectors = None,
+    selectors: opt.Selectors = None,
     *,
     from_host: Annotated[
-        bool, option("--from-host", "Cut the base from the packages that this host has.")
+        bool, opt.option("--from-host", "Cut the base from the packages that this host has.")
     ] = False,
     keep_changed: Annotated[
         bool,
-        option(
+        opt.option(
             "--keep-changed",
             "Keep configuration files that were changed on this host, instead of refusing them.",
         ),
     ] = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Make the base of stacks from this host's own packages, and lock the stacks to it."""
     from stackcheck.engine import apt
@@ -117,19 +107,19 @@ def _require_release(stack: Stack) -> None:
 
 @app.command("wheelhouse")
 def make_wheelhouse(
-    folder: Annotated[Path, argument("DIR", "The folder for the wheels; it is created.")],
-    selectors: Selectors = None,
+    folder: Annotated[Path, opt.argument("DIR", "The folder for the wheels; it is created.")],
+    selectors: opt.Selectors = None,
     *,
     from_environment: Annotated[
         Path | None,
-        option(
+        opt.option(
             "--from-environment PYTHON",
             "Make the wheels from the packages of this Python interpreter.",
             "none",
         ),
     ] = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Fill a folder with wheels of installed packages: what the stacks need, or all without a selector."""
     from stackcheck.imaging.wheels import environment
@@ -166,12 +156,12 @@ def make_wheelhouse(
 
 @app.command("export")
 def export_image(
-    name: Annotated[str, argument("STACK|IMAGE", "A stack id, or an image that was tested here.")],
+    name: Annotated[str, opt.argument("STACK|IMAGE", "A stack id, or an image that was tested here.")],
     *,
-    output: Annotated[Path | None, option("--output FILE", "The tar file to write.", "STACK.tar")] = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    output: Annotated[Path | None, opt.option("--output FILE", "The tar file to write.", "STACK.tar")] = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write an image as one tar for `docker load`, `podman load` and Apptainer."""
     image = find_image(name, root.resolve())
@@ -187,12 +177,14 @@ def export_image(
 
 @app.command("mirror")
 def mirror(
-    selectors: Selectors = None,
+    selectors: opt.Selectors = None,
     *,
-    print_: Annotated[bool, option("--print", "Print what a site has to copy; download nothing.")] = False,
-    mirrors: MirrorsFile = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    print_: Annotated[
+        bool, opt.option("--print", "Print what a site has to copy; download nothing.")
+    ] = False,
+    mirrors: opt.MirrorsFile = None,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """List which files a site has to copy to lock and build stacks without the public hosts."""
     from stackcheck import mirrors as sites
