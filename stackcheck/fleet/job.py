@@ -14,10 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.border import Closed
 from stackcheck.fleet.stored import require_store
 from stackcheck.matrix import matrix
 from stackcheck.oci.image_layout import ImageLayout
@@ -38,7 +39,7 @@ EngineName = Literal["slurm", "kubernetes"]
 Container = Literal["docker", "podman"]
 
 
-class Job(BaseModel):
+class Job(Closed, strict=True):
     """What every node runs.
 
     Attributes:
@@ -65,7 +66,6 @@ class Job(BaseModel):
         created: When; an older result is of another job.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     id: str
     name: str
     engine: EngineName = "slurm"
