@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, ConfigDict, PositiveInt, TypeAdapter, Valida
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.border import Closed
+from stackcheck.files.border import Closed, load_json
 from stackcheck.fleet.stored import require_store
 from stackcheck.matrix import matrix
 from stackcheck.oci.image_layout import ImageLayout
@@ -113,17 +113,13 @@ class Job(Closed, strict=True):
         Raises:
             ConfigurationError: There is no such file, or another version of stackcheck wrote it.
         """
-        path = folder / "job.json"
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise ConfigurationError(
-                "cannot read what this node is to run",
-                where=str(path),
-                got=str(error).splitlines()[0],
-                expected="the file that `stackcheck fleet run` wrote, under the same path on every node",
-                next_step="put the checkout on a file system that every node sees under the same path",
-            ) from error
+        return load_json(
+            cls,
+            folder / "job.json",
+            "cannot read what this node is to run",
+            expected="the file that `stackcheck fleet run` wrote, under the same path on every node",
+            next_step="put the checkout on a file system that every node sees under the same path",
+        )
 
 
 def new_job(  # what a user can choose
