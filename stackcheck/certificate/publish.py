@@ -46,7 +46,6 @@ class Published:
     Args:
         reference: The floating tag, which the next certified image of the stack takes over.
         unique: The tag that stays on this digest.
-        digest: Digest of the manifest.
     """
 
     reference: Reference

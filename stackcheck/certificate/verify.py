@@ -57,7 +57,6 @@ class Verified:
         stack_id: The stack, or None for an image that was not built by this project.
         device_model: The device model that was asked for and certified.
         driver: The driver that was asked for and certified; None for a host without one.
-        verified_at: When the verdict was given.
         facts: Everything else that the certificate states.
         statement: Digest of the certificate.
     """
@@ -105,9 +104,7 @@ class CertifiedImage:
     """An image with valid verdicts, of which none is chosen yet.
 
     Attributes:
-        reference: What was asked for.
         moment: When ages and waivers are judged.
-        manifest: The image's manifest.
         statements: What the pinned key signed about it.
         verdicts: The valid verdicts among them, for any host.
         below: Reads the certified image that this one was made from, under the same conditions.

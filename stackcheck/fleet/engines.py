@@ -26,7 +26,6 @@ class JobState:
     Attributes:
         phase: What it means for us.
         word: What the engine says.
-        reason: Why, if the engine says so.
         attempt: How often it was started again; the nodes write below `attempt-<n>/`.
         nodes: Names of its nodes, in order of rank, once it has some.
     """

@@ -41,7 +41,6 @@ class Gate:
     Attributes:
         attempt: The folder of the job's attempt.
         folder: Where the nodes of the group say that they are up.
-        name: This node.
         names: All nodes of the group.
         limit_s: How long it waits.
     """

@@ -45,20 +45,15 @@ class Job(Closed, strict=True):
     Attributes:
         id: Of this job; also the name of its folder.
         name: STACK|IMAGE as the user typed it.
-        engine: What starts it on the nodes.
         root: The checkout, under the same path on every node.
-        config_digest: The image's.
-        manifest_digest: The image's.
         reference: What the engine of a node calls it.
         stack_id: The stack that it was built from; None for an image from elsewhere.
-        vendor: The vendor whose checks run.
         tier: How thorough the suites are.
         only: pytest's -k; such a run measures, and never gets a verdict.
         inputs: Digests of suites, trainers, thresholds, matrix and runner.
         nodes: How many.
         accepted_python: Digests of the files that may be the image's Python although no package owns them.
         devices: Number of GPUs that each node has to show; `None`: the number that the stack names.
-        container: What starts the container on a node.
         stage: Whether the nodes run the suites alone, try their links, or train together.
         results: A URL at which each node stores its result; None: the job's folder.
         array: Whether Slurm starts each node alone, as soon as it is free: an element of a job array.
@@ -224,11 +219,9 @@ class NodeState:
 
     Attributes:
         rank: From 0.
-        node: The node's name.
         state: `running` from its first second; then `ended` (the run came to its end, with a result),
             `failed` (with an error), or `stopped` by a signal.
         code: The exit code of the error.
-        error: Why it failed.
         result: The digest of the result.json that its own program read and handed over; None from a pod.
     """
 

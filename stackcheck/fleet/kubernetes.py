@@ -41,7 +41,6 @@ class Kubernetes:
     """How this cluster is asked.
 
     Attributes:
-        manifests: What it is asked for.
         namespace: Where the objects go; None: kubectl's own.
         rack: The node label that names a rack.
     """

@@ -65,7 +65,6 @@ class Links:
         failed: Pair -> why.
         culprits: The nodes and links that explain what is bad.
         whole_gb_per_s: The busbw of all nodes together; None if they were not tried, or failed.
-        whole_error: Why they failed.
     """
 
     speeds: Mapping[Pair, float]

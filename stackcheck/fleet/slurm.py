@@ -63,9 +63,7 @@ class Slurm:
     Attributes:
         partition: Where the job goes; None: the site's default.
         nodelist: The nodes, by name; empty: any.
-        exclude: Nodes that are left out.
         requeue: Whether Slurm may start the job again after a preemption.
-        options: More options of sbatch, as they are.
         program: What starts `stackcheck.fleet.node` on a node.
     """
 

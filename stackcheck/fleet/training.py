@@ -94,10 +94,8 @@ class Training:
     """How training on several nodes went.
 
     Attributes:
-        nodes: Those that came to the end together.
         ranks: Of each node.
         records: Layout -> the record of the last try.
-        lost: The nodes that were lost on the way.
         errors: Why it is not good, apart from lost nodes.
     """
 

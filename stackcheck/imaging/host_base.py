@@ -65,14 +65,12 @@ class Cut:
     """A base that was cut.
 
     Attributes:
-        path: The tar.
         digest: sha256 of the tar, "sha256:…".
         packages: Version of each package in it.
         asked: The packages that were named.
         system: What the host calls its release.
         left_out: Configuration files that the host's administrator removed; the base lacks them too.
         changed: Configuration files that differ from their packages, where the user said to keep them.
-        size_bytes: Of the tar.
     """
 
     path: Path
@@ -96,8 +94,6 @@ class _Tree:
     """What goes into the tar: path without the first slash -> where it comes from.
 
     Attributes:
-        sources: A path of the host.
-        links: The target of a link.
         texts: Bytes of a file that is made here.
         problems: What is wrong with files of the host, one line each.
     """

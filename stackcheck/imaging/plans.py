@@ -41,7 +41,6 @@ class BuildPlan:
         rootfs: The bootstrapped base; None where the base is an image of a registry.
         inputs: URI -> digest of everything that decides the image.
         key: One value for all of them; empty in a dry run when the base is not made yet.
-        engine: Name and version of what builds.
         platform: `linux/amd64`, …
         stages: The Dockerfile's, the last one last; empty in a dry run when the base is not made yet.
     """

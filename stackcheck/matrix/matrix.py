@@ -193,7 +193,6 @@ class Foreign(Closed):
     Attributes:
         reference: As `docker pull` takes it: rocm/pytorch@sha256:…, or a tag that is followed.
         follow: Whether each image that the tag comes to name is validated, regardless of who pushed it.
-        vendor: The vendor whose checks run.
         device: The device model on whose hosts it is validated.
         accept_python: Digests of the files that may be its Python although no package owns them.
     """

@@ -61,7 +61,6 @@ class Alert:
 
     Attributes:
         outcome: A key of `OUTCOMES`.
-        line: The night in one line.
         exit_code: That of `stackcheck nightly`.
         night: The night as night.json has it; None if it stopped.
     """

@@ -73,17 +73,14 @@ class Item(Certified):
     """One image of the night, what its nearest certificate says of this host, and its finished steps.
 
     Attributes:
-        tag: The floating tag.
         reference: By digest, so that a tag that moves during the night changes nothing; of an image that is
             not published yet, as `docker pull` takes it.
         digest: Of the manifest; empty for an image that is not published yet.
         image_id: The engine's id of an image that is not published yet.
         accept_python: Digests of the files that may be its Python although no package owns them, as
             matrix.yaml has them; of a published image `python` says it.
-        reasons: Why it is due.
         python: The image's Python as this certificate states it.
         figures: The judged figures that this certificate states.
-        runs: The judged runs of this night.
         ended: The end; None while it is to do.
     """
 

@@ -37,7 +37,6 @@ class Judgement:
     """The verdict on a result file.
 
     Attributes:
-        result: The run.
         verdict: PASSED, FAILED or UNFIT, with reasons.
         certifies: Whether a run of this tier can certify; if not, its state is `tested`.
         not_compared: What nothing in this checkout could confirm, in words.

@@ -47,10 +47,7 @@ class Made:
     """What a run did.
 
     Attributes:
-        written: Files made from the environment.
-        given: Files that were there before.
         absent: Requirements that neither the environment nor the folder has.
-        size_bytes: Of what was written.
     """
 
     origins: origins.Origins
