@@ -70,59 +70,45 @@ def make_plan(
     stack: Stack,
     engine: str,
     root: Path,
-    report: Callable[[str], None],
+    report: Callable[[str], None] | None = None,
     *,
     platform: str | None = None,
     mirrors: Mirrors = NO_MIRRORS,
 ) -> BuildPlan:
     """Check and read a stack's files, make its base, and hash what decides the image.
 
+    Without `report` nothing is made: where the base is not made yet, the plan has no key.
+
     Raises:
         BuildError: The stack is not rendered or not locked, or its base cannot be made or is not here.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()
+    base, mirror = stack.base, mirrors.apt.get(stack.os, ())
     rootfs = None
-    if stack.base.kind == "host":
+    if base.kind in {"host", "bootstrap"}:
         _check_architecture(stack, platform)
+    if base.kind == "host":
         rootfs = host_base.load_host_base(stack, bases(root))
-    elif stack.base.kind == "bootstrap":
-        assert stack.base.suite
-        _check_architecture(stack, platform)
+    elif base.kind == "bootstrap" and report:
+        assert base.suite
         rootfs = bootstrap.bootstrap(
-            stack.base.suite,
-            stack.base.packages,
+            base.suite,
+            base.packages,
             bases(root),
             os_name=stack.os,
-            mirror=mirrors.apt.get(stack.os, ()),
+            mirror=mirror,
             selected=kernels(stack),
             report=report,
         )
-    return _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
-
-
-def look_ahead(
-    stack: Stack, engine: str, root: Path, *, platform: str | None = None, mirrors: Mirrors = NO_MIRRORS
-) -> BuildPlan:
-    """The same without making anything: where the base is not made yet, no key can be known.
-
-    Raises:
-        BuildError: The stack is not rendered or not locked.
-    """
-    files = checked_files(stack, root)
-    platform = platform or platforms.native()
-    rootfs = None
-    if stack.base.kind == "host":
-        rootfs = host_base.load_host_base(stack, bases(root))
-    elif stack.base.kind == "bootstrap":
-        assert stack.base.suite
-        _check_architecture(stack, platform)
-        name = bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
+    elif base.kind == "bootstrap":
+        assert base.suite
+        name = bootstrap.key(base.suite, base.packages, kernels(stack))
         rootfs = bootstrap.load_root_fs(bases(root) / f"{name}.json", reused=True)
         if rootfs is None:
-            bootstrap.ready(stack.base.suite, stack.os, mirrors.apt.get(stack.os, ()))
+            bootstrap.ready(base.suite, stack.os, mirror)
     plan = _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
-    unknown = stack.base.kind == "bootstrap" and rootfs is None
+    unknown = base.kind == "bootstrap" and rootfs is None
     return dataclasses.replace(plan, key="", stages=()) if unknown else plan
 
 
