@@ -51,9 +51,8 @@ def bisect_stacks(
     named; 2: the check does not pass in the good stack, or does not fail in the bad one; 9: the machine is
     unfit.
     """
-    from stackcheck import flow
-    from stackcheck.certificate import keys
     from stackcheck.cli import build as building
+    from stackcheck.cli.images import settings_of
     from stackcheck.compare import bisect
     from stackcheck.files.checkout_lock import exclusive
     from stackcheck.recipe.upstream import Upstream
@@ -66,9 +65,7 @@ def bisect_stacks(
         return
     report = Progress()
     options = building.build_options(wheelhouse, None, None, no_cache=False, mirrors=mirrors)
-    settings = flow.FlowSettings(
-        root=folder, target="oci:dist", key=keys.default_path(), vendor=vendor, force=force, build=options
-    )
+    settings = settings_of(folder, vendor=vendor, force=force, build=options)
     with exclusive(folder, "stackcheck bisect", report):
         engine, upstream = building.connected(report), Upstream(mirrors=options.mirrors)
         search = bisect.Search(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from stackcheck.compare.paired_runs import PairedMetric, PairedRuns
     from stackcheck.compare.two_runs import Compared, Comparison
     from stackcheck.flow import FlowSettings
-    from stackcheck.vendors import Vendor as VendorName
 
 app = opt.new_app()
 
@@ -63,6 +62,8 @@ def compare_runs(
 
     With --paired, exit 6 if B is slower in a metric.
     """
+    from stackcheck.cli.images import settings_of
+
     folder = root.resolve()
     accepted = opt.accepted_python(accept_python, a, b)
     if accepted and not paired:
@@ -78,7 +79,7 @@ def compare_runs(
         runs = counted(rounds, "run")
         print(f"{a} against itself, then {b} against {a}: {runs} of each side, {4 * rounds} in all")
     else:
-        settings = _settings(folder, vendor, accepted)
+        settings = settings_of(folder, vendor=vendor, accepted=accepted)
         _pair(a, b, settings, checks=checks, rounds=rounds, tier=tier, as_json=as_json)
 
 
@@ -147,15 +148,6 @@ def _document(found: Comparison) -> dict[str, Any]:
         "metrics": [dataclasses.asdict(each) for each in found.metrics],
         "differences": [dataclasses.asdict(each) for each in found.differences],
     }
-
-
-def _settings(root: Path, vendor: VendorName | None, accepted: tuple[str, ...]) -> FlowSettings:
-    from stackcheck import flow
-    from stackcheck.certificate import keys
-
-    return flow.FlowSettings(
-        root=root, target="oci:dist", key=keys.default_path(), vendor=vendor, accepted_python=accepted
-    )
 
 
 def _pair(

@@ -16,7 +16,7 @@ from stackcheck.cli import outlooks
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.engine import doctor, host_setup
 from stackcheck.engine import first_host as hour
-from stackcheck.errors import ConfigurationError, EngineError, StackcheckError
+from stackcheck.errors import EngineError, StackcheckError
 from stackcheck.files import atomic
 from stackcheck.imaging import bootstrap
 from stackcheck.matrix import matrix, resolve
@@ -141,16 +141,7 @@ def first_host(
     The exit code is that of the step that stopped. The file has no serial numbers, UUIDs, names or addresses.
     """
     root = root.resolve()
-    found = [one.id for one in resolve.load_stacks(root, (stack,))]
-    if len(found) != 1:
-        raise ConfigurationError(
-            "the name selects several stacks",
-            where="STACK",
-            got=", ".join(found),
-            expected="one stack id",
-            next_step="stackcheck list",
-        )
-    wanted = hour.steps(found[0], root)
+    wanted = hour.steps(resolve.load_stack(root, stack, "STACK").id, root)
     done = [*hour.follow(wanted, root, sys.stderr.write)]
     told = hour.document(done, wanted)
     atomic.write_atomically(record, [json.dumps(told, indent=1).encode() + b"\n"])

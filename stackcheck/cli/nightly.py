@@ -19,7 +19,6 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.checkout_lock import exclusive
-from stackcheck.flow import FlowSettings
 from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:
@@ -93,19 +92,17 @@ def validate(
     """
     if context.invoked_subcommand:
         return
+    from stackcheck.cli.images import settings_of
     from stackcheck.nightly import alert, summary
+    from stackcheck.nightly.planning import NightSettings
 
     progress, people = Progress(), alert.load_addressees(alerts)
     try:
-        settings = _settings(
-            root.resolve(),
-            target=target,
-            key=key,
-            sign_with=sign_with,
-            vendor=vendor,
-            select=tuple(stack or ()),
-            force=force,
-            plain_http=plain_http,
+        place = opt.target_of(root.resolve(), target)
+        flow = settings_of(root, target=place, key=key, sign_with=sign_with, plain_http=plain_http)
+        # A new key would be useless here: no published certificate is signed with it.
+        settings = NightSettings(
+            flow=flow, key=flow.signer(), vendor=vendor, select=tuple(stack or ()), force=force
         )
         plan = _planned(settings) if dry_run else _run_night(settings, progress)
     except StackcheckError as error:
@@ -118,30 +115,6 @@ def validate(
         _write_page(settings, progress)
         alert.send(alert.of(plan), people, progress)
     raise typer.Exit(code)
-
-
-def _settings(
-    root: Path,
-    *,
-    target: str | None,
-    key: Path | None,
-    sign_with: str | None,
-    vendor: VendorName | None,
-    select: tuple[str, ...],
-    force: bool,
-    plain_http: bool,
-) -> NightSettings:
-    from stackcheck.nightly.planning import NightSettings
-
-    flow = FlowSettings(
-        root=root,
-        target=opt.target_of(root, target),
-        key=opt.key_path(key, sign_with),
-        sign_with=opt.sign_words(sign_with),
-        plain_http=plain_http,
-    )
-    signer = flow.signer()  # a new key would be useless here: no published certificate is signed with it
-    return NightSettings(flow=flow, key=signer, vendor=vendor, select=select, force=force)
 
 
 def _planned(settings: NightSettings) -> Plan:
