@@ -15,6 +15,7 @@ from stackcheck import vendors
 from stackcheck.errors import BuildError
 from stackcheck.imaging import bootstrap, host_base, platforms, stages
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.oci.documents import sha256
 from stackcheck.recipe import render
 
 if TYPE_CHECKING:
@@ -150,11 +151,6 @@ def bases(root: Path) -> Path:
     return root / "build" / "bases"
 
 
-def digest_of(data: bytes) -> str:
-    """`sha256:…` of some bytes."""
-    return "sha256:" + hashlib.sha256(data).hexdigest()
-
-
 def _read_files(source: Path) -> Mapping[str, bytes]:
     """Name -> bytes of the files that the builder sees; without a base that was made by hand."""
     if not source.is_dir():
@@ -172,7 +168,7 @@ def _plan(
     rootfs: bootstrap.RootFs | None,
     platform: str,
 ) -> BuildPlan:
-    digests = {name: digest_of(data) for name, data in files.items()}
+    digests = {name: sha256(data) for name, data in files.items()}
     # pins.json repeats what the Dockerfile and the locks pin.
     inputs = {
         f"file:images/{stack.id}/{name}": digest for name, digest in digests.items() if name != "pins.json"
