@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -277,10 +276,7 @@ def _of_bytes(data: bytes, name: str) -> Matrix:
 
 def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
     """The matrix in a mapping that was read from YAML."""
-    try:
-        matrix = Matrix.model_validate(value)
-    except ValidationError as error:
-        raise yamlfile.problems(error, name) from error
+    matrix = yamlfile.validated(Matrix, value, name)
     lines = [*_broken_references(matrix)]
     if lines:
         raise yamlfile.refused(f"{name}: {line}" for line in lines)
