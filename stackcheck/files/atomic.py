@@ -79,7 +79,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def require_room(folder: Path, needed: int, what: str) -> None:
-    """Raise `FileError` unless a folder has room for so many bytes; `what` they are."""
+    """Raise `FileError` unless a folder has room for `needed` bytes of `what`."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise FileError(

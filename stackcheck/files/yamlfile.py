@@ -123,7 +123,7 @@ def _place(mark: Any, name: str) -> str:  # each of PyYAML's two parsers has a m
 
 
 def validated(kind: type[AModel], value: Mapping[str, Any], name: str) -> AModel:
-    """The model of a mapping; raises `ConfigurationError` with one line a problem if it is none."""
+    """The model of a mapping; raises `ConfigurationError` with one line a problem if it does not fit."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
