@@ -110,8 +110,8 @@ def ask(system: str, *command: str, package: str, look: str) -> str:
     if shutil.which(command[0]) is None:
         raise EngineError(
             f"{command[0]} is not on PATH",
-            expected=f"the client programs of {system}, on a host that reaches the cluster",
-            next_step=f"install them (Debian: apt-get install {package})",
+            expected=f"{system}'s client programs",
+            next_step=f"call this on a login node of the cluster, or install {package}",
         )
     try:
         # In a session of its own: a second Ctrl-C of a terminal must not end scancel.
