@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+AnError = TypeVar("AnError", bound="StackcheckError")
 
 
 class StackcheckError(Exception):
@@ -43,6 +45,11 @@ class StackcheckError(Exception):
         """The sentence, then one indented line for each known detail."""
         details = {"where": self.where, "got": self.got, "expected": self.expected, "next": self.next_step}
         return "\n".join([self.what, *(f"  {name}: {text}" for name, text in details.items() if text)])
+
+    def but(self, kind: type[AnError], **changed: str | None) -> AnError:
+        """The same as an error of a kind, with some of its details changed."""
+        told = {"where": self.where, "got": self.got, "expected": self.expected, "next_step": self.next_step}
+        return kind(self.what, **(told | changed))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

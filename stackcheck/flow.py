@@ -54,7 +54,6 @@ class FlowSettings:
     """What a user can choose.
 
     Attributes:
-        root: The checkout.
         target: Where to publish (`oci:DIR` or `HOST/REPO`).
         key: Path of the signing key (PEM); it is made on first use. With `sign_with`, of its public key.
         sign_with: A program that signs; none: the key itself.
@@ -97,15 +96,11 @@ class StackOutcome:
     """How far one stack got in the flow, and why no further.
 
     Attributes:
-        name: The stack id.
         state: What is true of the stack now.
         reason: Why it is in this state; empty for `certified`.
         seconds: How long the flow took.
         image: The built image; None if the build failed. The following are None if their step did not run.
-        result: What the suites measured.
-        verdict: The verdict on that result.
         reference: The published image, by its floating tag.
-        error: The error that ended the flow.
     """
 
     name: str

@@ -16,7 +16,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
 
-from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
 from stackcheck.files.border import Closed
 
@@ -103,7 +102,8 @@ def load_mirrors(named: Path | None = None) -> Mirrors:
     try:
         found = _MirrorsFile.model_validate(content)
     except ValidationError as error:
-        raise _without_inputs(error, path) from None
+        next_step = "docs/guides/building.md, “Mirrors”, has an example"
+        raise yamlfile.without_inputs(error, path, next_step) from None
     keys = {address: path.parent / Path(name).expanduser() for address, name in found.keys.items()}
     return Mirrors(urls=found.urls, registries=found.registries, apt=found.apt, keys=keys)
 
@@ -112,25 +112,6 @@ def default_file() -> Path:
     """The user's own file."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "stackcheck" / "mirrors.yaml"
-
-
-def _without_inputs(error: ValidationError, path: Path) -> ConfigurationError:
-    """One line a problem; what was given may hold a password, so it is not shown."""
-    lines = [
-        f"{path.name}: {'.'.join(map(_shown, problem['loc']))}: {problem['msg']}"
-        for problem in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
-    return ConfigurationError(
-        "\n".join(dict.fromkeys(lines)),
-        where=str(path),
-        next_step="docs/guides/building.md, “Mirrors”, has an example",
-    )
-
-
-def _shown(part: object) -> str:
-    """A part of a place in a file, without the login that a key may hold by mistake."""
-    text = str(part)
-    return text if "@" not in text else text.rpartition("@")[2]
 
 
 def _below(address: str, begins: str) -> bool:

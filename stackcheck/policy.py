@@ -78,7 +78,6 @@ class ExpectedFailure(Closed):
     Attributes:
         check: A check id. Of a check with parameters, wildcards may stand for them.
         stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
-        reason: Why the check fails.
         issue: Where the fault is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
     """
 
@@ -101,7 +100,6 @@ class Waiver(ExpectedFailure):
 
     Attributes:
         check: Wildcards may stand for a part of its parameters, never for all.
-        by: The person who answers for it.
         until: The last day on which it holds, UTC.
     """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
@@ -211,15 +211,8 @@ def fit(file: ScalingFile, without: int | None = None) -> Fit:
 
 
 def load_scaling(path: Path = OWN) -> ScalingFile:
-    """Read the file.
-
-    Raises:
-        ConfigurationError: One line a problem.
-    """
-    try:
-        return ScalingFile.model_validate(yamlfile.load_yaml(path))
-    except ValidationError as error:
-        raise yamlfile.problems(error, path.name) from error
+    """Read the file; raises `ConfigurationError` with one line a problem."""
+    return yamlfile.validated(ScalingFile, yamlfile.load_yaml(path), path.name)
 
 
 def table(file: ScalingFile, name: str, counts: list[int], *, weak: bool) -> list[str]:

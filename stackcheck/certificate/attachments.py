@@ -128,13 +128,8 @@ def _require_signed(envelopes: Iterable[Envelope], public_key: Pinned, *, where:
         for envelope in envelopes:
             open_envelope(envelope.body, public_key)
     except CertificateError as error:
-        raise PublishError(
-            error.what,
-            where=where,
-            got=error.got,
-            expected=error.expected,
-            next_step="give the key that signed the certificate, or certify the image again with this one",
-        ) from error
+        next_step = "give the key that signed the certificate, or certify the image again with this one"
+        raise error.but(PublishError, where=where, next_step=next_step) from error
 
 
 def read_envelopes(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:

@@ -52,7 +52,6 @@ class ImageQuery:
         devices: How many devices must have been tested together.
         torch: A version or a pattern of versions.
         tier: The lowest tier; None: the one that certifies the vendor.
-        waivers: Whether waived checks are accepted.
     """
 
     device_model: str | None = None

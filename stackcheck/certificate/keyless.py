@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cryptography.x509 import load_der_x509_certificate
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from stackcheck.certificate import statement
 from stackcheck.certificate.keys import require_own
@@ -92,10 +92,7 @@ def load_identities(path: Path) -> Identities:
     Raises:
         ConfigurationError: It is wrong, or others can replace it or the trusted root.
     """
-    try:
-        found = IdentityFile.model_validate(yamlfile.load_yaml(path))
-    except ValidationError as error:
-        raise yamlfile.problems(error, path.name) from error
+    found = yamlfile.validated(IdentityFile, yamlfile.load_yaml(path), path.name)
     root = path.with_name(found.trusted_root)
     if not root.is_file():
         raise ConfigurationError(

@@ -52,16 +52,14 @@ def valid_verdicts(
         CertificateError: There is no summary, or the newest is FAILED, from the future, too old, or about a
             run from before the last revocation.
     """
-    latest = newest(statements)
-    _check_newest(reference, latest, now, max_age)
-    revoked = revocations(statements)
-    if latest is None or not lifts(latest, revoked):
+    latest, revoked = _newest(reference, statements, now), revocations(statements)
+    if (age := now - time_verified(latest)) > max_age:
         raise CertificateError(
-            "the image was revoked (FAILED), and the newest verdict does not lift that",
+            "the certificate is too old",
             where=reference,
-            got=f"revoked at {revoked.last if revoked else None}: {_failed_reasons(statements)}",
-            expected="a verdict on a run that began after the revocation",
-            next_step="use a different image of this stack: stackcheck list",
+            got=f"{age_text(age)} old, signed at {time_verified(latest).isoformat()}",
+            expected=f"at most {max_age}",
+            next_step="certify the image again, or accept an older certificate: --max-age",
         )
     passed = [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
     return [item for item in passed if now - time_verified(item) <= max_age and lifts(item, revoked)]
@@ -81,7 +79,8 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime
             expected=" or ".join(sorted(IMAGE_MANIFESTS)),
             next_step="name the image of one platform by its digest",
         )
-    latest = newest(envelope.statement for envelope in envelopes)
+    statements = [envelope.statement for envelope in envelopes]
+    latest = newest(statements)
     if latest is None:
         raise PublishError(
             "the image has no certificate",
@@ -90,10 +89,13 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime
             expected="a PASSED verification summary",
             next_step="stackcheck certify STACK",
         )
-    _check_passed(manifest, latest, now or dt.datetime.now(dt.UTC))
-    _check_lifted(manifest, latest, [envelope.statement for envelope in envelopes])
-    _check_complete(manifest, latest, envelopes)
-    _check_subject(manifest, latest)
+    try:
+        _newest(manifest.digest, statements, now or dt.datetime.now(dt.UTC))
+        check_complete(manifest.digest, latest, statements)
+        check_subject(manifest.digest, latest, manifest)
+    except CertificateError as error:
+        next_step = "fix what failed, then: stackcheck certify STACK --force"
+        raise error.but(PublishError, next_step=next_step) from error
     return latest
 
 
@@ -174,7 +176,9 @@ def age_text(age: dt.timedelta) -> str:
     return str(dt.timedelta(seconds=math.ceil(age.total_seconds())))
 
 
-def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, max_age: dt.timedelta) -> None:
+def _newest(reference: str, statements: Sequence[Statement], now: dt.datetime) -> Statement:
+    """The newest verdict, if it is PASSED, not from the future, and lifts every revocation."""
+    latest, revoked = newest(statements), revocations(statements)
     if latest is None:
         raise CertificateError(
             "there is no certificate signed with the pinned key",
@@ -186,9 +190,9 @@ def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, ma
     moment = time_verified(latest)
     if status(latest) != "PASSED":
         raise CertificateError(
-            "the newest verdict on this image is FAILED",
+            "the newest verdict on the image is FAILED",
             where=reference,
-            got=f"FAILED at {moment.isoformat()}: {'; '.join(facts(latest).get('reasons', ()))}",
+            got="; ".join(facts(latest).get("reasons", ())) or "FAILED, without a reason",
             expected="PASSED",
             next_step="use a different image of this stack: stackcheck list",
         )
@@ -200,68 +204,50 @@ def _check_newest(reference: str, latest: Statement | None, now: dt.datetime, ma
             expected=f"at most {CLOCK_SKEW} after this host's clock, {now.isoformat()}",
             next_step="set this host's clock, or ask the publisher to",
         )
-    if now - moment > max_age:
-        raise CertificateError(
-            "the certificate is too old",
-            where=reference,
-            got=f"{age_text(now - moment)} old, signed at {moment.isoformat()}",
-            expected=f"at most {max_age}",
-            next_step="certify the image again, or accept an older certificate: --max-age",
-        )
-
-
-def _check_passed(manifest: Manifest, latest: Statement, now: dt.datetime) -> None:
-    if status(latest) != "PASSED":
-        raise PublishError(
-            "the newest verdict on the image is FAILED",
-            where=manifest.digest,
-            got="; ".join(facts(latest).get("reasons", ())) or "FAILED, without a reason",
-            expected="PASSED",
-            next_step="fix what failed, then: stackcheck certify STACK --force",
-        )
-    if time_verified(latest) > now + CLOCK_SKEW:
-        raise PublishError(
-            "the certificate is from the future",
-            where=manifest.digest,
-            got=time_verified(latest).isoformat(),
-            expected=f"at most {CLOCK_SKEW} after this host's clock, {now.isoformat()}",
-            next_step="set this host's clock, then: stackcheck certify STACK --force",
-        )
-
-
-def _check_lifted(manifest: Manifest, latest: Statement, statements: Sequence[Statement]) -> None:
-    revoked = revocations(statements)
     if revoked and not lifts(latest, revoked):
-        raise PublishError(
-            "the image was revoked, and the newest verdict does not lift that",
-            where=manifest.digest,
+        raise CertificateError(
+            "the image was revoked (FAILED), and the newest verdict does not lift that",
+            where=reference,
             got=f"revoked at {revoked.last}: {_failed_reasons(statements)}",
             expected="a verdict on a run that began after the revocation",
-            next_step="run the suites again: stackcheck certify STACK --force",
+            next_step="use a different image of this stack: stackcheck list",
         )
+    return latest
 
 
-def _check_complete(manifest: Manifest, latest: Statement, envelopes: Sequence[Envelope]) -> None:
-    missing = evidence(latest) - {envelope.statement.digest for envelope in envelopes}
+def check_complete(reference: str, chosen: Statement, known: Sequence[Statement]) -> None:
+    """Raise `CertificateError` unless each statement that a verdict names is there."""
+    missing = evidence(chosen) - {item.digest for item in known}
     if missing:
-        raise PublishError(
-            "statements that the certificate names are missing",
-            where=manifest.digest,
+        raise CertificateError(
+            "statements that the certificate names are not attached to the image",
+            where=reference,
             got=f"without {', '.join(sorted(missing))}",
             expected="the signed test result, provenance and SBOM",
-            next_step="certify the image again: stackcheck certify STACK --force",
+            next_step="fetch the image again from where it was published",
         )
 
 
-def _check_subject(manifest: Manifest, latest: Statement) -> None:
-    (config,) = manifest.descriptors("config") or (None,)
-    named = (subject_digests(latest), facts(latest)["configDigest"])
-    if config is None or named != ((manifest.digest,), config.digest):
-        raise PublishError(
+def check_subject(reference: str, chosen: Statement, manifest: Manifest) -> None:
+    """Raise `CertificateError` unless a verdict is about the image of a manifest."""
+    if manifest.media_type not in IMAGE_MANIFESTS:
+        raise CertificateError(
+            "the store gives the manifest a media type that no image has",
+            where=reference,
+            got=manifest.media_type or "none",
+            expected=" or ".join(sorted(IMAGE_MANIFESTS)),
+            next_step="ask who runs the registry; or fetch the image from where it was published",
+        )
+    configs = " ".join(blob.digest for blob in manifest.descriptors("config")) or "none"
+    found = f"{manifest.digest} with config {configs}"
+    named = f"{' '.join(subject_digests(chosen))} with config {facts(chosen)['configDigest']}"
+    if found != named:
+        raise CertificateError(
             "the certificate is about a different image",
-            got=f"manifest {' '.join(named[0])}, config {named[1]}",
-            expected=f"manifest {manifest.digest}, config {config.digest if config else 'none'}",
-            next_step="certify the image that you want to publish: stackcheck certify STACK",
+            where=reference,
+            got=found,
+            expected=named,
+            next_step="fetch the image again from where it was published",
         )
 
 

@@ -71,7 +71,6 @@ class Terms:
     """What a certificate says beside the run and its verdict.
 
     Attributes:
-        now: The time of the verdict.
         experimental: Whether the matrix marks the stack so.
         archs: The architectures that the stack declares; those that never ran are named.
         known_issues: The reported faults of the stack's versions.

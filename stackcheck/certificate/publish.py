@@ -46,7 +46,6 @@ class Published:
     Args:
         reference: The floating tag, which the next certified image of the stack takes over.
         unique: The tag that stays on this digest.
-        digest: Digest of the manifest.
     """
 
     reference: Reference
@@ -100,13 +99,8 @@ def with_next_step(error: RegistryError, target: str) -> StackcheckError:
     folder = target.removeprefix("oci:")
     if error.next_step or folder == target:
         return error
-    return PublishError(
-        error.what,
-        where=error.where,
-        got=error.got,
-        expected=error.expected,
-        next_step=f"move {folder} away, then run the same command again: it publishes to a new folder",
-    )
+    next_step = f"move {folder} away, then run the same command again: it publishes to a new folder"
+    return error.but(PublishError, next_step=next_step)
 
 
 def copy_and_tag(

@@ -70,10 +70,8 @@ def pull(
         try:
             _fetch(store, verified.digest, layout, report)
         except FileError as error:
-            raise FileError(
-                error.what,
-                where=error.where,
-                got=error.got,
+            raise error.but(
+                FileError,
                 expected="room for the image's compressed layers",
                 next_step="free disk space there, or name another folder: TMPDIR=FOLDER stackcheck pull …",
             ) from error

@@ -133,10 +133,8 @@ def _opened(path: Path, public_key: Pinned, name: str) -> Envelope:
     try:
         return open_envelope(path.read_bytes(), public_key)
     except CertificateError as error:
-        raise CertificateError(
-            error.what,
+        raise error.but(
+            CertificateError,
             where=str(path),
-            got=error.got,
-            expected=error.expected,
             next_step=f"name the key that signed it: --key PATH; or sign again: stackcheck certify {name}",
         ) from error

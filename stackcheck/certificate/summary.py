@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, JsonValue, StringConstraints, ValidationError, model_validator
 
-from stackcheck.files.border import Open
+from stackcheck.files.border import Open, first_problem
 from stackcheck.policy import Tier
 from stackcheck.vendors import Vendor
 
@@ -246,5 +246,4 @@ def check(predicate: Mapping[str, Any]) -> None:
         # As JSON, where an array is a tuple, so that the types can be strict.
         kind.model_validate_json(json.dumps(predicate))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(first_problem(error)) from error

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.certificate import attachments
 from stackcheck.certificate.for_host import Wanted, verdict_for
-from stackcheck.certificate.policy import MAX_AGE, valid_verdicts
+from stackcheck.certificate.policy import MAX_AGE, check_complete, check_subject, valid_verdicts
 from stackcheck.certificate.reader import Reader
 from stackcheck.certificate.statement import (
     Statement,
     carried_from,
-    evidence,
     facts,
     name_of,
     newest,
@@ -30,13 +29,13 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.errors import CertificateError
 from stackcheck.oci import tags
-from stackcheck.oci.documents import IMAGE_MANIFESTS, Descriptor, Manifest, MissingError, RegistryError
+from stackcheck.oci.documents import Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import Reference, parse_reference
 from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.statement import Envelope
@@ -58,7 +57,6 @@ class Verified:
         stack_id: The stack, or None for an image that was not built by this project.
         device_model: The device model that was asked for and certified.
         driver: The driver that was asked for and certified; None for a host without one.
-        verified_at: When the verdict was given.
         facts: Everything else that the certificate states.
         statement: Digest of the certificate.
     """
@@ -106,9 +104,7 @@ class CertifiedImage:
     """An image with valid verdicts, of which none is chosen yet.
 
     Attributes:
-        reference: What was asked for.
         moment: When ages and waivers are judged.
-        manifest: The image's manifest.
         statements: What the pinned key signed about it.
         verdicts: The valid verdicts among them, for any host.
         below: Reads the certified image that this one was made from, under the same conditions.
@@ -134,9 +130,9 @@ class CertifiedImage:
         # 7. Compare the tag.
         _check_tag(self.reference, parsed, chosen)
         # 8. Compare the image.
-        _check_subject(self.reference, chosen, self.manifest)
+        check_subject(self.reference, chosen, self.manifest)
         # 9. Check that nothing was removed.
-        _check_complete(self.reference, chosen, self.statements)
+        check_complete(self.reference, chosen, self.statements)
         # 10. Check that the certificate of the image below still holds, if checks were taken over from it.
         if carried_from(chosen):
             self._check_below(parsed.target, chosen, wanted)
@@ -229,13 +225,8 @@ def image_blobs(manifest: Manifest) -> tuple[Descriptor, ...]:
 
 def as_certificate_error(error: RegistryError, reference: str) -> CertificateError:
     """A store's error as the reason why an image is not accepted."""
-    return CertificateError(
-        error.what,
-        where=error.where or reference,
-        got=error.got,
-        expected=error.expected,
-        next_step=error.next_step or "fetch the image again from where it was published",
-    )
+    next_step = error.next_step or "fetch the image again from where it was published"
+    return error.but(CertificateError, where=error.where or reference, next_step=next_step)
 
 
 def _signed(
@@ -312,35 +303,3 @@ def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
         expected=f"a certificate for {tags.floating(parsed.tag)}",
         next_step=f"if you want this image, name it by its digest: {parsed.target}@{digest}",
     )
-
-
-def _check_subject(reference: str, chosen: Statement, manifest: Manifest) -> None:
-    configs = tuple(blob.digest for blob in manifest.descriptors("config"))
-    if manifest.media_type not in IMAGE_MANIFESTS:
-        raise CertificateError(
-            "the store gives the manifest a media type that no image has",
-            where=reference,
-            got=manifest.media_type or "none",
-            expected=" or ".join(sorted(IMAGE_MANIFESTS)),
-            next_step="ask who runs the registry; or fetch the image from where it was published",
-        )
-    if configs != (facts(chosen)["configDigest"],):
-        raise CertificateError(
-            "the certificate is about a different image",
-            where=reference,
-            got=f"{manifest.digest} with config {' '.join(configs) or 'none'}",
-            expected=f"{' '.join(subject_digests(chosen))} with config {facts(chosen)['configDigest']}",
-            next_step="fetch the image again from where it was published",
-        )
-
-
-def _check_complete(reference: str, chosen: Statement, known: Sequence[Statement]) -> None:
-    missing = evidence(chosen) - {item.digest for item in known}
-    if missing:
-        raise CertificateError(
-            "statements that the certificate names are not attached to the image",
-            where=reference,
-            got=f"without {', '.join(sorted(missing))}",
-            expected="the signed test result, provenance and SBOM",
-            next_step="fetch the image again from where it was published",
-        )

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from stackcheck import __version__
+from stackcheck.cli import options as opt
 from stackcheck.cli import output, usage
 from stackcheck.cli.output import Printable, print_error, print_json_error
 from stackcheck.errors import StackcheckError
@@ -151,11 +152,10 @@ def stackcheck(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Write results and errors only; before the command.")
+        bool, opt.option("--quiet -q", "Write results and errors only; before the command.")
     ] = False,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Show requests and where an error arose; before the command."),
+        bool, opt.option("--verbose -v", "Show requests and where an error arose; before the command.")
     ] = False,
 ) -> None:
     """Decide whether a GPU training stack can be trusted: build, test, certify, publish, verify, run."""

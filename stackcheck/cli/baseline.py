@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from stackcheck.cli.options import HERE, AsJson, FromOthers, Root, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import counted, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.proof import baseline, thresholds
 from stackcheck.suite import results
 
-app = new_app()
+app = opt.new_app()
 
 WRITTEN = (
     "written; review and commit it, with these results in docs/results; then, in tests/acceptance: "
@@ -26,23 +24,19 @@ COLUMNS = ("METRIC", "CONDITIONS", "NOW", "PROPOSED", "UNIT", "", "MEDIAN", "SPR
 def propose_thresholds(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RESULT.json", exists=True, help="Results of healthy runs, 3 or more; with --one-run, 1."
-        ),
+        opt.argument("RESULT.json", "Results of healthy runs, 3 or more; with --one-run, 1.", exists=True),
     ],
     *,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the proposals to the thresholds file.")
-    ] = False,
+    write: Annotated[bool, opt.option("--write", "Write the proposals to the thresholds file.")] = False,
     one_run: Annotated[
         bool,
-        typer.Option(
-            "--one-run", help="Take one run alone, with margins of 10 %, or 15 % where the host decides too."
+        opt.option(
+            "--one-run", "Take one run alone, with margins of 10 %, or 15 % where the host decides too."
         ),
     ] = False,
-    others: FromOthers = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    others: opt.FromOthers = None,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Propose thresholds from healthy runs: the median minus 5 % or three robust spreads."""
     found = baseline.propose([_loaded(path) for path in files], root=root.resolve(), one_run=one_run)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Vendor, Wheelhouse, new_app
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    MirrorsFile,
+    Root,
+    Vendor,
+    Wheelhouse,
+    new_app,
+    option,
+)
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Tier as TierName
@@ -23,13 +31,13 @@ STEP_COLUMNS = ("STEP", "COMPONENT", "GOOD", "BAD")
 @app.command("bisect")
 def bisect_stacks(
     *,
-    good: Annotated[str, typer.Option("--good", metavar="STACK", help="A stack in which the check passes.")],
-    bad: Annotated[str, typer.Option("--bad", metavar="STACK", help="A stack in which it fails.")],
-    check: Annotated[str, typer.Option("--check", metavar="ID", help="test_….py::test_…[…]")],
-    tier: Annotated[TierName, typer.Option("--tier", help="A tier that has the check.")] = "standard",
+    good: Annotated[str, option("--good STACK", "A stack in which the check passes.")],
+    bad: Annotated[str, option("--bad STACK", "A stack in which it fails.")],
+    check: Annotated[str, option("--check ID", "test_….py::test_…[…]")],
+    tier: Annotated[TierName, option("--tier", "A tier that has the check.")] = "standard",
     vendor: Vendor = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Forget what an earlier call of the same search found.")
+        bool, option("--force", "Forget what an earlier call of the same search found.")
     ] = False,
     wheelhouse: Wheelhouse = None,
     mirrors: MirrorsFile = None,
@@ -43,9 +51,8 @@ def bisect_stacks(
     named; 2: the check does not pass in the good stack, or does not fail in the bad one; 9: the machine is
     unfit.
     """
-    from stackcheck import flow
-    from stackcheck.certificate import keys
     from stackcheck.cli import build as building
+    from stackcheck.cli.images import settings_of
     from stackcheck.compare import bisect
     from stackcheck.files.checkout_lock import exclusive
     from stackcheck.recipe.upstream import Upstream
@@ -58,9 +65,7 @@ def bisect_stacks(
         return
     report = Progress()
     options = building.build_options(wheelhouse, None, None, no_cache=False, mirrors=mirrors)
-    settings = flow.FlowSettings(
-        root=folder, target="oci:dist", key=keys.default_path(), vendor=vendor, force=force, build=options
-    )
+    settings = settings_of(folder, vendor=vendor, force=force, build=options)
     with exclusive(folder, "stackcheck bisect", report):
         engine, upstream = building.connected(report), Upstream(mirrors=options.mirrors)
         search = bisect.Search(

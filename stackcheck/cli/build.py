@@ -13,20 +13,8 @@ import typer
 
 from stackcheck import mirrors as sites
 from stackcheck import vendors
+from stackcheck.cli import options as opt
 from stackcheck.cli import outlooks
-from stackcheck.cli.options import (
-    HERE,
-    AsJson,
-    DryRun,
-    MirrorsFile,
-    NoCache,
-    Platform,
-    Root,
-    Selectors,
-    WheelCache,
-    Wheelhouse,
-    new_app,
-)
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
@@ -44,22 +32,22 @@ if TYPE_CHECKING:
     from stackcheck.suite.outlook import Outlook
     from stackcheck.vendors import Vendor as VendorName
 
-app = new_app()
+app = opt.new_app()
 NONE: Mapping[str, Outlook] = MappingProxyType({})
 
 
 @app.command("build")
 def build_images(
-    selectors: Selectors = None,
+    selectors: opt.Selectors = None,
     *,
-    wheelhouse: Wheelhouse = None,
-    wheel_cache: WheelCache = None,
-    mirrors: MirrorsFile = None,
-    platform: Platform = None,
-    no_cache: NoCache = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    wheelhouse: opt.Wheelhouse = None,
+    wheel_cache: opt.WheelCache = None,
+    mirrors: opt.MirrorsFile = None,
+    platform: opt.Platform = None,
+    no_cache: opt.NoCache = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Build the images of stacks without testing them; stages that stacks share are built once."""
     chosen = selected(root, selectors)

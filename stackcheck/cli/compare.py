@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from stackcheck.cli.options import HERE, AcceptPython, AsJson, DryRun, Root, Vendor, accepted_python, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.policy import Tier as TierName
@@ -18,9 +16,8 @@ if TYPE_CHECKING:
     from stackcheck.compare.paired_runs import PairedMetric, PairedRuns
     from stackcheck.compare.two_runs import Compared, Comparison
     from stackcheck.flow import FlowSettings
-    from stackcheck.vendors import Vendor as VendorName
 
-app = new_app()
+app = opt.new_app()
 
 COLUMNS = ("VERDICT", "METRIC", "A", "B", "UNIT", "B/A", "INTERVAL", "CHECK")
 PAIRED_COLUMNS = ("VERDICT", "METRIC", "A", "B", "UNIT", "LOSS", "COUNTS FROM", "FINDS", "CHECK")
@@ -28,9 +25,9 @@ SHOWN_VALUE = 60  # characters of a differing value; an environment variable can
 
 RunName = Annotated[
     str,
-    typer.Argument(
-        metavar="A",
-        help="A run id, a result.json, a stack or image (its newest run), driver=VERSION; with "
+    opt.argument(
+        "A",
+        "A run id, a result.json, a stack or image (its newest run), driver=VERSION; with "
         "--paired a stack id or an image.",
     ),
 ]
@@ -39,36 +36,36 @@ RunName = Annotated[
 @app.command("compare")
 def compare_runs(
     a: RunName,
-    b: Annotated[str, typer.Argument(metavar="B", help="The same, for the other side.")],
+    b: Annotated[str, opt.argument("B", "The same, for the other side.")],
     *,
     paired: Annotated[
-        bool,
-        typer.Option("--paired", help="Run both images in turn on this node; slow-downs from 2 % are found."),
+        bool, opt.option("--paired", "Run both images in turn on this node; slow-downs from 2 % are found.")
     ] = False,
     checks: Annotated[
         str | None,
-        typer.Option(
-            "--checks",
-            metavar="EXPRESSION",
-            help="With --paired, which checks: an expression for pytest's -k.",
-            show_default="those that measure speed",
+        opt.option(
+            "--checks EXPRESSION",
+            "With --paired, which checks: an expression for pytest's -k.",
+            "those that measure speed",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=3, help="With --paired, runs of each side.")] = 5,
-    every: Annotated[bool, typer.Option("--all", help="Also list the metrics that are equal.")] = False,
-    accept_python: AcceptPython = None,
-    tier: Annotated[TierName, typer.Option("--tier", help="How thorough the suites are.")] = "standard",
-    vendor: Vendor = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    rounds: Annotated[int, opt.option("--rounds", "With --paired, runs of each side.", min=3)] = 5,
+    every: Annotated[bool, opt.option("--all", "Also list the metrics that are equal.")] = False,
+    accept_python: opt.AcceptPython = None,
+    tier: Annotated[TierName, opt.option("--tier", "How thorough the suites are.")] = "standard",
+    vendor: opt.Vendor = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Compare every metric of two runs, the worst first; then list what differs between them.
 
     With --paired, exit 6 if B is slower in a metric.
     """
+    from stackcheck.cli.images import settings_of
+
     folder = root.resolve()
-    accepted = accepted_python(accept_python, a, b)
+    accepted = opt.accepted_python(accept_python, a, b)
     if accepted and not paired:
         raise ConfigurationError(
             "--accept-python is for --paired",
@@ -82,7 +79,7 @@ def compare_runs(
         runs = counted(rounds, "run")
         print(f"{a} against itself, then {b} against {a}: {runs} of each side, {4 * rounds} in all")
     else:
-        settings = _settings(folder, vendor, accepted)
+        settings = settings_of(folder, vendor=vendor, accepted=accepted)
         _pair(a, b, settings, checks=checks, rounds=rounds, tier=tier, as_json=as_json)
 
 
@@ -151,15 +148,6 @@ def _document(found: Comparison) -> dict[str, Any]:
         "metrics": [dataclasses.asdict(each) for each in found.metrics],
         "differences": [dataclasses.asdict(each) for each in found.differences],
     }
-
-
-def _settings(root: Path, vendor: VendorName | None, accepted: tuple[str, ...]) -> FlowSettings:
-    from stackcheck import flow
-    from stackcheck.certificate import keys
-
-    return flow.FlowSettings(
-        root=root, target="oci:dist", key=keys.default_path(), vendor=vendor, accepted_python=accepted
-    )
 
 
 def _pair(

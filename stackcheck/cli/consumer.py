@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from stackcheck.certificate import key_sources, keyring
-from stackcheck.cli.options import AsJson, DryRun, PackagedPython, PlainHttp, PublicKey, Ref, new_app, taking
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import (
     Progress,
     counted,
@@ -31,45 +29,36 @@ if TYPE_CHECKING:
     from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.verify import Verified
 
-app = new_app()
+app = opt.new_app()
 
 AUTO = "auto"
 NONE = "none"
 
-MaxAge = Annotated[
-    str, typer.Option("--max-age", metavar="DURATION", help="Largest age of the verdict: 30d, 12h or 45m.")
-]
+MaxAge = Annotated[str, opt.option("--max-age DURATION", "Largest age of the verdict: 30d, 12h or 45m.")]
 Model = Annotated[
-    str,
-    typer.Option(
-        "--device-model", metavar="MODEL", help="Device model to verify for; `auto` is this host's model."
-    ),
+    str, opt.option("--device-model MODEL", "Device model to verify for; `auto` is this host's model.")
 ]
 Driver = Annotated[
     str,
-    typer.Option(
-        "--driver",
-        metavar="VERSION",
-        help="Driver to verify for; `auto` is this host's driver, `none` is a host without a GPU.",
+    opt.option(
+        "--driver VERSION",
+        "Driver to verify for; `auto` is this host's driver, `none` is a host without a GPU.",
     ),
 ]
 Devices = Annotated[
     int | None,
-    typer.Option(
+    opt.option(
         "--devices",
+        "How many devices must have been tested together.",
+        "this host's, or 1 for a model that is named",
         min=1,
-        help="How many devices must have been tested together.",
-        show_default="this host's, or 1 for a model that is named",
     ),
 ]
 NoWaivers = Annotated[
-    bool, typer.Option("--no-waivers", help="Refuse a certificate in which a waiver accepts a failed check.")
+    bool, opt.option("--no-waivers", "Refuse a certificate in which a waiver accepts a failed check.")
 ]
 LowestTier = Annotated[
-    TierName | None,
-    typer.Option(
-        "--tier", help="Lowest tier to accept.", show_default="standard for GPUs, smoke for processors"
-    ),
+    TierName | None, opt.option("--tier", "Lowest tier to accept.", "standard for GPUs, smoke for processors")
 ]
 
 
@@ -88,13 +77,13 @@ def _conditions(
     *,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
-    packaged_python: PackagedPython = False,
+    packaged_python: opt.PackagedPython = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
     device_model: Model = AUTO,
     driver: Driver = AUTO,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
+    key: opt.PublicKey = None,
+    plain_http: opt.PlainHttp = False,
 ) -> Conditions:
     """The conditions that these options state; `auto` stands for this host."""
     from stackcheck.certificate.for_host import Wanted
@@ -118,16 +107,16 @@ def _conditions(
     )
 
 
-conditional = taking("conditions", _conditions)
+conditional = opt.taking("conditions", _conditions)
 
 
 @app.command("verify")
 @conditional
 def verify_image(
-    reference: Ref,
+    reference: opt.Ref,
     *,
     conditions: Conditions,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Check the certificate of a published image for this host; exit 7 if it is not valid."""
     verified = verified_for(reference, conditions)
@@ -144,11 +133,11 @@ def verify_image(
 @app.command("pull")
 @conditional
 def pull_image(
-    reference: Ref,
+    reference: opt.Ref,
     *,
     conditions: Conditions,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Verify an image, then fetch exactly the verified digest into the local engine."""
     from stackcheck.certificate import pull
@@ -163,11 +152,11 @@ def pull_image(
 
 @app.command("sbom")
 def print_sbom(
-    reference: Ref,
+    reference: opt.Ref,
     *,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
+    key: opt.PublicKey = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """List the packages of a published image, from the signed document that is attached to it."""
     from stackcheck.certificate import attached_sbom

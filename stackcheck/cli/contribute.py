@@ -5,57 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from stackcheck.cli.options import HERE, Root, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import print_facts, print_table
 from stackcheck.errors import ConfigurationError
 
-app = new_app()
+app = opt.new_app()
 
 
 Check = Annotated[
-    Path | None,
-    typer.Option(
-        "--check",
-        metavar="FOLDER",
-        exists=True,
-        help="Check the bundles of a folder instead.",
-        show_default="none",
-    ),
+    Path | None, opt.option("--check FOLDER", "Check the bundles of a folder instead.", "none", exists=True)
 ]
 
 
 @app.command("contribute")
 def contribute(
     result: Annotated[
-        Path | None,
-        typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.", show_default="none"),
+        Path | None, opt.argument("RESULT", "The result.json of a run.", "none", exists=True)
     ] = None,
     *,
     check: Check = None,
     without_key: Annotated[
         str | None,
-        typer.Option(
-            "--keyless",
-            metavar="public|FILE",
-            help="Sign as the identity of this workflow, or as yours in a browser, with the public services "
+        opt.option(
+            "--keyless public|FILE",
+            "Sign as the identity of this workflow, or as yours in a browser, with the public services "
             "of sigstore or those in a ClientTrustConfig.",
-            show_default="a key signs",
+            "a key signs",
         ),
     ] = None,
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the bundle goes.")] = Path(),
+    to: Annotated[Path, opt.option("--to FOLDER", "Where the bundle goes.")] = Path(),
     key: Annotated[
         Path | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="The private key; with --check the public keys that are trusted, or a folder with "
+        opt.option(
+            "--key FILE",
+            "The private key; with --check the public keys that are trusted, or a folder with "
             "contributors.pub and contributors.yaml.",
-            show_default="your own",
+            "your own",
         ),
     ] = None,
-    root: Root = HERE,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write a signed bundle of a run for others: model, driver, versions, figures, verdict, no identity.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import counted, print_json
 from stackcheck.errors import CombinationError, ConfigurationError
 
@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 
     from stackcheck.matrix.explain import Explanation
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command()
 def explain(
     question: Annotated[
-        list[str],
-        typer.Argument(metavar="STACK|AXIS=VALUE", help="A stack id, or axes such as rocm=7.2 torch=2.6.0."),
+        list[str], opt.argument("STACK|AXIS=VALUE", "A stack id, or axes such as rocm=7.2 torch=2.6.0.")
     ],
     *,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Show why a combination is allowed or refused: rule, reason, source; exit 11 if it is not allowed."""
     from stackcheck.matrix import compat, expand, known_issues, matrix
@@ -134,10 +133,10 @@ def _texts(combination: Mapping[str, str]) -> str:
 
 @app.command()
 def compat(
-    action: Annotated[str, typer.Argument(metavar="check", help="The only action.")] = "check",
+    action: Annotated[str, opt.argument("check", "The only action.")] = "check",
     *,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Check the compatibility rules for contradictions."""
     from stackcheck.matrix import compat as rules_of

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from stackcheck.certificate import key_sources
+from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
-from stackcheck.cli.options import HERE, AsJson, PlainHttp, PublicKey, Root, new_app, target_of
 from stackcheck.cli.output import counted, print_fitted, print_json
 from stackcheck.cli.times import duration
 from stackcheck.errors import CertificateError
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from stackcheck.certificate.find import Candidate, ImageQuery
     from stackcheck.policy import Tier as TierName
 
-app = new_app()
+app = opt.new_app()
 
 COLUMNS = ("TAG", "TORCH", "CERTIFIED FOR", "VERDICT OF", "RUN")
 
@@ -26,45 +24,35 @@ COLUMNS = ("TAG", "TORCH", "CERTIFIED FOR", "VERDICT OF", "RUN")
 @app.command("find")
 def find_images(
     target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET", help="oci:DIR or HOST/REPO.", show_default="`publish` in matrix.yaml"
-        ),
+        str | None, opt.argument("TARGET", "oci:DIR or HOST/REPO.", "`publish` in matrix.yaml")
     ] = None,
     *,
-    torch: Annotated[
-        str | None,
-        typer.Option("--torch", metavar="VERSION", help="torch: 2.13 or '>=2.12'.", show_default="any"),
-    ] = None,
+    torch: Annotated[str | None, opt.option("--torch VERSION", "torch: 2.13 or '>=2.12'.", "any")] = None,
     devices: Devices = None,
     no_waivers: NoWaivers = False,
-    every: Annotated[bool, typer.Option("--all", help="Also list the others, and say why not.")] = False,
+    every: Annotated[bool, opt.option("--all", "Also list the others, and say why not.")] = False,
     tier: LowestTier = None,
     max_age: MaxAge = "30d",
     gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--device-model", "--gpu", metavar="MODEL", help="Device model.", show_default="this host's"
-        ),
+        str | None, opt.option("--device-model --gpu MODEL", "Device model.", "this host's")
     ] = None,
     driver: Annotated[
         str | None,
-        typer.Option(
-            "--driver",
-            metavar="PATTERN",
-            help="Driver version, or a pattern of versions.",
-            show_default="this host's, or any with --device-model",
+        opt.option(
+            "--driver PATTERN",
+            "Driver version, or a pattern of versions.",
+            "this host's, or any with --device-model",
         ),
     ] = None,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    key: opt.PublicKey = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """List the images that are certified for a host, the newest first; exit 7 if no image is."""
     from stackcheck.certificate import find
 
-    place = target_of(root, target)
+    place = opt.target_of(root, target)
     wanted = _wanted(gpu, driver, torch, devices, tier, waivers=not no_waivers)
     found = find.find(
         place,

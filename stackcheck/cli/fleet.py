@@ -10,18 +10,7 @@ import typer
 
 from stackcheck.cli import build as building
 from stackcheck.cli import fleet_outcome
-from stackcheck.cli.options import (
-    HERE,
-    AcceptPython,
-    AsJson,
-    DryRun,
-    Name,
-    Root,
-    Tier,
-    Vendor,
-    accepted_python,
-    new_app,
-)
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 
@@ -35,138 +24,92 @@ if TYPE_CHECKING:
     from stackcheck.fleet.run import FleetRun
     from stackcheck.suite.subject import Subject
 
-app = new_app()
-fleet = new_app()
+app = opt.new_app()
+fleet = opt.new_app()
 app.add_typer(fleet, name="fleet")
 
 # How often the engine is asked: a thousand nodes every ten seconds, as each answer takes it longer.
 LEAST_POLL_S, POLL_S_OF_A_NODE = 2.0, 0.01
 EXIT_CODES = {"FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
 
-Nodes = Annotated[int, typer.Option("--nodes", min=1, metavar="N", help="How many nodes.")]
+Nodes = Annotated[int, opt.option("--nodes N", "How many nodes.", min=1)]
 EngineName = Annotated[
-    Literal["slurm", "kubernetes"], typer.Option("--engine", help="What starts the job on the nodes.")
+    Literal["slurm", "kubernetes"], opt.option("--engine", "What starts the job on the nodes.")
 ]
 Only = Annotated[
-    str | None,
-    typer.Option("--only", metavar="EXPRESSION", help="Only these checks (pytest -k); never a verdict."),
+    str | None, opt.option("--only EXPRESSION", "Only these checks (pytest -k); never a verdict.")
 ]
-Gpus = Annotated[
-    int | None,
-    typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node.", show_default="as the stack names"),
-]
+Gpus = Annotated[int | None, opt.option("--gpus-per-node N", "GPUs of a node.", "as the stack names")]
 ContainerName = Annotated[
-    Literal["docker", "podman"],
-    typer.Option("--container", help="What starts the container on a Slurm node."),
+    Literal["docker", "podman"], opt.option("--container", "What starts the container on a Slurm node.")
 ]
-Partition = Annotated[str | None, typer.Option("--partition", metavar="NAME", help="Slurm's partition.")]
-OnlyNodes = Annotated[
-    list[str] | None, typer.Option("--node", metavar="NAME", help="Use this node; may be repeated.")
-]
-Exclude = Annotated[
-    list[str] | None, typer.Option("--exclude", metavar="NAME", help="Leave this node out; may be repeated.")
-]
+Partition = Annotated[str | None, opt.option("--partition NAME", "Slurm's partition.")]
+OnlyNodes = Annotated[list[str] | None, opt.option("--node NAME", "Use this node; may be repeated.")]
+Exclude = Annotated[list[str] | None, opt.option("--exclude NAME", "Leave this node out; may be repeated.")]
 Lines = Annotated[
-    list[str] | None,
-    typer.Option("--sbatch", metavar="OPTION", help="One more option of sbatch; may be repeated."),
+    list[str] | None, opt.option("--sbatch OPTION", "One more option of sbatch; may be repeated.")
 ]
 Repository = Annotated[
     str | None,
-    typer.Option(
-        "--repository",
-        metavar="HOST/REPO",
-        help="Where Kubernetes' nodes pull the image, by digest.",
-        show_default="`publish` in matrix.yaml",
+    opt.option(
+        "--repository HOST/REPO",
+        "Where Kubernetes' nodes pull the image, by digest.",
+        "`publish` in matrix.yaml",
     ),
 ]
 Claim = Annotated[
     str | None,
-    typer.Option(
-        "--claim",
-        metavar="NAME",
-        help="The PersistentVolumeClaim that holds the checkout.",
-        show_default="none: the nodes see the checkout's path",
+    opt.option(
+        "--claim NAME",
+        "The PersistentVolumeClaim that holds the checkout.",
+        "none: the nodes see the checkout's path",
     ),
 ]
-Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", metavar="NAME", help="Kubernetes' namespace.", show_default="kubectl's"),
-]
-AsJobSet = Annotated[bool, typer.Option("--jobset", help="Make a JobSet in place of an Indexed Job.")]
-Queue = Annotated[
-    str | None,
-    typer.Option(
-        "--queue", metavar="NAME", help="Kueue's LocalQueue; the job waits there.", show_default="none"
-    ),
-]
+Namespace = Annotated[str | None, opt.option("--namespace NAME", "Kubernetes' namespace.", "kubectl's")]
+AsJobSet = Annotated[bool, opt.option("--jobset", "Make a JobSet in place of an Indexed Job.")]
+Queue = Annotated[str | None, opt.option("--queue NAME", "Kueue's LocalQueue; the job waits there.", "none")]
 Topology = Annotated[
     str | None,
-    typer.Option(
-        "--topology",
-        metavar="LABEL",
-        help="With --queue: the node label that Kueue keeps together.",
-        show_default="none",
-    ),
+    opt.option("--topology LABEL", "With --queue: the node label that Kueue keeps together.", "none"),
 ]
 RackLabel = Annotated[
-    str,
-    typer.Option("--rack-label", metavar="LABEL", help="The label of a Kubernetes node that names its rack."),
+    str, opt.option("--rack-label LABEL", "The label of a Kubernetes node that names its rack.")
 ]
 Results = Annotated[
     str | None,
-    typer.Option(
-        "--results",
-        metavar="URL",
-        help="Each node stores its result there (Slurm), such as s3://BUCKET/FOLDER.",
-        show_default="the job's folder",
+    opt.option(
+        "--results URL",
+        "Each node stores its result there (Slurm), such as s3://BUCKET/FOLDER.",
+        "the job's folder",
     ),
 ]
 AsArray = Annotated[
-    bool,
-    typer.Option("--array", help="As a job array (Slurm): each node is tested as soon as it is free."),
+    bool, opt.option("--array", "As a job array (Slurm): each node is tested as soon as it is free.")
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit", metavar="SECONDS", min=1, help="Longest run of a node.", show_default="by the tier"
-    ),
-]
+Limit = Annotated[int | None, opt.option("--limit SECONDS", "Longest run of a node.", "by the tier", min=1)]
 StartLimit = Annotated[
-    int,
-    typer.Option("--start-limit", metavar="SECONDS", min=1, help="Longest wait for a node's first message."),
+    int, opt.option("--start-limit SECONDS", "Longest wait for a node's first message.", min=1)
 ]
 QueueLimit = Annotated[
-    int | None,
-    typer.Option(
-        "--queue-limit",
-        metavar="SECONDS",
-        min=1,
-        help="Longest wait of the job for nodes.",
-        show_default="none",
-    ),
+    int | None, opt.option("--queue-limit SECONDS", "Longest wait of the job for nodes.", "none", min=1)
 ]
 WithLinks = Annotated[
     bool,
-    typer.Option(
+    opt.option(
         "--links",
-        help="Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
+        "Then try the links of the nodes that passed (Slurm): pairs, then all; with the host's network.",
     ),
 ]
 WithTraining = Annotated[
     bool,
-    typer.Option(
+    opt.option(
         "--training",
-        help="Then train the tiny Llama on all nodes that passed (Slurm): FSDP and HSDP; a lost node is "
+        "Then train the tiny Llama on all nodes that passed (Slurm): FSDP and HSDP; a lost node is "
         "named, and the rest goes on from the checkpoint.",
     ),
 ]
-Drain = Annotated[bool, typer.Option("--drain", help="Drain the nodes that did not pass, with the reason.")]
-Python = Annotated[
-    str,
-    typer.Option(
-        "--python", metavar="PATH", help="The nodes' Python with stackcheck.", show_default="this one"
-    ),
-]
+Drain = Annotated[bool, opt.option("--drain", "Drain the nodes that did not pass, with the reason.")]
+Python = Annotated[str, opt.option("--python PATH", "The nodes' Python with stackcheck.", "this one")]
 
 
 @fleet.callback()
@@ -176,14 +119,14 @@ def many_machines() -> None:
 
 @fleet.command("run")
 def run_fleet(
-    name: Name,
+    name: opt.Name,
     *,
     nodes: Nodes,
     engine: EngineName = "slurm",
-    tier: Tier = None,
+    tier: opt.Tier = None,
     only: Only = None,
-    accept_python: AcceptPython = None,
-    vendor: Vendor = None,
+    accept_python: opt.AcceptPython = None,
+    vendor: opt.Vendor = None,
     gpus: Gpus = None,
     container: ContainerName = "docker",
     partition: Partition = None,
@@ -206,9 +149,9 @@ def run_fleet(
     training: WithTraining = False,
     drain: Drain = False,
     python: Python = sys.executable,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Run the suites alone on each of N nodes, judge every node here, and show who stands out.
 
@@ -238,19 +181,19 @@ def _new_job(
 ) -> tuple[Job, Subject]:
     from stackcheck.fleet.job import new_job
 
-    accepted = accepted_python(accept_python, name)
+    accepted = opt.accepted_python(accept_python, name)
     return new_job(name, root, job_id=secrets.token_hex(4), accepted_python=accepted, **chosen)
 
 
 def _require_slurm(engine: str, **chosen: object) -> None:
     """Refuse what needs stackcheck on the node, outside the image."""
-    for option in (name for name, value in chosen.items() if value and engine != "slurm"):
+    for name in (each for each, value in chosen.items() if value and engine != "slurm"):
         raise ConfigurationError(
             "a pod has no program outside the image that could serve this option",
-            where=f"--{option}",
+            where=f"--{name}",
             got=f"--engine {engine}",
             expected="--engine slurm",
-            next_step=f"repeat the command without --{option}",
+            next_step=f"repeat the command without --{name}",
         )
 
 
@@ -350,12 +293,10 @@ def _run_alone(
 
 @fleet.command("collect")
 def collect_again(
-    job_id: Annotated[
-        str, typer.Argument(metavar="JOB", help="The id of a fleet run: its folder in build/fleet/.")
-    ],
+    job_id: Annotated[str, opt.argument("JOB", "The id of a fleet run: its folder in build/fleet/.")],
     *,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Judge again what the nodes of a Slurm run left, for example after `fleet run` itself was killed."""
     from stackcheck.fleet import run

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from stackcheck.cli import options as opt
 from stackcheck.cli.nightly import Into, write_installation
-from stackcheck.cli.options import HERE, AsJson, DryRun, Root, Vendor, new_app
 from stackcheck.cli.output import Progress, shown
 from stackcheck.errors import MachineUnfitError, StackcheckError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stackcheck.engine.client import Engine
     from stackcheck.fleet.fitness import Fitness, NodeGate
 
-app = new_app()
+app = opt.new_app()
 
 Scheduler = Literal["slurm", "kubernetes"]
 NPD_COLUMNS = 80  # of a message of node-problem-detector's custom plug-in monitor
@@ -27,54 +27,39 @@ OK, NOT_OK, UNKNOWN = 0, 1, 2  # its exit codes
 
 Image = Annotated[
     str | None,
-    typer.Argument(
-        metavar="STACK|IMAGE",
-        help="The image of the job, as in this checkout.",
-        show_default="none: the node alone, by pytest",
+    opt.argument(
+        "STACK|IMAGE", "The image of the job, as in this checkout.", "none: the node alone, by pytest"
     ),
 ]
-Python = Annotated[
-    str,
-    typer.Option(
-        "--python", metavar="PATH", help="Without an image: the Python with torch.", show_default="this one"
-    ),
-]
+Python = Annotated[str, opt.option("--python PATH", "Without an image: the Python with torch.", "this one")]
 State = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="A folder of this node that keeps its gates.",
-        show_default="/var/lib/stackcheck/gate for root, else the user's state folder",
+    opt.option(
+        "--state DIR",
+        "A folder of this node that keeps its gates.",
+        "/var/lib/stackcheck/gate for root, else the user's state folder",
     ),
 ]
 Limit = Annotated[
     float,
-    typer.Option(
-        "--within",
-        metavar="SECONDS",
+    opt.option(
+        "--within SECONDS",
+        "How long it may take: then no second run begins, and one without an image is stopped.",
         min=1,
-        help="How long it may take: then no second run begins, and one without an image is stopped.",
     ),
 ]
 Drain = Annotated[
     Scheduler | None,
-    typer.Option(
-        "--drain",
-        help="Drain this node there, with the reason, if a part of it is broken.",
-        show_default="never",
-    ),
+    opt.option("--drain", "Drain this node there, with the reason, if a part of it is broken.", "never"),
 ]
 As = Annotated[
     Literal["text", "npd"],
-    typer.Option("--form", help="npd: exit codes and line of node-problem-detector's plug-ins."),
+    opt.option("--form", "npd: exit codes and line of node-problem-detector's plug-ins."),
 ]
 Install = Annotated[
     Literal["slurm", "health", "kubernetes", "npd", "systemd"] | None,
-    typer.Option(
-        "--install",
-        help="Write the files that call this before each job or each hour.",
-        show_default="look at this node",
+    opt.option(
+        "--install", "Write the files that call this before each job or each hour.", "look at this node"
     ),
 ]
 
@@ -90,10 +75,10 @@ def is_fit(
     form: As = "text",
     install: Install = None,
     folder: Into = None,
-    vendor: Vendor = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    vendor: opt.Vendor = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Say in a minute whether this node is fit for an image: exit 0 fit, 9 unfit, 6 a check failed.
 

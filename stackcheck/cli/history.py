@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from stackcheck.cli import options as opt
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, Root, new_app, taking
 from stackcheck.cli.output import Progress, counted, print_facts, print_fitted, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from stackcheck.history.recorder import Imported
 
-app = new_app()
-group = new_app()
+app = opt.new_app()
+group = opt.new_app()
 app.add_typer(group, name="history")
 
 RUN_COLUMNS = ("STARTED", "STACK", "DEVICE", "DRIVER", "TIER", "VERDICT", "FAILED", "RUN", "")
@@ -38,56 +38,32 @@ SHOWN_DIGITS = 8  # of a run id
 
 ANY = "any"
 Stack = Annotated[
-    str | None,
-    typer.Option(
-        "--stack",
-        metavar="PATTERN",
-        help="Stack id or image; here and below * and ? are wildcards.",
-        show_default=ANY,
-    ),
+    str | None, opt.option("--stack PATTERN", "Stack id or image; here and below * and ? are wildcards.", ANY)
 ]
-Device = Annotated[
-    str | None,
-    typer.Option("--device-model", "--device", metavar="PATTERN", help="Device model.", show_default=ANY),
-]
+Device = Annotated[str | None, opt.option("--device-model --device PATTERN", "Device model.", ANY)]
 Driver = Annotated[
-    str | None,
-    typer.Option(
-        "--driver", metavar="PATTERN", help="Driver version, or a pattern of versions.", show_default=ANY
-    ),
+    str | None, opt.option("--driver PATTERN", "Driver version, or a pattern of versions.", ANY)
 ]
 Check = Annotated[
     str | None,
-    typer.Option(
-        "--check",
-        metavar="PATTERN",
-        help="Runs in which this check failed or was waived; with --metric, metrics of this check.",
-        show_default=ANY,
+    opt.option(
+        "--check PATTERN",
+        "Runs in which this check failed or was waived; with --metric, metrics of this check.",
+        ANY,
     ),
 ]
 Metric = Annotated[
     str | None,
-    typer.Option(
-        "--metric",
-        metavar="PATTERN",
-        help="Show this metric over the runs, with a sparkline.",
-        show_default="list the runs",
-    ),
+    opt.option("--metric PATTERN", "Show this metric over the runs, with a sparkline.", "list the runs"),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.",
-        show_default=ANY,
-    ),
+    opt.option("--since TIME", "Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.", ANY),
 ]
 StatusOption = Annotated[
-    Literal["PASSED", "FAILED", "UNFIT"] | None,
-    typer.Option("--status", help="Runs with this verdict.", show_default=ANY),
+    Literal["PASSED", "FAILED", "UNFIT"] | None, opt.option("--status", "Runs with this verdict.", ANY)
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many runs, or values of metrics.")]
+Limit = Annotated[int, opt.option("--limit", "At most so many runs, or values of metrics.", min=1)]
 
 
 def _query(
@@ -110,7 +86,7 @@ def _query(
     )
 
 
-filtered = taking("query", _query, late=("device_model", "driver"))
+filtered = opt.taking("query", _query, late=("device_model", "driver"))
 
 
 @group.callback(invoke_without_command=True)
@@ -121,8 +97,8 @@ def show_history(
     query: Query,
     status: StatusOption = None,
     limit: Limit = 1000,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """List the runs that were kept, the newest first; with --metric, one metric over the runs."""
     if context.invoked_subcommand is not None:
@@ -139,7 +115,7 @@ def show_history(
 
 @group.command("watch")
 @filtered
-def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -> None:
+def watch_history(*, query: Query, as_json: opt.AsJson = False, root: opt.Root = opt.HERE) -> None:
     """What got worse: the newest run of each stack on each machine, against the machine's own last nights.
 
     The options choose the runs, of the newest 2000. These are warnings, as each night prints them: the exit
@@ -167,11 +143,11 @@ def watch_history(*, query: Query, as_json: AsJson = False, root: Root = HERE) -
 def export_history(
     *,
     query: Query,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write: .parquet or .csv.")],
+    to: Annotated[Path, opt.option("--to FILE", "The file to write: .parquet or .csv.")],
     table: Annotated[
-        Literal["metrics", "runs"], typer.Option("--table", help="One row for each metric, or for each run.")
+        Literal["metrics", "runs"], opt.option("--table", "One row for each metric, or for each run.")
     ] = "metrics",
-    root: Root = HERE,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write runs with their metrics to one Parquet or CSV file."""
     from stackcheck.history import export
@@ -183,16 +159,14 @@ def export_history(
 @group.command("import")
 def import_results(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="RESULT.json|FOLDER", exists=True, help="Results, or folders that hold some."),
+        list[Path], opt.argument("RESULT.json|FOLDER", "Results, or folders that hold some.", exists=True)
     ],
     *,
     own_verdicts: Annotated[
-        bool,
-        typer.Option("--own-verdicts", help="Take the verdict.json beside a result instead of judging here."),
+        bool, opt.option("--own-verdicts", "Take the verdict.json beside a result instead of judging here.")
     ] = False,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Keep results of other machines, judged here; damaged ones are refused, and the others are kept."""
     from stackcheck.history import recorder
@@ -219,7 +193,7 @@ def import_results(
 
 
 @group.command("rebuild")
-def rebuild_index(*, root: Root = HERE) -> None:
+def rebuild_index(*, root: opt.Root = opt.HERE) -> None:
     """Rebuild the index from the record files; damaged records are named and left out."""
     history = open_history(root.resolve())
     damaged = history.rebuild(Progress())

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stackcheck import mirrors as sites
+from stackcheck.cli import options as opt
 from stackcheck.cli import outlooks
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import Progress, print_facts, print_json, print_table
 from stackcheck.engine import doctor, host_setup
 from stackcheck.engine import first_host as hour
-from stackcheck.errors import ConfigurationError, EngineError, StackcheckError
+from stackcheck.errors import EngineError, StackcheckError
 from stackcheck.files import atomic
 from stackcheck.imaging import bootstrap
 from stackcheck.matrix import matrix, resolve
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from stackcheck.suite.outlook import Machine
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("doctor")
@@ -34,20 +34,20 @@ def examine_host(
     *,
     fix: Annotated[
         bool,
-        typer.Option(
+        opt.option(
             "--fix",
-            help="Install and start what is missing (needs root). If disk space is short, remove build "
+            "Install and start what is missing (needs root). If disk space is short, remove build "
             "cache of a daemon that stackcheck started.",
         ),
     ] = False,
     room: Annotated[
-        float, typer.Option("--room", metavar="GB", min=0, help="Disk space that must be free.")
+        float, opt.option("--room GB", "Disk space that must be free.", min=0)
     ] = doctor.DISK_NEEDED_BYTES / 1e9,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon that stackcheck started.")] = False,
+    stop: Annotated[bool, opt.option("--stop", "Stop the daemon that stackcheck started.")] = False,
     machine: outlooks.MachineName = None,
     driver: outlooks.DriverName = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Show what this host has and lacks, each with the command that fixes it; exit 4 if it cannot build.
 
@@ -128,12 +128,12 @@ def _registries(root: Path) -> list[str]:
 
 @app.command("first-host")
 def first_host(
-    stack: Annotated[str, typer.Argument(metavar="STACK", help="The id of the stack to build and test.")],
+    stack: Annotated[str, opt.argument("STACK", "The id of the stack to build and test.")],
     *,
-    record: Annotated[
-        Path, typer.Option("--record", metavar="FILE", help="Where what was seen goes.")
-    ] = Path("first-host.json"),
-    root: Root = HERE,
+    record: Annotated[Path, opt.option("--record FILE", "Where what was seen goes.")] = Path(
+        "first-host.json"
+    ),
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Look, lock, build, test three times and judge; stop at the first surprise, and pack what was seen.
 
@@ -141,16 +141,7 @@ def first_host(
     The exit code is that of the step that stopped. The file has no serial numbers, UUIDs, names or addresses.
     """
     root = root.resolve()
-    found = [one.id for one in resolve.load_stacks(root, (stack,))]
-    if len(found) != 1:
-        raise ConfigurationError(
-            "the name selects several stacks",
-            where="STACK",
-            got=", ".join(found),
-            expected="one stack id",
-            next_step="stackcheck list",
-        )
-    wanted = hour.steps(found[0], root)
+    wanted = hour.steps(resolve.load_stack(root, stack, "STACK").id, root)
     done = [*hour.follow(wanted, root, sys.stderr.write)]
     told = hour.document(done, wanted)
     atomic.write_atomically(record, [json.dumps(told, indent=1).encode() + b"\n"])

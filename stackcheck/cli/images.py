@@ -8,32 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from stackcheck import flow
 from stackcheck.certificate import signing
 from stackcheck.cli import build as building
+from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import against_words
-from stackcheck.cli.options import (
-    HERE,
-    AcceptPython,
-    AsJson,
-    DryRun,
-    Force,
-    Name,
-    PlainHttp,
-    Root,
-    SigningKey,
-    SignWith,
-    Target,
-    Tier,
-    Vendor,
-    accepted_python,
-    key_path,
-    new_app,
-    sign_words,
-    target_of,
-)
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.checkout_lock import exclusive
@@ -52,48 +31,43 @@ if TYPE_CHECKING:
     from stackcheck.suite.subject import Subject
     from stackcheck.vendors import Vendor as VendorName
 
-app = new_app()
+app = opt.new_app()
 
 Against = Annotated[
     str | None,
-    typer.Option(
-        "--against",
-        metavar="REF",
-        help="A certified image: run both in turn on this node, and refuse this one if it is slower.",
-        show_default="bounds alone decide",
+    opt.option(
+        "--against REF",
+        "A certified image: run both in turn on this node, and refuse this one if it is slower.",
+        "bounds alone decide",
     ),
 ]
 
 DerivedFrom = Annotated[
     str | None,
-    typer.Option(
-        "--derived-from",
-        metavar="REF",
-        help="The certified image that this one was made FROM: run what its layers can have changed.",
-        show_default="every check runs",
+    opt.option(
+        "--derived-from REF",
+        "The certified image that this one was made FROM: run what its layers can have changed.",
+        "every check runs",
     ),
 ]
 
 
 @app.command("test")
 def run_suites(
-    name: Name,
+    name: opt.Name,
     *,
     some: Annotated[
-        str | None,
-        typer.Option(
-            "-k", metavar="EXPR", help="Only checks that match, as pytest's -k.", show_default="all checks"
-        ),
+        str | None, opt.option("-k EXPR", "Only checks that match, as pytest's -k.", "all checks")
     ] = None,
     last_failed: Annotated[
-        bool, typer.Option("--last-failed", "--lf", help="Only the checks that failed last time.")
+        bool, opt.option("--last-failed --lf", "Only the checks that failed last time.")
     ] = False,
-    accept_python: AcceptPython = None,
-    tier: Tier = None,
-    vendor: Vendor = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    accept_python: opt.AcceptPython = None,
+    tier: opt.Tier = None,
+    vendor: opt.Vendor = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Run the acceptance suites inside an image and judge the result; always run them, and sign nothing.
 
@@ -106,7 +80,7 @@ def run_suites(
         return
     report = Progress()
     settings = settings_of(
-        root, tier=tier, vendor=vendor, force=True, accepted=accepted_python(accept_python, name)
+        root, tier=tier, vendor=vendor, force=True, accepted=opt.accepted_python(accept_python, name)
     )
     with exclusive(settings.root, "stackcheck test", report):
         engine = building.connected(report, builds=not subjects.is_reference(name))
@@ -169,19 +143,19 @@ def _run_some(
 
 @app.command("certify")
 def certify_image(
-    name: Name,
+    name: opt.Name,
     *,
     against: Against = None,
     derived_from: DerivedFrom = None,
-    accept_python: AcceptPython = None,
-    vendor: Vendor = None,
-    force: Force = False,
-    key: SigningKey = None,
-    sign_with: SignWith = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    accept_python: opt.AcceptPython = None,
+    vendor: opt.Vendor = None,
+    force: opt.Force = False,
+    key: opt.SigningKey = None,
+    sign_with: opt.SignWith = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Run the suites, judge the result and sign the verdict; `publish` then publishes the image with it.
 
@@ -195,7 +169,7 @@ def certify_image(
         sign_with=sign_with,
         force=force,
         plain_http=plain_http,
-        accepted=accepted_python(accept_python, name),
+        accepted=opt.accepted_python(accept_python, name),
     )
     reference = _reference(against, settings) if against else None
     below = _below(name, derived_from, settings) if derived_from else None
@@ -236,18 +210,18 @@ def _show_signed(
 
 @app.command("publish")
 def publish_image(
-    name: Name,
+    name: opt.Name,
     *,
-    to: Target = None,
-    key: SigningKey = None,
-    sign_with: SignWith = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    to: opt.Target = None,
+    key: opt.SigningKey = None,
+    sign_with: opt.SignWith = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Publish an image that `certify` signed as PASSED: copy, attach, verify, and move the tag last."""
-    target = target_of(root, to)
+    target = opt.target_of(root, to)
     settings = settings_of(root, target=target, key=key, sign_with=sign_with, plain_http=plain_http)
     image = subjects.find_image(name, settings.root)
     tag = image.layout.parent.name
@@ -327,8 +301,8 @@ def settings_of(
         root=root.resolve(),
         tier=tier,
         target=target,
-        key=key_path(key, sign_with),
-        sign_with=sign_words(sign_with),
+        key=opt.key_path(key, sign_with),
+        sign_with=opt.sign_words(sign_with),
         vendor=vendor,
         force=force,
         plain_http=plain_http,

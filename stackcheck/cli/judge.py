@@ -7,59 +7,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import print_facts, print_json
-from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
+from stackcheck.errors import ChecksFailedError, MachineUnfitError
 from stackcheck.matrix import resolve
 
 if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
     from stackcheck.suite.judgement import Judgement
 
-app = new_app()
+app = opt.new_app()
 
 EXIT_CODES = {"PASSED": 0, "FAILED": ChecksFailedError.exit_code, "UNFIT": MachineUnfitError.exit_code}
 
 
 @app.command("judge")
 def judge_result(
-    result: Annotated[Path, typer.Argument(metavar="RESULT", exists=True, help="The result.json of a run.")],
+    result: Annotated[Path, opt.argument("RESULT", "The result.json of a run.", exists=True)],
     *,
     stack: Annotated[
         str | None,
-        typer.Option(
-            "--stack",
-            metavar="STACK",
-            help="The stack whose waivers, machines (tested_on) and declaration apply.",
-            show_default="none",
+        opt.option(
+            "--stack STACK", "The stack whose waivers, machines (tested_on) and declaration apply.", "none"
         ),
     ] = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Give this checkout's verdict on a result.json: exit 0 PASSED, 6 FAILED, 9 UNFIT. It signs nothing."""
     from stackcheck.suite.judgement import judge_file
 
-    chosen = _stack(stack, root.resolve()) if stack else None
+    chosen = resolve.load_stack(root.resolve(), stack, "--stack") if stack else None
     found = judge_file(result, root.resolve(), chosen)
     if as_json:
         print_json(_document(result, found))
     else:
         _print(result, found)
     raise typer.Exit(EXIT_CODES[found.verdict.status])
-
-
-def _stack(name: str, root: Path) -> Stack:
-    found = resolve.load_stacks(root, (name,))
-    if len(found) != 1:
-        raise ConfigurationError(
-            "the name selects several stacks",
-            where="--stack",
-            got=", ".join(stack.id for stack in found),
-            expected="one stack id",
-            next_step="stackcheck list",
-        )
-    return found[0]
 
 
 def _document(path: Path, found: Judgement) -> dict[str, Any]:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stackcheck.certificate import keyring, keys
-from stackcheck.cli.options import AsJson, DryRun, SigningKey, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import print_facts, print_json
 from stackcheck.errors import ConfigurationError
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("key")
 def show_key(
     *,
     policy: Annotated[
-        bool, typer.Option("--policy", help="Print the policy for cosign instead of the key.")
+        bool, opt.option("--policy", "Print the policy for cosign instead of the key.")
     ] = False,
-    passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Encrypt a new key with a passphrase.")
-    ] = False,
-    key: SigningKey = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
+    passphrase: Annotated[bool, opt.option("--passphrase", "Encrypt a new key with a passphrase.")] = False,
+    key: opt.SigningKey = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Show the public half of the signing key; make the key on first use."""
     from stackcheck.certificate.cluster_policies import policy_text

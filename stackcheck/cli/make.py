@@ -13,26 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackcheck.cli import build as building
+from stackcheck.cli import options as opt
 from stackcheck.cli import outlooks
 from stackcheck.cli.build import gigabytes
-from stackcheck.cli.options import (
-    HERE,
-    AsJson,
-    DryRun,
-    Force,
-    MirrorsFile,
-    NoCache,
-    Platform,
-    Root,
-    Selectors,
-    SigningKey,
-    SignWith,
-    Target,
-    WheelCache,
-    Wheelhouse,
-    new_app,
-    target_of,
-)
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files import origins
@@ -46,36 +29,36 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
     from stackcheck.suite.outlook import Outlook
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("images")
 def make_images(
-    selectors: Selectors = None,
+    selectors: opt.Selectors = None,
     *,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also build what cannot be certified on this machine.")
+        bool, opt.option("--anyway", "Also build what cannot be certified on this machine.")
     ] = False,
     machine: outlooks.MachineName = None,
-    force: Force = False,
+    force: opt.Force = False,
     driver: outlooks.DriverName = None,
-    to: Target = None,
-    key: SigningKey = None,
-    sign_with: SignWith = None,
-    wheelhouse: Wheelhouse = None,
-    wheel_cache: WheelCache = None,
-    mirrors: MirrorsFile = None,
-    platform: Platform = None,
-    no_cache: NoCache = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    to: opt.Target = None,
+    key: opt.SigningKey = None,
+    sign_with: opt.SignWith = None,
+    wheelhouse: opt.Wheelhouse = None,
+    wheel_cache: opt.WheelCache = None,
+    mirrors: opt.MirrorsFile = None,
+    platform: opt.Platform = None,
+    no_cache: opt.NoCache = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Build, test, certify and publish the selected stacks, or all that can be certified on this host."""
     on = outlooks.machine(machine, driver)
     chosen = building.selected(root, selectors, on.vendor)
     options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
-    target = target_of(root, to)
+    target = opt.target_of(root, to)
     locks = options.wheelhouse is not None and origins.load_origins(options.wheelhouse) is not None
     found = () if anyway else tuple(outlooks.of(chosen, on, root, site_locks=locks).values())
     refused = {one.stack_id: one for one in found if one.reasons}

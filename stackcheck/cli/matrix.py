@@ -6,10 +6,18 @@ import dataclasses
 import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from stackcheck.cli import outlooks
-from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, Wheelhouse, new_app
+from stackcheck.cli.options import (
+    HERE,
+    AsJson,
+    DryRun,
+    MirrorsFile,
+    Root,
+    Selectors,
+    Wheelhouse,
+    new_app,
+    option,
+)
 from stackcheck.cli.output import Progress, counted, print_json, print_note, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -29,12 +37,8 @@ app = new_app()
 def list_stacks(
     selectors: Selectors = None,
     *,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table of the README instead.")
-    ] = False,
-    issues: Annotated[
-        bool, typer.Option("--issues", help="Also list the known issues of these stacks.")
-    ] = False,
+    markdown: Annotated[bool, option("--markdown", "Print the table of the README instead.")] = False,
+    issues: Annotated[bool, option("--issues", "Also list the known issues of these stacks.")] = False,
     machine: outlooks.MachineName = None,
     driver: outlooks.DriverName = None,
     as_json: AsJson = False,
@@ -163,10 +167,7 @@ def render(
     selectors: Selectors = None,
     *,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Write nothing; exit 2 if a file differs from its template or is stale."
-        ),
+        bool, option("--check", "Write nothing; exit 2 if a file differs from its template or is stale.")
     ] = False,
     dry_run: DryRun = False,
     root: Root = HERE,

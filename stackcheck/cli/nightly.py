@@ -13,26 +13,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from stackcheck.cli import build as building
+from stackcheck.cli import options as opt
 from stackcheck.cli import report as page
-from stackcheck.cli.options import (
-    HERE,
-    AsJson,
-    DryRun,
-    PlainHttp,
-    Root,
-    SigningKey,
-    SignWith,
-    Vendor,
-    key_path,
-    new_app,
-    sign_words,
-    target_of,
-)
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.checkout_lock import exclusive
-from stackcheck.flow import FlowSettings
 from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:
@@ -41,60 +27,40 @@ if TYPE_CHECKING:
     from stackcheck.nightly.state import Plan
     from stackcheck.vendors import Vendor as VendorName
 
-app = new_app()
-nightly = new_app()
+app = opt.new_app()
+nightly = opt.new_app()
 app.add_typer(nightly, name="nightly")
 
 
 From = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="TARGET",
-        help="Where the images are published: oci:DIR or HOST/REPO.",
-        show_default="`publish` in matrix.yaml",
+    opt.option(
+        "--from TARGET", "Where the images are published: oci:DIR or HOST/REPO.", "`publish` in matrix.yaml"
     ),
 ]
 Labels = Annotated[
-    list[str] | None,
-    typer.Option("--label", metavar="NAME", help="Label of a self-hosted runner; may be repeated."),
+    list[str] | None, opt.option("--label NAME", "Label of a self-hosted runner; may be repeated.")
 ]
-Nodes = Annotated[
-    list[str] | None,
-    typer.Option("--node", metavar="NAME", help="Name of a Kubernetes node; may be repeated."),
-]
+Nodes = Annotated[list[str] | None, opt.option("--node NAME", "Name of a Kubernetes node; may be repeated.")]
 PodImage = Annotated[
     str,
-    typer.Option(
-        "--image",
-        metavar="NAME@sha256:DIGEST",
-        help="Image of the Kubernetes pods; it needs nsenter and a shell.",
-        show_default="none",
+    opt.option(
+        "--image NAME@sha256:DIGEST", "Image of the Kubernetes pods; it needs nsenter and a shell.", "none"
     ),
 ]
 RunBy = Annotated[
-    str | None,
-    typer.Option(
-        "--user",
-        metavar="NAME",
-        help="Who runs it: needs Docker and the signing key.",
-        show_default="this user",
-    ),
+    str | None, opt.option("--user NAME", "Who runs it: needs Docker and the signing key.", "this user")
 ]
 Alerts = Annotated[
     Path | None,
-    typer.Option(
-        "--alerts",
-        metavar="FILE",
+    opt.option(
+        "--alerts FILE",
+        "A file with those who hear of the nights: webhooks, e-mail, a ping.",
+        "$STACKCHECK_ALERTS, else the user's alerts.yaml",
         exists=True,
-        help="A file with those who hear of the nights: webhooks, e-mail, a ping.",
-        show_default="$STACKCHECK_ALERTS, else the user's alerts.yaml",
     ),
 ]
-Into = Annotated[
-    Path | None,
-    typer.Option("--into", metavar="DIR", help="Write the files there.", show_default="their usual places"),
-]
+Into = Annotated[Path | None, opt.option("--into DIR", "Write the files there.", "their usual places")]
 
 
 @nightly.callback(invoke_without_command=True)
@@ -102,26 +68,20 @@ def validate(
     context: typer.Context,
     *,
     stack: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stack",
-            metavar="PATTERN",
-            help="Only tags that match; may be repeated.",
-            show_default="every tag",
-        ),
+        list[str] | None, opt.option("--stack PATTERN", "Only tags that match; may be repeated.", "every tag")
     ] = None,
     target: From = None,
     alerts: Alerts = None,
-    vendor: Vendor = None,
+    vendor: opt.Vendor = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run every image for this host, also if nothing is due.")
+        bool, opt.option("--force", "Run every image for this host, also if nothing is due.")
     ] = False,
-    key: SigningKey = None,
-    sign_with: SignWith = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    key: opt.SigningKey = None,
+    sign_with: opt.SignWith = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Validate the published images again on this host, and renew, widen or revoke their certificates.
 
@@ -132,19 +92,17 @@ def validate(
     """
     if context.invoked_subcommand:
         return
+    from stackcheck.cli.images import settings_of
     from stackcheck.nightly import alert, summary
+    from stackcheck.nightly.planning import NightSettings
 
     progress, people = Progress(), alert.load_addressees(alerts)
     try:
-        settings = _settings(
-            root.resolve(),
-            target=target,
-            key=key,
-            sign_with=sign_with,
-            vendor=vendor,
-            select=tuple(stack or ()),
-            force=force,
-            plain_http=plain_http,
+        place = opt.target_of(root.resolve(), target)
+        flow = settings_of(root, target=place, key=key, sign_with=sign_with, plain_http=plain_http)
+        # A new key would be useless here: no published certificate is signed with it.
+        settings = NightSettings(
+            flow=flow, key=flow.signer(), vendor=vendor, select=tuple(stack or ()), force=force
         )
         plan = _planned(settings) if dry_run else _run_night(settings, progress)
     except StackcheckError as error:
@@ -157,30 +115,6 @@ def validate(
         _write_page(settings, progress)
         alert.send(alert.of(plan), people, progress)
     raise typer.Exit(code)
-
-
-def _settings(
-    root: Path,
-    *,
-    target: str | None,
-    key: Path | None,
-    sign_with: str | None,
-    vendor: VendorName | None,
-    select: tuple[str, ...],
-    force: bool,
-    plain_http: bool,
-) -> NightSettings:
-    from stackcheck.nightly.planning import NightSettings
-
-    flow = FlowSettings(
-        root=root,
-        target=target_of(root, target),
-        key=key_path(key, sign_with),
-        sign_with=sign_words(sign_with),
-        plain_http=plain_http,
-    )
-    signer = flow.signer()  # a new key would be useless here: no published certificate is signed with it
-    return NightSettings(flow=flow, key=signer, vendor=vendor, select=select, force=force)
 
 
 def _planned(settings: NightSettings) -> Plan:
@@ -233,7 +167,7 @@ def alert_people(
     *,
     alerts: Alerts = None,
     trial: Annotated[
-        bool, typer.Option("--trial", help="Send a message that is no alarm, to see that it arrives.")
+        bool, opt.option("--trial", "Send a message that is no alarm, to see that it arrives.")
     ] = False,
 ) -> None:
     """Tell people that a night stopped, as the systemd units do. Exit 2: a message did not arrive."""
@@ -261,26 +195,24 @@ def alert_people(
 @nightly.command("install")
 def install_timer(
     *,
-    systemd: Annotated[
-        bool, typer.Option("--systemd", help="A timer, a path unit and their service.")
-    ] = False,
-    cron: Annotated[bool, typer.Option("--cron", help="Lines for cron.")] = False,
-    github: Annotated[bool, typer.Option("--github", help="A workflow for self-hosted runners.")] = False,
-    kubernetes: Annotated[bool, typer.Option("--kubernetes", help="A CronJob for each node.")] = False,
+    systemd: Annotated[bool, opt.option("--systemd", "A timer, a path unit and their service.")] = False,
+    cron: Annotated[bool, opt.option("--cron", "Lines for cron.")] = False,
+    github: Annotated[bool, opt.option("--github", "A workflow for self-hosted runners.")] = False,
+    kubernetes: Annotated[bool, opt.option("--kubernetes", "A CronJob for each node.")] = False,
     label: Labels = None,
     node: Nodes = None,
     image: PodImage = "",
-    hour: Annotated[int, typer.Option("--hour", min=0, max=23, help="When a night begins.")] = 2,
+    hour: Annotated[int, opt.option("--hour", "When a night begins.", min=0, max=23)] = 2,
     user: RunBy = None,
-    vendor: Vendor = None,
+    vendor: opt.Vendor = None,
     target: From = None,
-    key: SigningKey = None,
-    sign_with: SignWith = None,
+    key: opt.SigningKey = None,
+    sign_with: opt.SignWith = None,
     alerts: Alerts = None,
     folder: Into = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write the files of a timer that calls `stackcheck nightly`, and print what to type next.
 
@@ -295,7 +227,7 @@ def install_timer(
         program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
         user=user or getpass.getuser(),
         # On GitHub the key is a secret, which the workflow itself hands over.
-        options=_passed_on(target, None if github else key_path(key, sign_with), sign_with, vendor),
+        options=_passed_on(target, None if github else opt.key_path(key, sign_with), sign_with, vendor),
         alerts=("--alerts", str(alerts.absolute())) if alerts and not github else (),
         hour=hour,
         labels=tuple(label or ()),

@@ -34,6 +34,23 @@ def new_app() -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+def option(words: str, text: str, default: str | None = None, **more: Any) -> Any:
+    """An option in the words of --help: `--key FILE`, its line, and what stands for its default."""
+    flags, metavar = _split(words)
+    return typer.Option(*flags, metavar=metavar, help=text, show_default=default or True, **more)
+
+
+def argument(metavar: str, text: str, default: str | bool = True, **more: Any) -> Any:
+    """An argument in the words of --help: its name, its line, and what stands for its default."""
+    return typer.Argument(metavar=metavar, help=text, show_default=default, **more)
+
+
+def _split(words: str) -> tuple[list[str], str | None]:
+    """The flags of an option, and its metavar if it takes a value."""
+    *flags, last = words.split()
+    return ([*flags, last], None) if last.startswith("-") else (flags, last)
+
+
 def taking(
     name: str, make: Callable[..., Any], *, late: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -65,61 +82,41 @@ def taking(
 
 
 Selectors = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="SELECTOR", help="Patterns for stack ids, such as 'rocm7*'.", show_default=False),
+    list[str] | None, argument("SELECTOR", "Patterns for stack ids, such as 'rocm7*'.", False)
 ]
-Name = Annotated[str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or any image reference.")]
-Ref = Annotated[
-    str, typer.Argument(metavar="REF", help="oci:DIR:TAG or HOST/REPO:TAG; @sha256:… instead of :TAG works.")
-]
+Name = Annotated[str, argument("STACK|IMAGE", "A stack id, or any image reference.")]
+Ref = Annotated[str, argument("REF", "oci:DIR:TAG or HOST/REPO:TAG; @sha256:… instead of :TAG works.")]
 
 Tier = Annotated[
     TierName | None,
-    typer.Option(
-        "--tier", help="How thorough the suites are.", show_default="the tier that certifies, in matrix.yaml"
-    ),
+    option("--tier", "How thorough the suites are.", "the tier that certifies, in matrix.yaml"),
 ]
 Vendor = Annotated[
-    VendorName | None,
-    typer.Option("--gpu-vendor", help="The vendor whose checks run.", show_default="the stack's vendor"),
+    VendorName | None, option("--gpu-vendor", "The vendor whose checks run.", "the stack's vendor")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Run the suites again even if nothing changed.")]
+Force = Annotated[bool, option("--force", "Run the suites again even if nothing changed.")]
 
 Target = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        metavar="TARGET",
-        help="Where to publish: oci:DIR or HOST/REPO.",
-        show_default="`publish` in matrix.yaml",
-    ),
+    str | None, option("--to TARGET", "Where to publish: oci:DIR or HOST/REPO.", "`publish` in matrix.yaml")
 ]
 FromOthers = Annotated[
     Path | None,
-    typer.Option(
-        "--others",
-        metavar="FOLDER",
+    option(
+        "--others FOLDER",
+        "Also show what others measured: signed bundles (stackcheck contribute), and contributors.pub.",
+        "none",
         exists=True,
-        help="Also show what others measured: signed bundles (stackcheck contribute), and contributors.pub.",
-        show_default="none",
     ),
 ]
 SigningKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--key",
-        metavar="FILE",
-        help="Signing key (PEM).",
-        show_default="this user's key, made on first use",
-    ),
+    Path | None, option("--key FILE", "Signing key (PEM).", "this user's key, made on first use")
 ]
 SignWith = Annotated[
     str | None,
-    typer.Option(
-        "--sign-with",
-        metavar="CMD",
-        help="A program that signs: bytes in, signature out; --key is its public key.",
-        show_default="the signing key",
+    option(
+        "--sign-with CMD",
+        "A program that signs: bytes in, signature out; --key is its public key.",
+        "the signing key",
     ),
 ]
 
@@ -139,70 +136,64 @@ def _existing_key(given: str | None) -> str | None:
 
 PublicKey = Annotated[
     str | None,
-    typer.Option(
-        "--key",
-        metavar="FILE|URL",
-        help="Public key (PEM) to verify with; a URL ends in #sha256=FINGERPRINT.",
-        show_default="this user's key",
+    option(
+        "--key FILE|URL",
+        "Public key (PEM) to verify with; a URL ends in #sha256=FINGERPRINT.",
+        "this user's key",
         callback=_existing_key,
     ),
 ]
 PlainHttp = Annotated[
-    bool, typer.Option("--plain-http", help="Use http for a registry on another machine (not encrypted).")
+    bool, option("--plain-http", "Use http for a registry on another machine (not encrypted).")
 ]
 
 Wheelhouse = Annotated[
     Path | None,
-    typer.Option(
-        "--wheelhouse",
-        metavar="DIR",
+    option(
+        "--wheelhouse DIR",
+        "Take wheels from this folder only, and from no package index.",
+        "none",
         exists=True,
-        help="Take wheels from this folder only, and from no package index.",
-        show_default="none",
     ),
 ]
 WheelCache = Annotated[
     str | None,
-    typer.Option(
-        "--wheel-cache",
-        metavar="DIR",
-        help="Keep downloaded and built wheels in this folder; `off` disables the cache.",
-        show_default=f"${VARIABLE}, else the user's cache folder",
+    option(
+        "--wheel-cache DIR",
+        "Keep downloaded and built wheels in this folder; `off` disables the cache.",
+        f"${VARIABLE}, else the user's cache folder",
     ),
 ]
 Platform = Annotated[
     Literal["linux/amd64", "linux/arm64"] | None,
-    typer.Option("--platform", help="The platform to build for.", show_default="this host's platform"),
+    option("--platform", "The platform to build for.", "this host's platform"),
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Run every build step again.")]
+NoCache = Annotated[bool, option("--no-cache", "Run every build step again.")]
 
 MirrorsFile = Annotated[
     Path | None,
-    typer.Option(
-        "--mirrors",
-        metavar="FILE",
+    option(
+        "--mirrors FILE",
+        "A file with this site's mirrors of public indexes, archives and registries.",
+        f"${MIRRORS}, else the user's mirrors.yaml",
         exists=True,
-        help="A file with this site's mirrors of public indexes, archives and registries.",
-        show_default=f"${MIRRORS}, else the user's mirrors.yaml",
     ),
 ]
 
 AcceptPython = Annotated[
     list[str] | None,
-    typer.Option(
-        "--accept-python",
-        metavar="SHA256",
-        help="The image's Python may be a file of this digest, although no package owns it; once or more.",
-        show_default="none: a package must own it",
+    option(
+        "--accept-python SHA256",
+        "The image's Python may be a file of this digest, although no package owns it; once or more.",
+        "none: a package must own it",
     ),
 ]
 PackagedPython = Annotated[
-    bool,
-    typer.Option("--packaged-python", help="Refuse an image whose Python belongs to no package of it."),
+    bool, option("--packaged-python", "Refuse an image whose Python belongs to no package of it.")
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
+AsJson = Annotated[bool, option("--json", "Print one JSON document to stdout.")]
+DryRun = Annotated[bool, option("--dry-run", "Print what would be done, and change nothing.")]
 # These verbs write below images/ or read tests/faults, which only a checkout has.
 WRITE_IN_A_CHECKOUT = frozenset({"lock", "prove", "render"})
 
@@ -225,12 +216,11 @@ def _root(context: typer.Context, given: Path) -> Path:
 
 Root = Annotated[
     Path,
-    typer.Option(
-        "--root",
-        metavar="DIR",
+    option(
+        "--root DIR",
+        "The checkout.",
+        "the nearest folder upwards with a matrix.yaml, else the user's data folder",
         exists=True,
-        help="The checkout.",
-        show_default="the nearest folder upwards with a matrix.yaml, else the user's data folder",
         callback=_root,
     ),
 ]

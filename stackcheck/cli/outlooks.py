@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from stackcheck.cli import options as opt
 from stackcheck.cli import output
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.matrix import matrix
@@ -22,18 +21,9 @@ if TYPE_CHECKING:
     from stackcheck.suite.outlook import Machine, Outlook
 
 MachineName = Annotated[
-    str | None,
-    typer.Option(
-        "--machine",
-        metavar="MODEL[:COUNT]",
-        help="Ask about this machine, such as H100:8.",
-        show_default="this host",
-    ),
+    str | None, opt.option("--machine MODEL[:COUNT]", "Ask about this machine, such as H100:8.", "this host")
 ]
-DriverName = Annotated[
-    str | None,
-    typer.Option("--driver", metavar="VERSION", help="The driver of --machine.", show_default="any"),
-]
+DriverName = Annotated[str | None, opt.option("--driver VERSION", "The driver of --machine.", "any")]
 
 
 def machine(name: str | None, driver: str | None) -> Machine:

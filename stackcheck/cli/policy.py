@@ -4,69 +4,54 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stackcheck.certificate import cluster_policies, key_sources
 from stackcheck.certificate.cluster_policies import Demand, Form
-from stackcheck.cli.options import PackagedPython, PublicKey, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.times import duration
 from stackcheck.policy import Certifying as TierName
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("policy")
 def print_policy(
-    form: Annotated[Form, typer.Argument(metavar="ENGINE", help="cosign, kyverno or policy-controller.")],
+    form: Annotated[Form, opt.argument("ENGINE", "cosign, kyverno or policy-controller.")],
     *,
     images: Annotated[
         list[str] | None,
-        typer.Option(
-            "--images",
-            metavar="PATTERN",
-            help="Images that a cluster's policy is about: 'HOST/REPO*'; once or more.",
-            show_default="none",
+        opt.option(
+            "--images PATTERN", "Images that a cluster's policy is about: 'HOST/REPO*'; once or more.", "none"
         ),
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(
+        opt.option(
             "--devices",
+            "With --device-model: the number of devices that were tested together.",
+            "any number",
             min=1,
-            help="With --device-model: the number of devices that were tested together.",
-            show_default="any number",
         ),
     ] = None,
     node_label: Annotated[
         str | None,
-        typer.Option(
-            "--node-label",
-            metavar="KEY=VALUE",
-            help="Pods must ask for nodes with this label; * is a pattern.",
-            show_default="any node",
+        opt.option(
+            "--node-label KEY=VALUE", "Pods must ask for nodes with this label; * is a pattern.", "any node"
         ),
     ] = None,
-    packaged_python: PackagedPython = False,
-    tier: Annotated[
-        TierName | None,
-        typer.Option("--tier", help="Exactly this tier.", show_default="any that certifies"),
-    ] = None,
+    packaged_python: opt.PackagedPython = False,
+    tier: Annotated[TierName | None, opt.option("--tier", "Exactly this tier.", "any that certifies")] = None,
     max_age: Annotated[
         str | None,
-        typer.Option(
-            "--max-age",
-            metavar="DURATION",
-            help="Largest age of each certificate: 30d, 12h or 45m (Kyverno only).",
-            show_default="any age",
+        opt.option(
+            "--max-age DURATION",
+            "Largest age of each certificate: 30d, 12h or 45m (Kyverno only).",
+            "any age",
         ),
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--device-model", "--gpu", metavar="MODEL", help="Device model of the nodes.", show_default="any"
-        ),
+        str | None, opt.option("--device-model --gpu MODEL", "Device model of the nodes.", "any")
     ] = None,
-    key: PublicKey = None,
+    key: opt.PublicKey = None,
 ) -> None:
     """Print a policy that admits only certified images: for cosign, Kyverno or policy-controller."""
     demand = Demand(

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_json, print_table
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.proof import prove
 
-app = new_app()
+app = opt.new_app()
 
 MAX_AGE = dt.timedelta(days=365)  # the image only has to be genuine and undamaged to run the proof
 TIMEOUT_S = 24 * 3600.0
@@ -28,38 +28,26 @@ Runner = Callable[[tuple[str, ...], Path, Progress], prove.FaultRun]
 def prove_checks(
     *,
     here: Annotated[
-        bool,
-        typer.Option(
-            "--here", help="Use this host's torch (Python: $STACKCHECK_SUITE_PYTHON), not an image."
-        ),
+        bool, opt.option("--here", "Use this host's torch (Python: $STACKCHECK_SUITE_PYTHON), not an image.")
     ] = False,
     image: Annotated[
         str | None,
-        typer.Option(
-            "--image",
-            metavar="REF",
-            help="The certified cpu image to run in.",
-            show_default="the matrix's cpu stack in oci:dist",
-        ),
+        opt.option("--image REF", "The certified cpu image to run in.", "the matrix's cpu stack in oci:dist"),
     ] = None,
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="How many faults run at a time.")
-    ] = 2,
+    workers: Annotated[int, opt.option("--workers N", "How many faults run at a time.", min=1)] = 2,
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Leave out long healthy runs, which a run of the suites repeats."),
+        bool, opt.option("--quick", "Leave out long healthy runs, which a run of the suites repeats.")
     ] = False,
     only: Annotated[
         str | None,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Plant only faults whose check, name or test has this in it; * and ? are wildcards.",
-            show_default="every fault",
+        opt.option(
+            "--only PATTERN",
+            "Plant only faults whose check, name or test has this in it; * and ? are wildcards.",
+            "every fault",
         ),
     ] = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Plant every fault and show which check catches it; exit 6 unless every check catches its faults."""
     root = root.resolve()

@@ -9,24 +9,8 @@ import datetime as dt
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stackcheck.certificate import key_sources, signers
-from stackcheck.cli.options import (
-    HERE,
-    AsJson,
-    DryRun,
-    PlainHttp,
-    PublicKey,
-    Ref,
-    Root,
-    SigningKey,
-    SignWith,
-    key_path,
-    new_app,
-    sign_words,
-    target_of,
-)
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_note
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.layout import OciLayout
@@ -34,20 +18,18 @@ from stackcheck.oci.store import parse_reference, parse_target
 from stackcheck.oci.stores import open_store
 from stackcheck.oci.tags import is_unique
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("promote")
 def promote_image(
-    reference: Ref,
+    reference: opt.Ref,
     *,
-    to: Annotated[
-        str, typer.Option("--to", metavar="TARGET", help="Where to copy it: oci:DIR or HOST/REPO.")
-    ],
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
+    to: Annotated[str, opt.option("--to TARGET", "Where to copy it: oci:DIR or HOST/REPO.")],
+    key: opt.PublicKey = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Copy a certified image and its certificate to another target; the digest stays the same."""
     from stackcheck.certificate import publish
@@ -75,24 +57,21 @@ def promote_image(
 
 @app.command("revoke")
 def revoke_image(
-    reference: Ref,
+    reference: opt.Ref,
     *,
     reason: Annotated[
-        str,
-        typer.Option(
-            "--reason", metavar="TEXT", help="Why; it is signed, and `verify` shows it to all users."
-        ),
+        str, opt.option("--reason TEXT", "Why; it is signed, and `verify` shows it to all users.")
     ],
-    key: SigningKey = None,
-    sign_with: SignWith = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
+    key: opt.SigningKey = None,
+    sign_with: opt.SignWith = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Revoke a certificate: sign a FAILED verdict, then move floating tags back to a certified image."""
     from stackcheck.certificate.revoke import revoke
 
-    signing_key = signers.choose(key_path(key, sign_with), sign_words(sign_with))
+    signing_key = signers.choose(opt.key_path(key, sign_with), opt.sign_words(sign_with))
     _require_one_image(reference, plain_http=plain_http)
     if dry_run:
         print(f"{reference}: attach a FAILED verdict ({reason}), then move its floating tags back")
@@ -142,15 +121,12 @@ def _listed(value: object) -> str:
 @app.command("gc")
 def collect_garbage(
     target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="oci:DIR", help="The OCI image layout to clean.", show_default="`publish` in matrix.yaml"
-        ),
+        str | None, opt.argument("oci:DIR", "The OCI image layout to clean.", "`publish` in matrix.yaml")
     ] = None,
     *,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Remove the blobs of a layout on disk that no tag, manifest or attestation references."""
     layout = _layout(target, root)
@@ -166,7 +142,7 @@ def collect_garbage(
 
 
 def _layout(target: str | None, root: Path) -> OciLayout:
-    named = target_of(root, target)
+    named = opt.target_of(root, target)
     if not named.startswith("oci:"):
         raise ConfigurationError(
             "gc cleans OCI image layouts only",

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.cli import options as opt
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, FromOthers, PlainHttp, PublicKey, Root, new_app, target_of
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.standing import StandingMachine
 
-app = new_app()
+app = opt.new_app()
 
 PAGE = Path("build") / "report.html"
 SINCE = "90d"
@@ -31,71 +29,53 @@ Format = Literal["html", "markdown", "prometheus"]
 
 
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Where to write it.",
-        show_default="build/report.html; other formats: stdout",
-    ),
+    Path | None, opt.option("--out FILE", "Where to write it.", "build/report.html; other formats: stdout")
 ]
 Form = Annotated[
-    Format, typer.Option("--format", help="One HTML page, Markdown for a job summary, or Prometheus' text.")
+    Format, opt.option("--format", "One HTML page, Markdown for a job summary, or Prometheus' text.")
 ]
 Source = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="TARGET",
-        help="Where images are published: oci:DIR or HOST/REPO.",
-        show_default="`publish` in matrix.yaml",
+    opt.option(
+        "--from TARGET", "Where images are published: oci:DIR or HOST/REPO.", "`publish` in matrix.yaml"
     ),
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        "--history",
-        metavar="DIR",
+    opt.option(
+        "--history DIR",
+        "A folder with a history.",
+        "`history` in matrix.yaml, else build/history",
         exists=True,
-        help="A folder with a history.",
-        show_default="`history` in matrix.yaml, else build/history",
     ),
 ]
 Since = Annotated[
-    str,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.",
-    ),
+    str, opt.option("--since TIME", "Runs since then: 30d, 12h, yesterday, or a date such as 2026-11-01.")
 ]
 Faults = Annotated[
     Path | None,
-    typer.Option(
-        "--faults",
-        metavar="FILE",
+    opt.option(
+        "--faults FILE",
+        "What `stackcheck prove --json` printed.",
+        "build/faults.json, if it exists",
         exists=True,
-        help="What `stackcheck prove --json` printed.",
-        show_default="build/faults.json, if it exists",
     ),
 ]
 ShownFirst = Annotated[
     str | None,
-    typer.Option(
-        "--machine",
-        metavar="MODEL[/DRIVER]",
-        help="The machine to show first, such as MI300X/30.30.3; without a driver: CPU.",
-        show_default="this host",
+    opt.option(
+        "--machine MODEL[/DRIVER]",
+        "The machine to show first, such as MI300X/30.30.3; without a driver: CPU.",
+        "this host",
     ),
 ]
 
 Refresh = Annotated[
     str | None,
-    typer.Option(
-        "--refresh",
-        metavar="TIME",
-        help="For a wall: the fleet comes first, and a browser loads the page again so often, such as 5m.",
-        show_default="never",
+    opt.option(
+        "--refresh TIME",
+        "For a wall: the fleet comes first, and a browser loads the page again so often, such as 5m.",
+        "never",
     ),
 ]
 
@@ -111,11 +91,11 @@ def write_report(
     faults: Faults = None,
     machine: ShownFirst = None,
     refresh: Refresh = None,
-    others: FromOthers = None,
-    key: PublicKey = None,
-    plain_http: PlainHttp = False,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    others: opt.FromOthers = None,
+    key: opt.PublicKey = None,
+    plain_http: opt.PlainHttp = False,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write the page: what is certified, what failed last night, how fast each stack is."""
     root = root.resolve()
@@ -209,7 +189,7 @@ def _offered(
     from stackcheck.report.content import Offered
     from stackcheck.report.published import is_there, published
 
-    target = target_of(root, source)
+    target = opt.target_of(root, source)
     if not is_there(target):
         return Offered(target=target), None
     try:

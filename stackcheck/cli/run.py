@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stackcheck.certificate.job import SHM_SIZE_BYTES, STOP_TIMEOUT_S, Network, Openings
+from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import Conditions, conditional, verified_for
-from stackcheck.cli.options import DryRun, Ref, new_app
 from stackcheck.cli.output import Progress
 from stackcheck.engine.container import Mount
 from stackcheck.engine.launch_lines import NAME, Form, LaunchedJob, render
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stackcheck.certificate.verify import Verified
     from stackcheck.vendors import Vendor
 
-app = new_app()
+app = opt.new_app()
 
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _USER = re.compile(r"\d+(:\d+)?")
@@ -33,72 +33,44 @@ _USER = re.compile(r"\d+(:\d+)?")
 
 Env = Annotated[
     list[str] | None,
-    typer.Option(
-        "--env",
-        "-e",
-        metavar="NAME[=VALUE]",
-        help="A variable; without a value, that of this shell.",
-        show_default="none",
-    ),
+    opt.option("--env -e NAME[=VALUE]", "A variable; without a value, that of this shell.", "none"),
 ]
 EnvFile = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--env-file", metavar="FILE", exists=True, help="Variables, one a line.", show_default="none"
-    ),
+    list[Path] | None, opt.option("--env-file FILE", "Variables, one a line.", "none", exists=True)
 ]
 Volumes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--volume", "-v", metavar="HERE:THERE[:ro]", help="One more folder or file.", show_default="none"
-    ),
+    list[str] | None, opt.option("--volume -v HERE:THERE[:ro]", "One more folder or file.", "none")
 ]
-NetworkKind = Annotated[Network, typer.Option("--network", help="Whether it has a network.")]
+NetworkKind = Annotated[Network, opt.option("--network", "Whether it has a network.")]
 Gpus = Annotated[
     str | None,
-    typer.Option(
-        "--gpus",
-        metavar="GPUS",
-        help="`none`, how many, or ids with commas; one id is device=3.",
-        show_default="those of this shell or Slurm job",
+    opt.option(
+        "--gpus GPUS",
+        "`none`, how many, or ids with commas; one id is device=3.",
+        "those of this shell or Slurm job",
     ),
 ]
-ShmSize = Annotated[str, typer.Option("--shm-size", metavar="SIZE", help="Limit of /dev/shm: 512m or 16g.")]
-Workdir = Annotated[
-    str | None,
-    typer.Option(
-        "--workdir", "-w", metavar="PATH", help="Where it starts.", show_default="the current folder"
-    ),
-]
-User = Annotated[
-    str | None,
-    typer.Option("--user", "-u", metavar="UID[:GID]", help="Who it is.", show_default="you"),
-]
+ShmSize = Annotated[str, opt.option("--shm-size SIZE", "Limit of /dev/shm: 512m or 16g.")]
+Workdir = Annotated[str | None, opt.option("--workdir -w PATH", "Where it starts.", "the current folder")]
+User = Annotated[str | None, opt.option("--user -u UID[:GID]", "Who it is.", "you")]
 StopTimeout = Annotated[
-    float,
-    typer.Option(
-        "--stop-timeout", metavar="SECONDS", min=0, help="Time to end after a signal; then it is killed."
-    ),
+    float, opt.option("--stop-timeout SECONDS", "Time to end after a signal; then it is killed.", min=0)
 ]
 Printed = Annotated[
     Form | None,
-    typer.Option(
-        "--print",
-        help="Print a line or a manifest for a job of your own; run nothing.",
-        show_default="run the command here",
+    opt.option(
+        "--print", "Print a line or a manifest for a job of your own; run nothing.", "run the command here"
     ),
 ]
-JobName = Annotated[str, typer.Option("--name", metavar="NAME", help="With --print: the job's name.")]
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="With --print: nodes of the job.")]
-Command = Annotated[
-    list[str], typer.Argument(metavar="COMMAND", help="What to run in the image; write -- before it.")
-]
+JobName = Annotated[str, opt.option("--name NAME", "With --print: the job's name.")]
+Nodes = Annotated[int, opt.option("--nodes", "With --print: nodes of the job.", min=1)]
+Command = Annotated[list[str], opt.argument("COMMAND", "What to run in the image; write -- before it.")]
 
 
 @app.command("run")
 @conditional
 def run_image(
-    reference: Ref,
+    reference: opt.Ref,
     command: Command,
     *,
     env: Env = None,
@@ -114,7 +86,7 @@ def run_image(
     nodes: Nodes = 1,
     name: JobName = NAME,
     conditions: Conditions,
-    dry_run: DryRun = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Verify an image, then run a command in it as `docker run` does; only the current folder is mounted.
 

@@ -6,9 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from stackcheck.cli.options import HERE, AsJson, DryRun, MirrorsFile, Root, Selectors, new_app
+from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
@@ -20,26 +18,26 @@ if TYPE_CHECKING:
     from stackcheck.matrix.stack import Stack
     from stackcheck.recipe.mirror_list import WantedFiles
 
-app = new_app()
+app = opt.new_app()
 
 
 @app.command("base")
 def make_base(
-    selectors: Selectors = None,
+    selectors: opt.Selectors = None,
     *,
     from_host: Annotated[
-        bool, typer.Option("--from-host", help="Cut the base from the packages that this host has.")
+        bool, opt.option("--from-host", "Cut the base from the packages that this host has.")
     ] = False,
     keep_changed: Annotated[
         bool,
-        typer.Option(
+        opt.option(
             "--keep-changed",
-            help="Keep configuration files that were changed on this host, instead of refusing them.",
+            "Keep configuration files that were changed on this host, instead of refusing them.",
         ),
     ] = False,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Make the base of stacks from this host's own packages, and lock the stacks to it."""
     from stackcheck.engine import apt
@@ -109,20 +107,19 @@ def _require_release(stack: Stack) -> None:
 
 @app.command("wheelhouse")
 def make_wheelhouse(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the wheels; it is created.")],
-    selectors: Selectors = None,
+    folder: Annotated[Path, opt.argument("DIR", "The folder for the wheels; it is created.")],
+    selectors: opt.Selectors = None,
     *,
     from_environment: Annotated[
         Path | None,
-        typer.Option(
-            "--from-environment",
-            metavar="PYTHON",
-            help="Make the wheels from the packages of this Python interpreter.",
-            show_default="none",
+        opt.option(
+            "--from-environment PYTHON",
+            "Make the wheels from the packages of this Python interpreter.",
+            "none",
         ),
     ] = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Fill a folder with wheels of installed packages: what the stacks need, or all without a selector."""
     from stackcheck.imaging.wheels import environment
@@ -159,17 +156,12 @@ def make_wheelhouse(
 
 @app.command("export")
 def export_image(
-    name: Annotated[
-        str, typer.Argument(metavar="STACK|IMAGE", help="A stack id, or an image that was tested here.")
-    ],
+    name: Annotated[str, opt.argument("STACK|IMAGE", "A stack id, or an image that was tested here.")],
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="The tar file to write.", show_default="STACK.tar"),
-    ] = None,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-    root: Root = HERE,
+    output: Annotated[Path | None, opt.option("--output FILE", "The tar file to write.", "STACK.tar")] = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Write an image as one tar for `docker load`, `podman load` and Apptainer."""
     image = find_image(name, root.resolve())
@@ -185,14 +177,14 @@ def export_image(
 
 @app.command("mirror")
 def mirror(
-    selectors: Selectors = None,
+    selectors: opt.Selectors = None,
     *,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print what a site has to copy; download nothing.")
+        bool, opt.option("--print", "Print what a site has to copy; download nothing.")
     ] = False,
-    mirrors: MirrorsFile = None,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    mirrors: opt.MirrorsFile = None,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """List which files a site has to copy to lock and build stacks without the public hosts."""
     from stackcheck import mirrors as sites

@@ -8,11 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from stackcheck.cli import options as opt
 from stackcheck.cli import report as page
 from stackcheck.cli import times
-from stackcheck.cli.options import HERE, AsJson, Root, new_app
 from stackcheck.cli.output import counted, fitted, print_json, print_table, shown
 from stackcheck.errors import ConfigurationError
 from stackcheck.history.runs import named
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from stackcheck.history.history import History
     from stackcheck.report.wall import Outcome, Wall, WallNode
 
-app = new_app()
+app = opt.new_app()
 
 MARKS: Mapping[Outcome, str] = {"failed": "✗", "unfit": "!", "late": "?", "passed": "✓"}
 STYLES: Mapping[Outcome, str] = {"failed": "bold red", "unfit": "yellow", "late": "yellow", "passed": "green"}
@@ -32,10 +30,7 @@ LEAST_EVERY = dt.timedelta(seconds=1)
 PIPE = (10_000, 10_000)  # columns and lines of what is no terminal: nothing is left out
 
 Every = Annotated[
-    str | None,
-    typer.Option(
-        "--watch", metavar="TIME", help="Stay, and look again so often, such as 30s.", show_default="once"
-    ),
+    str | None, opt.option("--watch TIME", "Stay, and look again so often, such as 30s.", "once")
 ]
 
 
@@ -45,8 +40,8 @@ def show_status(
     watch: Every = None,
     history: page.Folder = None,
     since: page.Since = page.SINCE,
-    as_json: AsJson = False,
-    root: Root = HERE,
+    as_json: opt.AsJson = False,
+    root: opt.Root = opt.HERE,
 ) -> None:
     """Show the fleet on one screen: each node's last night, its age, and the newest run of each stack.
 

@@ -87,13 +87,10 @@ class Search:
 
     Args:
         good: The id of the stack in which the check passes.
-        bad: The id of the one in which it fails.
-        check: The check's id.
         settings: What the user chose; `force` forgets what an earlier call found.
         engine: Builds and runs.
         tier: How thorough the suites are: the check must be in it.
         upstream: Asks registries and release pages.
-        report: Called with each line of progress.
     """
 
     def __init__(

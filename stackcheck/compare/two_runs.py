@@ -40,9 +40,7 @@ class Side:
     """One of the two runs.
 
     Attributes:
-        label: Which run it is, in a few words.
         node: Anonymous id of its machine.
-        points: Its metrics.
         facts: What may explain a difference: group -> name -> value, the likeliest causes first.
     """
 
@@ -57,10 +55,7 @@ class Compared:
     """One metric of both runs.
 
     Attributes:
-        check: The check's id.
-        name: The metric's name.
         a: A's value; None if A did not measure it.
-        b: B's value.
         ratio: b / a; None if one is missing, or a is 0.
         interval: The ratio's interval; None if one side has fewer than 3 repeats.
         gated: Whether a bound judges the metric.

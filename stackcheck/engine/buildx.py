@@ -84,7 +84,6 @@ class Failure:
 
     Attributes:
         stage: Stage and number of the step, "wheels 4/6", where the builder named one.
-        step: The step's text.
         file: Dockerfile, as the builder names it.
         last_lines: What the step wrote last.
         message: The builder's own sentence.

@@ -64,7 +64,6 @@ class RunSpec:
         tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
         devices: Device nodes of the host, by path, with the same path inside; or CDI names.
         group_add: Numeric groups.
-        pids: Most processes and threads.
         quota_bytes: The container is killed when its writable mounts together hold more; None: no limit.
         ulimits: Name -> soft and hard limit; -1 is unlimited.
         timeout_s: The container is killed after this many seconds.

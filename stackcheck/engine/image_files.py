@@ -35,9 +35,7 @@ class FileEntry:
     """A path in an image.
 
     Attributes:
-        path: Its absolute path.
         target: Where a symbolic link ends, all links followed; "" for other kinds.
-        executable: Whether anybody may execute it.
     """
 
     path: str

@@ -49,7 +49,6 @@ class LaunchedJob:
 
     Attributes:
         image: HOST/REPO@sha256:…, or a name that the engine of the host knows.
-        command: Program and arguments.
         words: How the engines are asked for the devices (`vendors.module(vendor).launch_words()`).
         devices: GPUs of each node.
         nodes: How many nodes work together.

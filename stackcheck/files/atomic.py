@@ -6,15 +6,17 @@ whole, or as it was before.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
+import shutil
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import FileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -40,30 +42,50 @@ def file_error(error: OSError, path: Path | None = None) -> FileError:
     )
 
 
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A temporary file beside a path, for the body to fill and rename; its errors are `FileError`s."""
+    # Named before it exists: an interrupted write then knows which file to remove.
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)  # already renamed if all went well
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a file through a temporary file beside it; create its folder if it does not exist.
 
     Raises:
         FileError: The disk is full or read-only, or a permission is missing.
     """
-    # Named before it exists: an interrupted write then knows which file to remove.
-    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-                os.fchmod(file.fileno(), 0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)  # already renamed if all went well
+    with unfinished(path) as temporary:
+        with temporary.open("xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+        temporary.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename itself has to survive a power cut
         finally:
             os.close(folder)
-    except OSError as error:
-        raise file_error(error, path) from error
+
+
+def require_room(folder: Path, needed: int, what: str) -> None:
+    """Raise `FileError` unless a folder has room for `needed` bytes of `what`."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise FileError(
+            f"there is not enough room for {what}",
+            where=str(folder),
+            got=f"{free / 1e9:.2f} GB free",
+            expected=f"{needed / 1e9:.2f} GB, without compression",
+            next_step=NEXT_STEP,
+        )

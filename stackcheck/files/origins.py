@@ -11,11 +11,9 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ValidationError
-
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.border import Closed
+from stackcheck.files.border import Closed, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -93,16 +91,13 @@ def load_origins(folder: Path) -> Origins | None:
     path = folder / NAME
     if not path.is_file():
         return None
-    try:
-        return Origins.model_validate(json.loads(path.read_bytes()))
-    except (ValidationError, ValueError) as error:
-        raise ConfigurationError(
-            "the list of a wheelhouse is damaged",
-            where=str(path),
-            got=str(error),
-            expected="the file that `stackcheck wheelhouse` writes",
-            next_step="stackcheck wheelhouse DIR --from-environment PYTHON, again",
-        ) from error
+    return load_json(
+        Origins,
+        path,
+        "the list of a wheelhouse is damaged",
+        expected="the file that `stackcheck wheelhouse` writes",
+        next_step="stackcheck wheelhouse DIR --from-environment PYTHON, again",
+    )
 
 
 def text(origins: Origins) -> bytes:

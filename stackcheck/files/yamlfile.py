@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic import ValidationError
 
 from stackcheck.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from pydantic import ValidationError
+    from stackcheck.files.border import AModel
 
 # Ten times the size of the largest file this project reads.
 MAX_BYTES = 250_000
@@ -121,15 +122,21 @@ def _place(mark: Any, name: str) -> str:  # each of PyYAML's two parsers has a m
     return name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
 
 
-def problems(error: ValidationError, name: str, *, drop: Iterable[str] = ()) -> ConfigurationError:
+def validated(kind: type[AModel], value: Mapping[str, Any], name: str) -> AModel:
+    """The model of a mapping; raises `ConfigurationError` with one line a problem if it does not fit."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise problems(error, name) from error
+
+
+def problems(error: ValidationError, name: str) -> ConfigurationError:
     """One line a problem, each with its place: `matrix.yaml: stacks[3].torch: …`."""
-    dropped = set(drop)
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
         place = ""
         for part in problem["loc"]:
-            if part not in dropped:
-                place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+            place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
         got = "" if problem["type"] == "missing" else f" (got {str(problem['input'])[:80]!r})"
         lines.append(f"{name}: {place or 'file'}: {problem['msg']}{got}")
     return refused(lines)
@@ -142,3 +149,18 @@ def refused(lines: Iterable[str], *, next_step: str | None = None) -> Configurat
     if len(found) > MAX_PROBLEMS:
         shown.append(f"and {len(found) - MAX_PROBLEMS} more")
     return ConfigurationError("\n".join(shown), next_step=next_step)
+
+
+def without_inputs(error: ValidationError, path: Path, next_step: str) -> ConfigurationError:
+    """One line a problem; what was given may hold a password, so it is not shown."""
+    lines = [
+        f"{path.name}: {'.'.join(map(_shown, problem['loc']))}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+    return ConfigurationError("\n".join(dict.fromkeys(lines)), where=str(path), next_step=next_step)
+
+
+def _shown(part: object) -> str:
+    """A part of a place in a file, without the login that a key may hold by mistake."""
+    text = str(part)
+    return text if "@" not in text else text.rpartition("@")[2]

@@ -60,7 +60,6 @@ class NodeOutcome:
 
     Attributes:
         rank: From 0.
-        facts: What the engine knows of the node.
         status: The verdict; MEASURED: nothing failed in a selection of the checks, or in a pod.
         reasons: Why it is not PASSED.
         seconds: How long the suites ran.
@@ -95,9 +94,7 @@ class Judge:
     """What all nodes of a job are held to.
 
     Attributes:
-        job: What they ran.
         subject: The image, its policy and its machines.
-        root: This checkout.
         keep: Takes each result that counts, while it is in memory.
     """
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stackcheck.fleet.job import Job, NodeState
 
+COMMAND_TIMEOUT_S = 60
 Phase = Literal["waiting", "running", "ended", "cancelled", "out of time", "a node failed", "out of memory"]
 
 
@@ -20,7 +26,6 @@ class JobState:
     Attributes:
         phase: What it means for us.
         word: What the engine says.
-        reason: Why, if the engine says so.
         attempt: How often it was started again; the nodes write below `attempt-<n>/`.
         nodes: Names of its nodes, in order of rank, once it has some.
     """
@@ -88,3 +93,48 @@ class LinkedEngine(FleetEngine, Protocol):
 
     def on(self, names: Sequence[str]) -> LinkedEngine:
         """The same site, on exactly these nodes."""
+
+
+def ask(system: str, *command: str, package: str, look: str) -> str:
+    """What a client program of a cluster prints.
+
+    Args:
+        system: The cluster, for messages.
+        command: The program and its arguments.
+        package: The Debian package that has the program.
+        look: The command with which a user looks at the cluster.
+
+    Raises:
+        EngineError: It is missing, failed, or does not answer.
+    """
+    if shutil.which(command[0]) is None:
+        raise EngineError(
+            f"{command[0]} is not on PATH",
+            expected=f"{system}'s client programs",
+            next_step=f"call this on a login node of the cluster, or install {package}",
+        )
+    try:
+        # In a session of its own: a second Ctrl-C of a terminal must not end scancel.
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(
+            f"{system} does not answer",
+            where=shlex.join(command),
+            expected=f"an answer within {COMMAND_TIMEOUT_S} s",
+            next_step=look,
+        ) from error
+    if done.returncode:
+        raise EngineError(
+            f"{system} refused a command",
+            where=shlex.join(command),
+            got=(done.stderr or done.stdout).strip()[-500:] or f"exit code {done.returncode}",
+            next_step=look,
+        )
+    return done.stdout

@@ -55,9 +55,7 @@ class Fitness:
     """The answer: `fit`, `unfit` (a part of this node), or `failed` (a check, and nothing shows the node).
 
     Attributes:
-        state: The answer.
         image: The image; None: the node alone.
-        result: What the suites measured.
         compared: The comparison with the node's own last gates.
         parts: What refuses the node, with its evidence.
         reasons: Why it is not fit.
@@ -113,7 +111,6 @@ class NodeGate:
         python: Without an image, the Python with torch that runs the suites.
         limit_s: How long it may take: a run without an image is stopped then, and no second run begins that
             would not end in time.
-        report: Gets each line of progress.
     """
 
     root: Path

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.regular import read_regular
 from stackcheck.fleet.job import NodeState, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from pydantic import BaseModel
+
+AReport = TypeVar("AReport", bound="BaseModel")
 # From the first container of a group to its last one; less than torchrun itself waits for the others.
 START_LIMIT_S = 300
 AROUND_S = 300  # for the work of a job outside its groups: to load the image, to write the files
 POLL_S = 0.2
+REPORT_LIMIT_BYTES = 4 << 20
 LOOK_S = 5.0  # at the states of all nodes, which are many small files on a shared disk
 
 
@@ -36,7 +41,6 @@ class Gate:
     Attributes:
         attempt: The folder of the job's attempt.
         folder: Where the nodes of the group say that they are up.
-        name: This node.
         names: All nodes of the group.
         limit_s: How long it waits.
     """
@@ -100,6 +104,16 @@ def refusals(attempt: Path, names: Iterable[str], folder: Path) -> dict[str, str
         for state in _states(attempt)
         if state.state == "failed" and state.node in names and not up_file(folder, state.node).exists()
     }
+
+
+def report(kind: type[AReport], path: Path) -> AReport | None:
+    """What a node wrote of a stage; None if it wrote nothing."""
+    try:
+        return kind.model_validate_json(read_regular(path, REPORT_LIMIT_BYTES, follow=False))
+    except OSError:
+        return None
+    except ValueError as error:
+        return kind(error=f"left a damaged report: {str(error).splitlines()[0]}")
 
 
 def _states(attempt: Path) -> list[NodeState]:

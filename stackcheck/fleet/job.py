@@ -14,10 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.border import Closed, load_json
 from stackcheck.fleet.stored import require_store
 from stackcheck.matrix import matrix
 from stackcheck.oci.image_layout import ImageLayout
@@ -38,26 +39,21 @@ EngineName = Literal["slurm", "kubernetes"]
 Container = Literal["docker", "podman"]
 
 
-class Job(BaseModel):
+class Job(Closed, strict=True):
     """What every node runs.
 
     Attributes:
         id: Of this job; also the name of its folder.
         name: STACK|IMAGE as the user typed it.
-        engine: What starts it on the nodes.
         root: The checkout, under the same path on every node.
-        config_digest: The image's.
-        manifest_digest: The image's.
         reference: What the engine of a node calls it.
         stack_id: The stack that it was built from; None for an image from elsewhere.
-        vendor: The vendor whose checks run.
         tier: How thorough the suites are.
         only: pytest's -k; such a run measures, and never gets a verdict.
         inputs: Digests of suites, trainers, thresholds, matrix and runner.
         nodes: How many.
         accepted_python: Digests of the files that may be the image's Python although no package owns them.
         devices: Number of GPUs that each node has to show; `None`: the number that the stack names.
-        container: What starts the container on a node.
         stage: Whether the nodes run the suites alone, try their links, or train together.
         results: A URL at which each node stores its result; None: the job's folder.
         array: Whether Slurm starts each node alone, as soon as it is free: an element of a job array.
@@ -65,7 +61,6 @@ class Job(BaseModel):
         created: When; an older result is of another job.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     id: str
     name: str
     engine: EngineName = "slurm"
@@ -113,17 +108,13 @@ class Job(BaseModel):
         Raises:
             ConfigurationError: There is no such file, or another version of stackcheck wrote it.
         """
-        path = folder / "job.json"
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise ConfigurationError(
-                "cannot read what this node is to run",
-                where=str(path),
-                got=str(error).splitlines()[0],
-                expected="the file that `stackcheck fleet run` wrote, under the same path on every node",
-                next_step="put the checkout on a file system that every node sees under the same path",
-            ) from error
+        return load_json(
+            cls,
+            folder / "job.json",
+            "cannot read what this node is to run",
+            expected="the file that `stackcheck fleet run` wrote, under the same path on every node",
+            next_step="put the checkout on a file system that every node sees under the same path",
+        )
 
 
 def new_job(  # what a user can choose
@@ -228,11 +219,9 @@ class NodeState:
 
     Attributes:
         rank: From 0.
-        node: The node's name.
         state: `running` from its first second; then `ended` (the run came to its end, with a result),
             `failed` (with an error), or `stopped` by a signal.
         code: The exit code of the error.
-        error: Why it failed.
         result: The digest of the result.json that its own program read and handed over; None from a pod.
     """
 

@@ -10,15 +10,14 @@ import atexit
 import json
 import os
 import shutil
-import subprocess
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.engine.launch_lines import INDEX
-from stackcheck.errors import ConfigurationError, EngineError
+from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet.engines import JobState, NodeFacts, Phase
+from stackcheck.fleet.engines import JobState, NodeFacts, Phase, ask
 from stackcheck.fleet.job import NodeState
 from stackcheck.fleet.manifests import LABEL, name_of
 from stackcheck.fleet.watching import Watched
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from stackcheck.fleet.job import Job
     from stackcheck.fleet.manifests import Manifests
 
-COMMAND_TIMEOUT_S = 60
 MANIFEST = "job.yaml"
 ZONE = "topology.kubernetes.io/zone"
 POOLS = ("cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "agentpool")
@@ -43,7 +41,6 @@ class Kubernetes:
     """How this cluster is asked.
 
     Attributes:
-        manifests: What it is asked for.
         namespace: Where the objects go; None: kubectl's own.
         rack: The node label that names a rack.
     """
@@ -195,36 +192,10 @@ def cordon(node: str, reason: str) -> None:
 
 
 def kubectl(*words: str, namespace: str | None = None) -> str:
-    """What kubectl prints.
-
-    Raises:
-    EngineError: It is missing, failed, or does not answer.
-    """
-    if shutil.which("kubectl") is None:
-        raise EngineError(
-            "kubectl is not on PATH",
-            expected="the client of Kubernetes, with a configuration for the cluster",
-            next_step="install kubectl (Debian: apt-get install kubernetes-client)",
-        )
+    """What kubectl prints; raises `EngineError` if it is missing, failed, or does not answer."""
     place = ["--namespace", namespace] if namespace else []
-    command = ["kubectl", *place, *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(
-            "the cluster does not answer",
-            where=" ".join(command),
-            expected=f"an answer within {COMMAND_TIMEOUT_S} s",
-            next_step="kubectl cluster-info",
-        ) from error
-    if done.returncode:
-        raise EngineError(
-            "kubectl failed",
-            where=" ".join(command),
-            got=(done.stderr or done.stdout).strip()[-500:],
-            next_step="kubectl cluster-info",
-        )
-    return done.stdout
+    look = "kubectl cluster-info"
+    return ask("Kubernetes", "kubectl", *place, *words, package="kubernetes-client", look=look)
 
 
 def require_registry(target: str) -> None:

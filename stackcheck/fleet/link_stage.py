@@ -1,7 +1,7 @@
 """The links of a fleet, on this host: which groups work together, what they show. In: a run. Out: `Links`.
 
 The nodes that passed alone work in pairs, in rounds, then all together. Their steps are
-those of `link_node`; what they wrote is read here, and names the link or the node that spoils it.
+those of `LinkNode`; what they wrote is read here, and names the link or the node that spoils it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat
 
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.regular import read_regular
+from stackcheck.files.border import Closed
 from stackcheck.fleet import gate
 from stackcheck.fleet.links import LinkCulprit, Pair, culprits, rounds
 
@@ -27,37 +27,33 @@ if TYPE_CHECKING:
 LIMIT_S = 300  # for a group, from the time when all its containers are up to their end
 ROUND_S = 30  # for the reports of a round, beside the time of its groups
 FIRST_PORT, PORTS = 29500, 1000  # a port is free again only after a while, so the next round takes others
-REPORT_LIMIT_BYTES = 1 << 20
 PLAN = "links.json"
 
 
-class NodeGroup(BaseModel):
+class NodeGroup(Closed, strict=True):
     """Nodes that work together in one round; the first one is where the others meet it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     names: list[str]
     address: str
     port: int
 
 
-class LinkPlan(BaseModel):
+class LinkPlan(Closed, strict=True):
     """The rounds of a links job."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     rounds: list[list[NodeGroup]]
     limit_s: int
     start_s: int = gate.START_LIMIT_S
-    racks: dict[str, str] = {}
+    racks: dict[str, str] = Field(default_factory=dict)
 
 
-class Report(BaseModel):
+class Report(Closed, strict=True):
     """What rank 0 of a group printed, or why a node has nothing to say."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     error: str | None = None
     ranks: int | None = None
-    wrong: list[str] = []
-    busbw_gb_per_s: dict[str, FiniteFloat] = {}
+    wrong: list[str] = Field(default_factory=list)
+    busbw_gb_per_s: dict[str, FiniteFloat] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +65,6 @@ class Links:
         failed: Pair -> why.
         culprits: The nodes and links that explain what is bad.
         whole_gb_per_s: The busbw of all nodes together; None if they were not tried, or failed.
-        whole_error: Why they failed.
     """
 
     speeds: Mapping[Pair, float]
@@ -177,7 +172,10 @@ def _group(
 ) -> tuple[float, str | None]:
     """The busbw of the largest message, or why it is missing: first of all what ended a node."""
     files = {name: report_file(attempt, number, name) for name in group.names}
-    reports = {name: _report(path, ended.get(name)) for name, path in files.items()}
+    reports = {
+        name: gate.report(Report, path) or Report(error=ended.get(name) or "left no report")
+        for name, path in files.items()
+    }
     for name in sorted(reports, key=lambda name: files[name].exists()):
         if error := reports[name].error:
             return 0.0, f"{name}: {error}"
@@ -190,15 +188,6 @@ def _group(
     if largest is None or first.busbw_gb_per_s[largest] <= 0:
         return 0.0, "no speed was measured"
     return first.busbw_gb_per_s[largest], None
-
-
-def _report(path: Path, ended: str | None) -> Report:
-    try:
-        return Report.model_validate_json(read_regular(path, REPORT_LIMIT_BYTES, follow=False))
-    except OSError:
-        return Report(error=ended or "left no report")
-    except (ValidationError, ValueError) as error:
-        return Report(error=f"left a damaged report: {str(error).splitlines()[0]}")
 
 
 def parse_line(lines: Sequence[str]) -> Report:

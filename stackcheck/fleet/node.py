@@ -114,8 +114,7 @@ def _run(job: Job, folder: Path) -> str | None:
 
 def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -> None:
     """The stages in which nodes work together."""
-    from stackcheck.fleet.link_node import LinkNode
-    from stackcheck.fleet.train_node import TrainNode
+    from stackcheck.fleet.together import LinkNode, TrainNode
 
     kind = LinkNode if programs.job.stage == "links" else TrainNode
     kind(programs=programs, name=name_of_node(os.environ), attempt=folder.parent, report=report).play()

@@ -59,8 +59,6 @@ class FleetRun:
     """What a fleet run came to.
 
     Attributes:
-        job: What ran.
-        job_id: The engine's name for it.
         nodes: The outcomes; who did not pass comes first, then who stands out.
         stragglers: Figures that stand out from the fleet, the worst first.
         links: What the pairs of nodes that passed showed; None if they were not tried.

@@ -10,15 +10,13 @@ import dataclasses
 import math
 import re
 import shlex
-import shutil
-import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stackcheck.engine.launch_lines import sbatch_lines
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.fleet.engines import JobState, NodeFacts, Phase
+from stackcheck.fleet.engines import JobState, NodeFacts, Phase, ask
 from stackcheck.fleet.job import SAID, read_state
 from stackcheck.fleet.rendezvous import hostnames
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
     from stackcheck.fleet.job import Job, NodeState
 
-COMMAND_TIMEOUT_S = 60
 SCRIPT, TAKEN = "batch.sh", "taken"
 SLACK_MIN = 5  # the nodes stop by themselves; Slurm's limit is for those that cannot
 ENDED: dict[str, Phase] = {
@@ -66,9 +63,7 @@ class Slurm:
     Attributes:
         partition: Where the job goes; None: the site's default.
         nodelist: The nodes, by name; empty: any.
-        exclude: Nodes that are left out.
         requeue: Whether Slurm may start the job again after a preemption.
-        options: More options of sbatch, as they are.
         program: What starts `stackcheck.fleet.node` on a node.
     """
 
@@ -305,34 +300,4 @@ def _script(lines: Sequence[str]) -> str:
 
 
 def _slurm(*command: str) -> str:
-    if shutil.which(command[0]) is None:
-        raise EngineError(
-            f"{command[0]} is not on PATH",
-            expected="Slurm's client programs",
-            next_step="call this on a login node of the cluster, or install slurm-client",
-        )
-    try:
-        # In a session of its own: a second Ctrl-C of a terminal must not end scancel.
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(
-            "Slurm does not answer",
-            where=shlex.join(command),
-            expected=f"an answer within {COMMAND_TIMEOUT_S} s",
-            next_step="scontrol ping",
-        ) from error
-    if done.returncode:
-        raise EngineError(
-            "Slurm refused a command",
-            where=shlex.join(command),
-            got=(done.stderr or done.stdout).strip()[-500:] or f"exit code {done.returncode}",
-            next_step="scontrol ping; sinfo",
-        )
-    return done.stdout
+    return ask("Slurm", *command, package="slurm-client", look="scontrol ping; sinfo")

@@ -26,8 +26,6 @@ class Outlier:
     """A figure that is worse than the fleet's.
 
     Attributes:
-        value: The node's.
-        median: The fleet's.
         z: How many robust standard deviations it is worse.
         loss: How much worse than the median, as a share of it.
         of: How many nodes were compared.

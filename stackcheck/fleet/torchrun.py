@@ -47,9 +47,6 @@ class Torchrun:
     """How programs are started on this node.
 
     Attributes:
-        job: What the nodes run.
-        subject: The image.
-        engine: This node's.
         suite: The frozen copy of suites and trainers.
     """
 

@@ -14,10 +14,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
+from pydantic import Field, FiniteFloat, PositiveInt
 
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.regular import read_regular
+from stackcheck.files.border import Closed, Open
 from stackcheck.fleet import gate
 
 if TYPE_CHECKING:
@@ -32,13 +32,11 @@ LIMIT_S = 900  # for the containers of one try, from the time when all are up
 STEP_LIMIT_S = 120  # a step of the tiny job takes milliseconds; one that waits for a lost node never ends
 STEPS, EVERY = 30, 5
 RANKS_OF_A_CPU_NODE = 2  # so that HSDP has something to share inside a node
-REPORT_LIMIT_BYTES = 4 << 20
 
 
-class TrainingPlan(BaseModel):
+class TrainingPlan(Closed, strict=True):
     """One try: the nodes that take part, the first one being where the others meet it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     names: list[str]
     address: str
     port: int = PORT
@@ -66,22 +64,20 @@ class TrainingPlan(BaseModel):
         }
 
 
-class Record(BaseModel):
+class Record(Open, strict=True):
     """The fields of the record of trainers/train.py that are judged."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     first_step: int
     losses: list[FiniteFloat]
     problems: list[str]
     ranks_agree: bool
 
 
-class TrainingReport(BaseModel):
+class TrainingReport(Closed, strict=True):
     """What a node says of a try: rank 0 its records, the others only that they came to the end."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     error: str | None = None
-    records: dict[str, Record] = {}
+    records: dict[str, Record] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +94,8 @@ class Training:
     """How training on several nodes went.
 
     Attributes:
-        nodes: Those that came to the end together.
         ranks: Of each node.
         records: Layout -> the record of the last try.
-        lost: The nodes that were lost on the way.
         errors: Why it is not good, apart from lost nodes.
     """
 
@@ -177,17 +171,8 @@ def report_file(attempt: Path, name: str) -> Path:
 def read(attempt: Path, plan: TrainingPlan) -> dict[str, TrainingReport | None]:
     """Node -> its report; the error with which it refused the job; None if it left neither."""
     refused = gate.refusals(attempt, plan.names, folder_of(attempt))
-    found = {name: _report(report_file(attempt, name)) for name in plan.names}
+    found = {name: gate.report(TrainingReport, report_file(attempt, name)) for name in plan.names}
     return found | {name: TrainingReport(error=why) for name, why in refused.items() if not found[name]}
-
-
-def _report(path: Path) -> TrainingReport | None:
-    try:
-        return TrainingReport.model_validate_json(read_regular(path, REPORT_LIMIT_BYTES, follow=False))
-    except OSError:
-        return None
-    except (ValidationError, ValueError) as error:
-        return TrainingReport(error=f"left a damaged report: {str(error).splitlines()[0]}")
 
 
 def checkpointed(plan: TrainingPlan) -> dict[str, int]:

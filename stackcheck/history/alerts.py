@@ -40,7 +40,6 @@ class Finding:
     Attributes:
         rule: `own nights`: a figure of the newest run against the last nights of the same chips. `step`: a
             change of level that two nodes or two metrics agree on.
-        stack: The stack id.
         metrics: `check metric` of what shows it.
         nodes: Anonymous ids of the machines that show it; of single chips `node/place`.
         loss: The largest loss, as a share; of a numeric margin, in shares of its gate.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime as dt
+from collections.abc import Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import TEMPORARY, UNUSABLE, file_error
@@ -36,11 +37,8 @@ _TYPES = {
 }
 
 
-class Writer(Protocol):
-    """Takes rows whose values are in the order of the table's fields."""
-
-    def write(self, rows: list[tuple[Any, ...]]) -> None:
-        """Write some rows."""
+Row = tuple[Any, ...]  # values in the order of the table's fields
+Write = Callable[[list[Row]], object]
 
 
 def export(history: History, query: Query, path: Path, table: Table = "metrics") -> int:
@@ -51,14 +49,14 @@ def export(history: History, query: Query, path: Path, table: Table = "metrics")
         FileError: The file cannot be written.
     """
     written = 0
-    with _whole(path) as temporary, _writer(path, temporary, FIELDS[table]) as writer:
+    with _whole(path) as temporary, _writer(path, temporary, FIELDS[table]) as write:
         for rows in _windows(history, query, table):
-            writer.write(rows)
+            write(rows)
             written += len(rows)
     return written
 
 
-def _windows(history: History, query: Query, table: Table) -> Iterator[list[tuple[Any, ...]]]:
+def _windows(history: History, query: Query, table: Table) -> Iterator[list[Row]]:
     """The rows of one window of time after the other."""
     ordered = dataclasses.replace(query, newest_first=False, limit=None)
     edge = dataclasses.replace(ordered, check=None, metric=None, limit=1)
@@ -102,13 +100,16 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 @contextmanager
-def _writer(path: Path, temporary: Path, fields: tuple[str, ...]) -> Iterator[Writer]:
+def _writer(path: Path, temporary: Path, fields: tuple[str, ...]) -> Iterator[Write]:
+    """A function that writes rows; in CSV, lists become texts with `; ` between their parts."""
     if path.suffix == ".csv":
         with temporary.open("w", newline="", encoding="utf-8") as file:
-            yield _Csv(csv.writer(file), fields)
+            lines = csv.writer(file)
+            lines.writerow(fields)
+            yield lambda rows: lines.writerows([_text(value) for value in row] for row in rows)
     elif path.suffix == ".parquet":
-        with _parquet(temporary, fields) as writer:
-            yield writer
+        with _parquet(temporary, fields) as write:
+            yield write
     else:
         raise ConfigurationError(
             "cannot tell the format of the export",
@@ -116,17 +117,6 @@ def _writer(path: Path, temporary: Path, fields: tuple[str, ...]) -> Iterator[Wr
             got=path.name,
             expected="a name that ends in .parquet or .csv",
         )
-
-
-class _Csv:
-    """Lists become texts with `; ` between their parts, times ISO 8601."""
-
-    def __init__(self, writer: Any, fields: tuple[str, ...]) -> None:
-        self._writer = writer
-        self._writer.writerow(fields)
-
-    def write(self, rows: list[tuple[Any, ...]]) -> None:
-        self._writer.writerows([_text(value) for value in row] for row in rows)
 
 
 def _text(value: object) -> object:
@@ -139,7 +129,8 @@ def _text(value: object) -> object:
 
 
 @contextmanager
-def _parquet(temporary: Path, fields: tuple[str, ...]) -> Iterator[Writer]:
+def _parquet(temporary: Path, fields: tuple[str, ...]) -> Iterator[Write]:
+    """A function that writes a row group for each call."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -161,20 +152,10 @@ def _parquet(temporary: Path, fields: tuple[str, ...]) -> Iterator[Writer]:
     lists = {name: pa.list_(kinds[kind]) for name, kind in _LISTS.items()}
     schema = pa.schema([(name, lists.get(name) or kinds[_TYPES.get(name, "string")]) for name in fields])
     with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        yield _Parquet(writer, schema)
 
+        def write(rows: list[Row]) -> None:
+            columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
+            arrays = [pa.array(list(found), field.type) for found, field in zip(columns, schema, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
-class _Parquet:
-    """A row group for each call."""
-
-    def __init__(self, writer: Any, schema: Any) -> None:
-        self._writer, self._schema = writer, schema
-
-    def write(self, rows: list[tuple[Any, ...]]) -> None:
-        import pyarrow as pa
-
-        columns = zip(*rows, strict=True) if rows else [[] for _ in self._schema]
-        arrays = [
-            pa.array(list(column), field.type) for column, field in zip(columns, self._schema, strict=True)
-        ]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        yield write

@@ -36,9 +36,7 @@ class Imported:
     Attributes:
         fate: Kept; there already, with the same verdict; no result (another JSON file of a folder); refused.
         record: The record's digest, if there is one.
-        status: The verdict that was kept.
         judged: Who gave it: `here`, or `its own` for the verdict.json beside the result.
-        error: Why it was refused.
     """
 
     file: Path

@@ -36,20 +36,15 @@ class Run:
 
     Attributes:
         record: `sha256:…` of the record file.
-        run_id: The id that the suites gave the run.
         started: When it started (UTC).
         finished: When it ended (UTC); a run that never ended is kept with the time when it started.
         tier: How thorough the suites were.
         stack: The stack id; for an image from elsewhere the name under which it was tested, in old records
             its digest; `no image` for pytest alone.
         image: The image's manifest digest, else its config digest; None for pytest alone.
-        vendor: The vendor whose checks ran.
         device_model: The device model; several are joined by ` + `.
         device_count: How many devices the host had.
-        driver: The kernel driver's version.
-        kernel: The kernel's release.
         node: Anonymous id of the machine: a hash of its devices' ids.
-        status: The verdict.
         reasons: Why it is not PASSED.
         failed: Ids of the checks that failed or ended with an error.
         waived: Ids of the checks that a waiver accepts.
@@ -81,8 +76,6 @@ class Point:
     """One metric of one check of one run.
 
     Attributes:
-        record: The run's record.
-        check: The check's id.
         name: The metric's name. Where a check reports a name several times, the conditions that tell them
             apart follow: `gemm_tflops[m=8192 n=28672]`.
         value: The number that the bound judges.
@@ -119,7 +112,6 @@ class Query:
         status: Pattern on `Run.status`.
         node: Pattern on `Run.node`.
         since: Runs that started at this time or later.
-        until: Runs that started before this time.
         limit: The largest number of runs or points.
         newest_first: The order, by start; the oldest come first otherwise.
     """

@@ -93,7 +93,6 @@ class RootFs:
     """A root file system on disk.
 
     Attributes:
-        path: The tar.
         digest: sha256 of the tar, "sha256:…".
         packages: Version of each installed package.
         reused: Whether it existed already.

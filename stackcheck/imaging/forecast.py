@@ -73,11 +73,11 @@ def forecast(stacks: Sequence[Stack], root: Path, options: Options) -> Iterator[
 def _one(
     stack: Stack, root: Path, options: Options, built: Mapping[str, str], first: dict[str, str]
 ) -> Forecast:
-    plan = plans.look_ahead(stack, "", root, platform=options.platform, mirrors=options.mirrors)
+    plan = plans.make_plan(stack, "", root, platform=options.platform, mirrors=options.mirrors)
     path = plan.folder / "image.json"
     image = load_image(path) if path.exists() else None
     if image:  # assume the recorded engine: a dry run does not ask it
-        plan = plans.look_ahead(stack, image.engine, root, platform=options.platform, mirrors=options.mirrors)
+        plan = plans.make_plan(stack, image.engine, root, platform=options.platform, mirrors=options.mirrors)
     if not plan.key:
         return Forecast(
             stack_id=stack.id, state="build", reason="its base is not made yet, so no key is known"

@@ -14,15 +14,13 @@ import fnmatch
 import hashlib
 import io
 import re
-import secrets
-import shutil
 import stat
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.errors import BuildError, FileError
-from stackcheck.files.atomic import NEXT_STEP, TEMPORARY, file_error
+from stackcheck.errors import BuildError
+from stackcheck.files.atomic import require_room, unfinished
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging.bootstrap import EXCLUDED, INCLUDED, SOURCE_DATE_EPOCH, RootFs
 from stackcheck.imaging.dpkg import Database
@@ -65,14 +63,12 @@ class Cut:
     """A base that was cut.
 
     Attributes:
-        path: The tar.
         digest: sha256 of the tar, "sha256:…".
         packages: Version of each package in it.
         asked: The packages that were named.
         system: What the host calls its release.
         left_out: Configuration files that the host's administrator removed; the base lacks them too.
         changed: Configuration files that differ from their packages, where the user said to keep them.
-        size_bytes: Of the tar.
     """
 
     path: Path
@@ -96,8 +92,6 @@ class _Tree:
     """What goes into the tar: path without the first slash -> where it comes from.
 
     Attributes:
-        sources: A path of the host.
-        links: The target of a link.
         texts: Bytes of a file that is made here.
         problems: What is wrong with files of the host, one line each.
     """
@@ -315,35 +309,16 @@ def _copy_database(tree: _Tree, chosen: Sequence[InstalledPackage], database: Da
 
 def _write(tree: _Tree, folder: Path, root: Path) -> Path:
     """Write the tar; it is named by its content once it is whole."""
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _require_room(tree, folder)
-        try:
-            with tarfile.open(temporary, "x", format=tarfile.PAX_FORMAT) as archive:
-                for entry, data in _entries(tree, root):
-                    _add(archive, entry, data)
-            target = folder / f"host-{sha256_of(temporary)[:16]}.tar"
-            temporary.chmod(0o644)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise file_error(error, folder) from error
+    with unfinished(folder / "host.tar") as temporary:
+        needed = sum(path.lstat().st_size for path in tree.sources.values() if not path.is_dir())
+        require_room(folder, needed, "the base")
+        with tarfile.open(temporary, "x", format=tarfile.PAX_FORMAT) as archive:
+            for entry, data in _entries(tree, root):
+                _add(archive, entry, data)
+        target = folder / f"host-{sha256_of(temporary)[:16]}.tar"
+        temporary.chmod(0o644)
+        temporary.replace(target)
     return target
-
-
-def _require_room(tree: _Tree, folder: Path) -> None:
-    needed = sum(path.lstat().st_size for path in tree.sources.values() if not path.is_dir())
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise FileError(
-            "there is not enough room for the base",
-            where=str(folder),
-            got=f"{free / 1e9:.2f} GB free",
-            expected=f"{needed / 1e9:.2f} GB",
-            next_step=NEXT_STEP,
-        )
 
 
 def _entries(tree: _Tree, root: Path) -> Iterator[tuple[tarfile.TarInfo, Path | bytes | None]]:

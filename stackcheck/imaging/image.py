@@ -67,11 +67,9 @@ class Image:
         manifest_digest: The one manifest in `layout`.
         size_bytes: Unpacked.
         reused: Whether it existed already.
-        seconds: Time to build and load it.
         key: Hash of everything that decided it.
         inputs: URI -> digest of what went in.
         built: When, RFC 3339.
-        engine: Name and version of what built it.
         stages: Where each stage came from when it was built.
         shared_bytes: Size of its layers that images of other stacks here have too: they are stored once.
         base_from: Where the packages of a base that was made here came from.

@@ -15,6 +15,7 @@ from stackcheck import vendors
 from stackcheck.errors import BuildError
 from stackcheck.imaging import bootstrap, host_base, platforms, stages
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
+from stackcheck.oci.documents import sha256
 from stackcheck.recipe import render
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ class BuildPlan:
         rootfs: The bootstrapped base; None where the base is an image of a registry.
         inputs: URI -> digest of everything that decides the image.
         key: One value for all of them; empty in a dry run when the base is not made yet.
-        engine: Name and version of what builds.
         platform: `linux/amd64`, …
         stages: The Dockerfile's, the last one last; empty in a dry run when the base is not made yet.
     """
@@ -71,59 +71,45 @@ def make_plan(
     stack: Stack,
     engine: str,
     root: Path,
-    report: Callable[[str], None],
+    report: Callable[[str], None] | None = None,
     *,
     platform: str | None = None,
     mirrors: Mirrors = NO_MIRRORS,
 ) -> BuildPlan:
     """Check and read a stack's files, make its base, and hash what decides the image.
 
+    Without `report` nothing is made: where the base is not made yet, the plan has no key.
+
     Raises:
         BuildError: The stack is not rendered or not locked, or its base cannot be made or is not here.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()
+    base, mirror = stack.base, mirrors.apt.get(stack.os, ())
     rootfs = None
-    if stack.base.kind == "host":
+    if base.kind in {"host", "bootstrap"}:
         _check_architecture(stack, platform)
+    if base.kind == "host":
         rootfs = host_base.load_host_base(stack, bases(root))
-    elif stack.base.kind == "bootstrap":
-        assert stack.base.suite
-        _check_architecture(stack, platform)
+    elif base.kind == "bootstrap" and report:
+        assert base.suite
         rootfs = bootstrap.bootstrap(
-            stack.base.suite,
-            stack.base.packages,
+            base.suite,
+            base.packages,
             bases(root),
             os_name=stack.os,
-            mirror=mirrors.apt.get(stack.os, ()),
+            mirror=mirror,
             selected=kernels(stack),
             report=report,
         )
-    return _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
-
-
-def look_ahead(
-    stack: Stack, engine: str, root: Path, *, platform: str | None = None, mirrors: Mirrors = NO_MIRRORS
-) -> BuildPlan:
-    """The same without making anything: where the base is not made yet, no key can be known.
-
-    Raises:
-        BuildError: The stack is not rendered or not locked.
-    """
-    files = checked_files(stack, root)
-    platform = platform or platforms.native()
-    rootfs = None
-    if stack.base.kind == "host":
-        rootfs = host_base.load_host_base(stack, bases(root))
-    elif stack.base.kind == "bootstrap":
-        assert stack.base.suite
-        _check_architecture(stack, platform)
-        name = bootstrap.key(stack.base.suite, stack.base.packages, kernels(stack))
+    elif base.kind == "bootstrap":
+        assert base.suite
+        name = bootstrap.key(base.suite, base.packages, kernels(stack))
         rootfs = bootstrap.load_root_fs(bases(root) / f"{name}.json", reused=True)
         if rootfs is None:
-            bootstrap.ready(stack.base.suite, stack.os, mirrors.apt.get(stack.os, ()))
+            bootstrap.ready(base.suite, stack.os, mirror)
     plan = _plan(stack, files, engine, root=root, rootfs=rootfs, platform=platform)
-    unknown = stack.base.kind == "bootstrap" and rootfs is None
+    unknown = base.kind == "bootstrap" and rootfs is None
     return dataclasses.replace(plan, key="", stages=()) if unknown else plan
 
 
@@ -165,11 +151,6 @@ def bases(root: Path) -> Path:
     return root / "build" / "bases"
 
 
-def digest_of(data: bytes) -> str:
-    """`sha256:…` of some bytes."""
-    return "sha256:" + hashlib.sha256(data).hexdigest()
-
-
 def _read_files(source: Path) -> Mapping[str, bytes]:
     """Name -> bytes of the files that the builder sees; without a base that was made by hand."""
     if not source.is_dir():
@@ -187,7 +168,7 @@ def _plan(
     rootfs: bootstrap.RootFs | None,
     platform: str,
 ) -> BuildPlan:
-    digests = {name: digest_of(data) for name, data in files.items()}
+    digests = {name: sha256(data) for name, data in files.items()}
     # pins.json repeats what the Dockerfile and the locks pin.
     inputs = {
         f"file:images/{stack.id}/{name}": digest for name, digest in digests.items() if name != "pins.json"

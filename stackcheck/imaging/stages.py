@@ -123,8 +123,8 @@ def _blocks(dockerfile: str) -> Iterator[str]:
     block: list[str] = []
     for line in lines:
         block.append(line)
-        comment = line.lstrip().startswith("#")
-        inside = len(block) > 1  # a comment between continued lines belongs to them
+        comment = line.strip()[:1] in {"", "#"}
+        inside = len(block) > 1  # a comment or an empty line between continued lines belongs to them
         if inside if comment else line.rstrip().endswith("\\"):
             continue
         for end in _HEREDOC.findall("" if comment else "".join(block)):
@@ -187,25 +187,13 @@ def _parts(dockerfile: str) -> tuple[tuple[str, ...], list[_StageText]]:
 
 def _instructions(dockerfile: str) -> Iterator[str]:
     """One line an instruction: continued lines joined, comments left out, here-documents kept whole."""
-    lines = iter(dockerfile.splitlines())
-    collected: list[str] = []
-    for line in lines:
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        collected.append(text.removesuffix("\\").rstrip())
-        if text.endswith("\\"):
-            continue
-        instruction = " ".join(collected)
-        collected = []
-        for end in _HEREDOC.findall(instruction):
-            body = [instruction]
-            for inner in lines:
-                body.append(inner)
-                if inner.strip() == end:
-                    break
-            instruction = "\n".join(body)
-        yield instruction
+    for block in _blocks(dockerfile):
+        words, lines = [], iter(block.splitlines())
+        for text in map(str.strip, lines):
+            if text and not text.startswith("#"):
+                words.append(text.removesuffix("\\").rstrip())
+                if not text.endswith("\\"):
+                    yield "\n".join([" ".join(words), *lines])
 
 
 def _sources(instruction: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from collections.abc import (
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
@@ -117,10 +117,7 @@ def _of_bytes(data: bytes, name: str) -> RuleSet:
 
 def parse(value: Mapping[str, Any], name: str = "compat.yaml") -> RuleSet:
     """The rules in a mapping that was read from YAML."""
-    try:
-        file = _CompatFile.model_validate(value)
-    except ValidationError as error:
-        raise yamlfile.problems(error, name) from error
+    file = yamlfile.validated(_CompatFile, value, name)
     rules = [Rule(**_sourced(rule, file, f"{name}: rules[{index}]")) for index, rule in enumerate(file.rules)]
     for index, table in enumerate(file.tables):
         rules += _rows(table, file, f"{name}: tables[{index}]")

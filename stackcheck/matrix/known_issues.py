@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping  # pydantic reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from stackcheck.files import yamlfile
 from stackcheck.files.border import Closed
@@ -165,10 +165,7 @@ def _of_bytes(data: bytes, name: str) -> KnownIssues:
 
 def parse(value: Mapping[str, Any], name: str = "known-issues.yaml") -> KnownIssues:
     """The issues in a mapping that was read from YAML."""
-    try:
-        file = _IssuesFile.model_validate(value)
-    except ValidationError as error:
-        raise yamlfile.problems(error, name) from error
+    file = yamlfile.validated(_IssuesFile, value, name)
     problems = [*_problems(file.issues)]
     if problems:
         raise yamlfile.refused(f"{name}: {problem}" for problem in problems)

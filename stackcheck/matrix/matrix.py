@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -193,7 +192,6 @@ class Foreign(Closed):
     Attributes:
         reference: As `docker pull` takes it: rocm/pytorch@sha256:…, or a tag that is followed.
         follow: Whether each image that the tag comes to name is validated, regardless of who pushed it.
-        vendor: The vendor whose checks run.
         device: The device model on whose hosts it is validated.
         accept_python: Digests of the files that may be its Python although no package owns them.
     """
@@ -278,10 +276,7 @@ def _of_bytes(data: bytes, name: str) -> Matrix:
 
 def parse(value: Mapping[str, Any], name: str = "matrix.yaml") -> Matrix:
     """The matrix in a mapping that was read from YAML."""
-    try:
-        matrix = Matrix.model_validate(value)
-    except ValidationError as error:
-        raise yamlfile.problems(error, name) from error
+    matrix = yamlfile.validated(Matrix, value, name)
     lines = [*_broken_references(matrix)]
     if lines:
         raise yamlfile.refused(f"{name}: {line}" for line in lines)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from stackcheck.errors import NothingSelectedError, did_you_mean
+from stackcheck.errors import ConfigurationError, NothingSelectedError, did_you_mean
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, expand, known_issues, matrix
 from stackcheck.matrix import pins as pinned
@@ -74,6 +74,24 @@ def usable(root: Path) -> tuple[Stack, ...]:
 
 def _named(stack: Stack, selectors: Sequence[str]) -> bool:
     return not selectors or any(fnmatchcase(stack.id, pattern) for pattern in selectors)
+
+
+def load_stack(root: Path, name: str, where: str) -> Stack:
+    """The one stack that a name selects; `where` is the place of the name in a command line.
+
+    Raises:
+        ConfigurationError: It selects several.
+    """
+    found = load_stacks(root, (name,))
+    if len(found) != 1:
+        raise ConfigurationError(
+            "the name selects several stacks",
+            where=where,
+            got=", ".join(stack.id for stack in found),
+            expected="one stack id",
+            next_step="stackcheck list",
+        )
+    return found[0]
 
 
 def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ...]:

@@ -32,7 +32,6 @@ class Replacement:
     """A package that torch pins, at another version that the matrix chose.
 
     Attributes:
-        name: As the index names it.
         instead_of: The version that torch pins.
     """
 
@@ -83,7 +82,6 @@ class Base:
         reference: The image's name and tag, where there is one.
         digest: `sha256:…`; None while it is not known here.
         suite: The distribution's release, for a bootstrap or a cut.
-        packages: Distribution packages to install.
     """
 
     kind: Literal["registry", "bootstrap", "host"]

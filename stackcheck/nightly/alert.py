@@ -61,7 +61,6 @@ class Alert:
 
     Attributes:
         outcome: A key of `OUTCOMES`.
-        line: The night in one line.
         exit_code: That of `stackcheck nightly`.
         night: The night as night.json has it; None if it stopped.
     """
@@ -284,9 +283,5 @@ def load_addressees(named: Path | None = None) -> Addressees:
     try:
         return Addressees.model_validate(content)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise ConfigurationError(  # without what was given: it may be a password
-            "\n".join(f"{path.name}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found),
-            where=str(path),
-            next_step="docs/guides/nightly.md, “Alerts”, has an example",
-        ) from None
+        next_step = "docs/guides/nightly.md, “Alerts”, has an example"
+        raise yamlfile.without_inputs(error, path, next_step) from None

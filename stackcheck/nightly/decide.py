@@ -69,12 +69,10 @@ class RunOutcome(Closed):
 
     Attributes:
         failed: The checks that failed, or were skipped without an accepted reason.
-        reasons: The verdict's reasons.
         lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
         slow: The checks with a figure far below the certified one (`floor.py`).
         unfit: The checks that ended invalid: evidence against the machine.
         broken: The checks in which the suites themselves raised an exception.
-        suites: Digest of the suites that ran.
     """
 
     status: RunStatus
@@ -98,7 +96,6 @@ class Decision(Closed):
 
     Attributes:
         action: What is done; `error` if no verdict was reached.
-        because: One sentence.
         failed: The failing checks, to be named to people.
         rollout: What must not be rolled out: `driver 6.14 -> 6.16`. Empty unless the action is `warn`.
         flaky: Whether one run failed, and two others passed; such an image is due again.

@@ -69,7 +69,6 @@ class TimerSettings:
     """What the files say.
 
     Attributes:
-        root: The checkout on the machines.
         program: The stackcheck that is called there.
         user: The user that runs it; needs Docker and the signing key.
         options: Options of `stackcheck nightly`.

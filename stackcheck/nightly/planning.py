@@ -66,7 +66,6 @@ class NightSettings:
         vendor: The vendor whose devices count; None: what `vendors.detect` finds.
         select: Patterns on tags; empty: all.
         force: Run everything that is certified for hosts like this one, also while a reboot is pending.
-        clock: The time.
     """
 
     flow: FlowSettings
@@ -234,11 +233,9 @@ class Tonight:
     """What decides which images are due.
 
     Attributes:
-        here: This host.
         last: The last night on this host; None if there was none.
         changes: What changed on this host since then.
         renew_after: The age at which a certificate is renewed.
-        now: The time of this night.
         force: Whether everything that is certified for hosts like this one is due.
     """
 

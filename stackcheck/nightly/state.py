@@ -10,11 +10,10 @@ import datetime as dt  # pydantic reads annotations at run time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from pydantic import AwareDatetime, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, Field, JsonValue
 
-from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.border import Closed
+from stackcheck.files.border import Closed, load_json
 from stackcheck.nightly.decide import Certified, Decision, RunOutcome
 from stackcheck.nightly.fingerprint import Fingerprint
 
@@ -74,17 +73,14 @@ class Item(Certified):
     """One image of the night, what its nearest certificate says of this host, and its finished steps.
 
     Attributes:
-        tag: The floating tag.
         reference: By digest, so that a tag that moves during the night changes nothing; of an image that is
             not published yet, as `docker pull` takes it.
         digest: Of the manifest; empty for an image that is not published yet.
         image_id: The engine's id of an image that is not published yet.
         accept_python: Digests of the files that may be its Python although no package owns them, as
             matrix.yaml has them; of a published image `python` says it.
-        reasons: Why it is due.
         python: The image's Python as this certificate states it.
         figures: The judged figures that this certificate states.
-        runs: The judged runs of this night.
         ended: The end; None while it is to do.
     """
 
@@ -162,18 +158,14 @@ def load_state(path: Path, kind: type[_Kept]) -> _Kept | None:
     Raises:
         ConfigurationError: It is damaged, or from a different version.
     """
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigurationError(
-            "a file of the nightly validation is damaged, or from another version of stackcheck",
-            where=str(path),
-            got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
-            next_step=f"remove it, so that the next night starts anew: rm {path}",
-        ) from error
+    return load_json(
+        kind,
+        path,
+        "a file of the nightly validation is damaged, or from another version of stackcheck",
+        next_step=f"remove it, so that the next night starts anew: rm {path}",
+    )
 
 
 def save(path: Path, value: LastNight | Plan) -> None:

@@ -51,9 +51,7 @@ class Uploading:
     """One blob on its way.
 
     Attributes:
-        http: The registry.
         address: Where uploads of the repository begin.
-        blob: What is sent.
     """
 
     http: Transport

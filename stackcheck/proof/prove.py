@@ -70,7 +70,6 @@ class FaultRun(Closed, strict=True):
 
     Attributes:
         checks: All checks of the suites; null where they cannot be collected (no torch).
-        faults: The planted faults.
         healthy: The runs without a fault.
         failed: Tests of tests/faults that plant nothing and failed.
     """
@@ -86,7 +85,6 @@ class Proof:
     """What all parts show together.
 
     Attributes:
-        faults: The planted faults.
         healthy: The runs without a fault.
         failed: Tests of tests/faults that plant nothing and failed.
         checks: All checks of the suites.

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.border import Closed
+from stackcheck.files.border import Closed, first_problem
 from stackcheck.suite import bounds
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def load_thresholds(root: Path, vendor: str, model: str) -> ThresholdsFile:
         raise ConfigurationError(
             "the thresholds file is not valid",
             where=str(path),
-            got=_first_problem(error),
+            got=first_problem(error),
             expected='{"thresholds": [...]}, each entry with the fields of a committed one',
             next_step=f"restore the committed file: git checkout {path}",
         ) from error
@@ -182,8 +182,3 @@ def as_text(entries: Sequence[Entry]) -> str:
     """The text of a thresholds file, with one line for each entry, so that a change is one line of a diff."""
     lines = (" " + json.dumps(entry.as_json(), ensure_ascii=False) for entry in entries)
     return '{"thresholds": [\n' + ",\n".join(lines) + "\n]}\n"
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from stackcheck.errors import ConfigurationError
-from stackcheck.files import strictjson
-from stackcheck.files.border import Open
+from stackcheck.files.border import Open, load_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,21 +37,11 @@ class Campaign(Open):
 
 
 def load_campaign(path: Path) -> Campaign:
-    """Read what `prove --json` printed.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not such a document.
-    """
-    try:
-        text = path.read_bytes()
-        strictjson.check(text)
-        return Campaign.model_validate_json(text)
-    except (OSError, ValueError, RecursionError) as error:  # pydantic's error is a ValueError
-        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
-        raise ConfigurationError(
-            "the file of planted faults cannot be read",
-            where=str(path),
-            got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error),
-            expected="the output of stackcheck prove --json",
-            next_step="stackcheck prove --json > build/faults.json",
-        ) from error
+    """Read what `prove --json` printed; raises `ConfigurationError` if it is not such a document."""
+    return load_json(
+        Campaign,
+        path,
+        "the file of planted faults cannot be read",
+        expected="the output of stackcheck prove --json",
+        next_step="stackcheck prove --json > build/faults.json",
+    )

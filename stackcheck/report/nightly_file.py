@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
-from stackcheck.errors import ConfigurationError
-from stackcheck.files.border import Open
+from stackcheck.files.border import Open, load_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,19 +34,11 @@ class NightlyFile(Open):
 
 
 def load_night(path: Path) -> NightlyFile:
-    """Read the file.
-
-    Raises:
-        ConfigurationError: It cannot be read, or is of a different version.
-    """
-    try:
-        return NightlyFile.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
-        raise ConfigurationError(
-            "the file of the last night cannot be read",
-            where=str(path),
-            got=f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error),
-            expected="what stackcheck nightly writes",
-            next_step="run the night again: stackcheck nightly",
-        ) from error
+    """Read the file; raises `ConfigurationError` if it is another document, or of a different version."""
+    return load_json(
+        NightlyFile,
+        path,
+        "the file of the last night cannot be read",
+        expected="what stackcheck nightly writes",
+        next_step="run the night again: stackcheck nightly",
+    )

@@ -38,7 +38,6 @@ class CertifiedFor:
         device_count: How many devices were tested together.
         driver: The driver; None for a machine without one.
         tier: How thorough the run was.
-        verified: When the verdict was given.
         expires: From when on `stackcheck verify` refuses it.
         warned: Checks that a waiver accepts.
         waivers: The waivers, as they are signed.
@@ -62,15 +61,12 @@ class PublishedImage:
     """One image in a target.
 
     Attributes:
-        digest: Digest of its manifest.
         reference: What to pull.
         current: Whether the floating tag of its stack names it.
         stack: The stack id; for another image its tag.
         standing: What the newest verdict says today.
-        reason: Why it was revoked.
         machines: What it is or was certified for, the newest verdict for each.
         known_issues: Reported faults of its versions, as they are signed.
-        experimental: Whether the matrix marks the stack so.
     """
 
     digest: str

@@ -59,7 +59,6 @@ class StandingCell:
         state: What counts: a run that failed after the certificate was signed hides the certificate.
         newest: The newest run there; None if the history has none.
         runs: How many runs the history has there.
-        offer: The image that is certified there now.
     """
 
     stack: str

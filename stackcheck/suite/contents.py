@@ -14,19 +14,21 @@ import functools
 import posixpath
 import re
 import sys
+import zipfile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.files.digest import sha256_of
 from stackcheck.oci import filesystem
 from stackcheck.oci.documents import compact_json, json_object, sha256, stored_json
 from stackcheck.oci.filesystem import Hashing
 from stackcheck.oci.layout import OciLayout
-from stackcheck.suite import records, sources
+from stackcheck.suite import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from stackcheck.oci.filesystem import Node, Tree
@@ -52,6 +54,9 @@ _BYTE_CODE = re.compile(r"/__pycache__/([^/.]+)\.[^/]+\.pyc$")
 _SITE = re.compile(r"(.*/(?:site|dist)-packages)/([^/.]+)")
 # Variables that name files which the loader, OpenSSL or Python read before a program's first line.
 _STEERING = ("LD_", "OPENSSL_", "PYTHON", "_PYTHON", "GCONV_PATH")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_MOVED = re.compile(r"[^/]+\.data/(purelib|platlib)/")  # pip puts these beside the rest
+_BASE = "rootfs.tar"
 # A container has other files there than its image.
 _NOT_OF_THE_IMAGE = re.compile(r"/(dev|proc|sys|run|tmp)/")
 
@@ -88,7 +93,7 @@ def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> di
     kept = stored_json(path)
     if kept.get("key") != key:
         report(f"{subject.name}: comparing the image's files with its packages' records")
-        found = compare(image.layout, image.manifest_digest, sources.known(folder, image.inputs))
+        found = compare(image.layout, image.manifest_digest, sources(folder, image.inputs))
         kept = {"key": key, "contents": dataclasses.asdict(found)}
         write_atomically(path, (compact_json(kept),))
     found = Contents(**kept["contents"])
@@ -309,3 +314,47 @@ def _environment(layout: Path, digest: str) -> dict[str, str]:
     settings = json_object(body, digest).get("config") or {}
     pairs = (str(item).partition("=") for item in settings.get("Env") or ())
     return {name: value for name, _, value in pairs if name.startswith(_STEERING)}
+
+
+def sources(folder: Path, inputs: Mapping[str, str]) -> dict[str, set[str]]:
+    """What an image's files were when it was built here, from the wheels of its lock and the base below them.
+
+    A wheel counts if the lock has its hash; the lock and the root file system count if `inputs`, those of the
+    image, have their digests. What is not kept any more vouches for nothing, and contradicts nothing.
+
+    Returns:
+        The SHA-256 sums of files by their absolute paths; of files of wheels by those below site-packages.
+    """
+    found: dict[str, set[str]] = {}
+    digests, context = frozenset(inputs.values()), folder / "context"
+    for path in sorted(context.glob("*.lock")):
+        if f"sha256:{sha256_of(path)}" in digests:
+            locked = frozenset(_HASH.findall(path.read_text(encoding="utf-8")))
+            _add(found, _of_wheels(sorted(folder.glob("wheelhouse/wheels/*.whl")), locked))
+    base = context / _BASE
+    if base.is_file() and f"sha256:{sha256_of(base)}" in digests:
+        tree = filesystem.read_tar(base, _of_base)
+        _add(
+            found,
+            ((path, dict(entry.sums)["sha256"]) for path, entry in tree.entries.items() if entry.sums),
+        )
+    return found
+
+
+def _of_base(path: str) -> Hashing:
+    return Hashing(sums=() if path.endswith(".pyc") else ("sha256",))
+
+
+def _of_wheels(wheels: Iterable[Path], locked: frozenset[str]) -> Iterable[tuple[str, str]]:
+    for path in wheels:
+        if sha256_of(path) in locked:
+            with zipfile.ZipFile(path) as archive:
+                names = [name for name in archive.namelist() if name.endswith(records.RECORD)]
+                for name in names:
+                    for row, digest in records.rows(archive.read(name)):
+                        yield _MOVED.sub("", row), digest
+
+
+def _add(found: dict[str, set[str]], pairs: Iterable[tuple[str, str]]) -> None:
+    for name, digest in pairs:
+        found.setdefault(name, set()).add(digest)

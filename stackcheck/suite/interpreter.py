@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files import dpkg_status
+from stackcheck.oci.documents import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -98,7 +99,7 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
         found = Interpreter(
             path=path,
             file=file,
-            sha256="sha256:" + hashlib.sha256(body).hexdigest(),
+            sha256=sha256(body),
             package=owner,
             libraries={} if owner else shared_libraries(file, body, env, files),
         )
@@ -274,7 +275,7 @@ def shared_libraries(file: str, body: bytes, env: Mapping[str, str], files: Imag
             entry = files.entry(place)
             content = files.read(place) if entry else None
             if entry and content is not None:
-                found[entry.target or place] = "sha256:" + hashlib.sha256(content).hexdigest()
+                found[entry.target or place] = sha256(content)
     return found
 
 

@@ -35,7 +35,6 @@ class JudgedRun:
 
     Attributes:
         plan: What ran, and on which host.
-        result: What the suites measured.
         verdict: PASSED, FAILED or UNFIT, with reasons.
         folder: `build/<name>/`, with the log of the run.
         reused: Whether the result is of an earlier run, because nothing has changed since.

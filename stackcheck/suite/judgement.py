@@ -37,7 +37,6 @@ class Judgement:
     """The verdict on a result file.
 
     Attributes:
-        result: The run.
         verdict: PASSED, FAILED or UNFIT, with reasons.
         certifies: Whether a run of this tier can certify; if not, its state is `tested`.
         not_compared: What nothing in this checkout could confirm, in words.
@@ -82,13 +81,8 @@ def _read(path: Path) -> RunResult:
     try:
         return results.load_result(path)
     except results.ResultError as error:  # here a file that the user named, not a run that failed
-        raise ConfigurationError(
-            error.what,
-            where=error.where,
-            got=error.got,
-            expected=error.expected,
-            next_step="name the result.json of a run: build/STACK/run/result.json",
-        ) from error
+        next_step = "name the result.json of a run: build/STACK/run/result.json"
+        raise error.but(ConfigurationError, next_step=next_step) from error
 
 
 def _require_stack(result: RunResult, stack: Stack | None, path: Path) -> None:

@@ -77,8 +77,6 @@ class Reason:
     """Why a stack cannot be certified on a machine.
 
     Attributes:
-        short: In a few words, for a table.
-        says: In one sentence.
         next_step: The command to type, or what to change.
     """
 
@@ -124,7 +122,6 @@ class Known:
     Attributes:
         policy: Waivers and advisory checks.
         today: Decides which waivers hold.
-        issues: The reported faults.
         checks: The ids that a certifying run on this machine must hold.
         missing_bounds: The figures of such a run that have no bound.
         no_checks: Why there is no such list; None if there is.

@@ -34,10 +34,6 @@ class Owner:
 
     Attributes:
         manager: `dpkg`, `wheel` or `conda`.
-        package: Whose file it is.
-        algorithm: Of the sum.
-        digest: The sum, hexadecimal.
-        record: The record's own path.
     """
 
     manager: str

@@ -27,7 +27,7 @@ from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import consistency, container_user, controller, inputs, interpreter, results, steering
-from stackcheck.vendors import busy
+from stackcheck.vendors import seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -140,7 +140,7 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     before = dt.datetime.now(dt.UTC)
     with (out / "container.log").open("w", encoding="utf-8") as log:
         judge.report_to(_tee(log.write, tail, report))
-        with busy.watched(plan.host) as worked_s:
+        with seen.watched(plan.host) as worked_s:
             engine.run(dataclasses.replace(spec, beside=judge, on_line=_tee(log.write, tail, _ignore)))
     write_atomically(out / BUSY, (json.dumps(worked_s).encode(),))
     after = dt.datetime.now(dt.UTC)

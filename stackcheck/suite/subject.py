@@ -36,8 +36,6 @@ class Subject:
 
     Attributes:
         name: Stack id, or the reference in a form that is valid as a tag; also the folder under `build/`.
-        image: The image, with its OCI layout.
-        vendor: The vendor whose checks run.
         policy: What a certificate requires.
         stack: The stack that the image was built from, or that its label names; None for any other image.
         machines: The machines (device model and count) that the stack names: the run must be on one of them.
@@ -240,7 +238,6 @@ class Provenance:
         dependencies: URI -> digest (`sha256:…`) of each input: Dockerfile, lock, base image, matrix.
         builder: URI of the builder; the default means "a stackcheck on some machine".
         started: When the build began; None when it is not known.
-        finished: When it ended.
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)

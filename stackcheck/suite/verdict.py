@@ -54,7 +54,6 @@ class Verdict:
         invalid: Ids of the checks that found the machine unfit.
         warned: Ids of the checks that a waiver accepts.
         required: The ids of the checks that had to pass.
-        waivers: The waivers that applied.
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
         guessed: Ids of the checks whose only fault is beyond a guess: a derived bound, or a limit of time.
         checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.

@@ -98,10 +98,8 @@ class ContainerNeeds:
     """What a container needs to use the devices, and nothing more.
 
     Attributes:
-        devices: Device nodes, by path.
         groups: Numeric group ids that own those nodes.
         binds: Driver libraries of the host, read-only.
-        env: Variables.
         ulimits: Limits to raise: a device's driver pins what is copied, and Docker allows 8 MiB.
         remark: How the devices reach the container, in one sentence for the log.
     """

@@ -47,7 +47,6 @@ class Renamed:
     """What one vendor's tools call something, and the other's.
 
     Attributes:
-        nvidia: The name on CUDA.
         amd: The name on ROCm; the same if AMD's software reads NVIDIA's.
     """
 

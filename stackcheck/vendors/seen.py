@@ -1,12 +1,16 @@
 """What this host sees of its devices by itself, to hold an image's claims about the machine to.
 
 In: sysfs, the vendor's module. Out: `Seen`. The kernel shows the PCI Express links and every GPU on the bus;
-an idle link may run at a lower speed, but keeps its width.
+an idle link may run at a lower speed, but keeps its width. How long each device was busy is the driver's own
+counter, read while an image runs: a child that claims work on a device which did nothing is seen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING
 from stackcheck import vendors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from stackcheck.vendors import Host
 
@@ -23,6 +27,8 @@ ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s of a lane
 # Vendor and PCI classes of GPUs: 3D controller; processing accelerator, other display controller.
 GPUS = {"nvidia": ("0x10de", ("0x0302",)), "amd": ("0x1002", ("0x1200", "0x0380"))}
+PERIOD_S = 0.5
+JOIN_S = 5.0  # a driver that hangs must not hold the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +103,43 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
+
+
+@contextlib.contextmanager
+def watched(host: Host) -> Iterator[dict[str, float | None]]:
+    """Device id -> the seconds that it was busy; complete when the body has ended. Empty for a processor."""
+    found: dict[str, float | None] = {}
+    if host.vendor == "cpu":
+        yield found
+        return
+    found.update((device.id, None) for device in host.devices)
+    done = threading.Event()
+    thread = threading.Thread(target=_add_up, args=(host, found, done), daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join(JOIN_S)
+
+
+def _add_up(host: Host, found: dict[str, float | None], done: threading.Event) -> None:
+    """Add up what the driver says. A time without an answer counts as busy: it refuses no healthy image."""
+    backend, last = vendors.module(host.vendor), time.monotonic()
+    missed = dict.fromkeys(found, 0.0)
+    while not done.wait(PERIOD_S):
+        try:
+            shares = backend.busy()
+        except (OSError, RuntimeError, ValueError):
+            shares = {}
+        now = time.monotonic()
+        for name, seconds in found.items():
+            share = shares.get(name)
+            if share is None:
+                missed[name] += now - last
+            else:
+                found[name] = (seconds or 0.0) + share * (now - last) + missed[name]
+                missed[name] = 0.0
+        last = now
+    for name, seconds in found.items():
+        found[name] = None if seconds is None else seconds + missed[name]

@@ -15,8 +15,6 @@ import hashlib
 import os
 import platform
 import re
-import secrets
-import shutil
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +27,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from stackcheck.errors import BuildError, FileError
 from stackcheck.files import origins
-from stackcheck.files.atomic import NEXT_STEP, TEMPORARY, file_error
+from stackcheck.files.atomic import TEMPORARY, file_error, require_room, unfinished
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging.bootstrap import SOURCE_DATE_EPOCH
 from stackcheck.imaging.wheels import installed
@@ -47,10 +45,7 @@ class Made:
     """What a run did.
 
     Attributes:
-        written: Files made from the environment.
-        given: Files that were there before.
         absent: Requirements that neither the environment nor the folder has.
-        size_bytes: Of what was written.
     """
 
     origins: origins.Origins
@@ -78,7 +73,7 @@ def fill(folder: Path, interpreter: Path, *, wanted: Sequence[str], report: Call
     given = _given(folder)
     names, absent = _chosen(found, given, wanted)
     distributions = installed.read(found, names)
-    _require_room(folder, sum(one.size_bytes for one in distributions))
+    require_room(folder, sum(one.size_bytes for one in distributions), "the wheels")
     report(f"writing {len(distributions)} wheels from {found.prefix} into {folder}")
     hashes = _write(distributions, folder, found)
     wheels = [
@@ -193,18 +188,6 @@ def _metadata_of_wheel(path: Path) -> str:
         ) from error  # fmt: skip
 
 
-def _require_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise FileError(
-            "there is not enough room for the wheels",
-            where=str(folder),
-            got=f"{free / 1e9:.1f} GB free",
-            expected=f"{needed / 1e9:.1f} GB: wheels are stored without compression",
-            next_step=NEXT_STEP,
-        )
-
-
 def _write(
     distributions: Sequence[InstalledDistribution], folder: Path, found: Environment
 ) -> Mapping[str, str]:
@@ -248,21 +231,15 @@ def write(distribution: InstalledDistribution, folder: Path) -> tuple[Path, str]
         BuildError: A file is missing or is not what RECORD says.
         FileError: The disk is full, or the folder cannot be written.
     """
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
     target = folder / distribution.file
-    try:
-        try:
-            with zipfile.ZipFile(temporary, "x", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
-                lines = [_add(archive, member, distribution) for member in distribution.members]
-                own = f"{distribution.info.name}/RECORD"
-                archive.writestr(_entry(own, _FILE), "".join([*lines, f"{own},,\n"]))
-            digest = sha256_of(temporary)
-            temporary.chmod(0o644)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise file_error(error, target) from error
+    with unfinished(target) as temporary:
+        with zipfile.ZipFile(temporary, "x", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
+            lines = [_add(archive, member, distribution) for member in distribution.members]
+            own = f"{distribution.info.name}/RECORD"
+            archive.writestr(_entry(own, _FILE), "".join([*lines, f"{own},,\n"]))
+        digest = sha256_of(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(target)
     return target, digest
 
 

@@ -45,8 +45,6 @@ class HostSettings:
 
     Attributes:
         pip: pip's settings that matter, name -> values.
-        folders: Local folders of wheels.
-        indexes: Local folders that hold a simple index.
         ca: The CA bundle, or None where the host has none.
         alone: Whether a setting makes the host's pip ask no index (`no-index`).
     """

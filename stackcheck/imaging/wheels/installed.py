@@ -51,7 +51,6 @@ class Member:
     """One file of a wheel.
 
     Attributes:
-        name: Its path in the wheel.
         path: Where it is installed.
         kind: `scripts`: its first line may name the interpreter, which a wheel leaves open.
         algorithm: Of the hash that RECORD states.
@@ -93,8 +92,6 @@ class Environment:
     """An interpreter with what is installed beside it.
 
     Attributes:
-        python: Its full version.
-        prefix: Its folder.
         paths: Its installation scheme (`sysconfig`).
         infos: Folders of metadata by normalized name, the one that an import finds first.
     """

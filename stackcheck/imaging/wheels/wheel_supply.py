@@ -47,8 +47,6 @@ class Supply:
         settings: Folders, indexes and certificates.
         closed: Whether `settings` names one folder beside which nothing is asked.
         upstream: Knows which places of torch's makers this machine reaches.
-        cache: The wheel cache, if there is one.
-        cached: What it holds of these stacks' locks.
         debs: The packages that stages unpack, where this host has or got them.
         report: Gets a line for what a user would not expect.
     """

@@ -31,7 +31,6 @@ class FoundWheels:
 
     Attributes:
         files: The files of each locked package that has any.
-        cached: Those of them that lie in the wheel cache.
     """
 
     files: dict[Locked, tuple[Path, ...]]

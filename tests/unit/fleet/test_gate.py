@@ -12,10 +12,9 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.fleet import gate, link_stage, run, training
 from stackcheck.fleet.follow import Followed
 from stackcheck.fleet.job import NodeState
-from stackcheck.fleet.link_node import LinkNode
 from stackcheck.fleet.link_stage import Report
+from stackcheck.fleet.together import LinkNode, TrainNode
 from stackcheck.fleet.torchrun import Torchrun
-from stackcheck.fleet.train_node import TrainNode
 from stackcheck.fleet.training import TrainingReport
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from fake_files import HasFiles
 from small_fleet import bare_job
 from small_subjects import subject_of
 from stackcheck.errors import ChecksFailedError
-from stackcheck.fleet.link_node import LinkNode
 from stackcheck.fleet.link_stage import LinkPlan, NodeGroup
 from stackcheck.fleet.rendezvous import Rendezvous
+from stackcheck.fleet.together import LinkNode
 from stackcheck.fleet.torchrun import Torchrun
 
 if TYPE_CHECKING:

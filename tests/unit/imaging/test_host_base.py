@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stackcheck.errors import BuildError, FileError
+from stackcheck.files import atomic
 from stackcheck.imaging import host_base
 from stackcheck.imaging.bootstrap import installed_packages
 
@@ -205,8 +206,8 @@ def test_a_host_without_dpkg_and_a_disk_without_room_are_clear_errors(
 ) -> None:
     with pytest.raises(BuildError, match="no packages that a base could be cut from"):
         host_base.cut(["python9"], tmp_path, system="A test", root=tmp_path / "empty")
-    usage = type(host_base.shutil.disk_usage("/"))
-    monkeypatch.setattr(host_base.shutil, "disk_usage", lambda _path: usage(1, 1, 0))
+    usage = type(atomic.shutil.disk_usage("/"))
+    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _path: usage(1, 1, 0))
     with pytest.raises(FileError, match="not enough room for the base"):
         cut(root, "python9")
     monkeypatch.undo()

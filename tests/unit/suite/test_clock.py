@@ -13,7 +13,7 @@ import pytest
 
 import result_files
 from stackcheck.suite import bounds, figures, results
-from stackcheck.vendors import HostDevice, amd, busy, nvidia
+from stackcheck.vendors import HostDevice, amd, nvidia, seen
 from stackcheck.vendors.seen import Seen
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def host(vendor: vendors.Vendor, *names: str) -> Any:
 
 
 def test_counters_are_read_while_the_image_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy, "PERIOD_S", 0.01)
+    monkeypatch.setattr(seen, "PERIOD_S", 0.01)
     monkeypatch.setattr(nvidia, "busy", lambda: {"a": 0.5, "b": None, "other": 1.0})
-    with busy.watched(host("nvidia", "a", "b")) as found:
+    with seen.watched(host("nvidia", "a", "b")) as found:
         time.sleep(0.3)
     assert found.keys() == {"a", "b"}
     assert found["b"] is None
@@ -111,9 +111,9 @@ def test_a_counter_that_fails_is_not_read_and_ends_no_run(monkeypatch: pytest.Mo
     def fails() -> dict[str, float | None]:
         raise RuntimeError("the driver hangs")
 
-    monkeypatch.setattr(busy, "PERIOD_S", 0.01)
+    monkeypatch.setattr(seen, "PERIOD_S", 0.01)
     monkeypatch.setattr(amd, "busy", fails)
-    with busy.watched(host("amd", "a")) as found:
+    with seen.watched(host("amd", "a")) as found:
         time.sleep(0.1)
     assert found == {"a": None}
 
@@ -124,9 +124,9 @@ def test_a_counter_that_is_lost_for_a_while_refuses_nobody(
 ) -> None:
     """The device is always busy, and its driver does not answer `lost` times after each answer."""
     answers = itertools.cycle([{"a": 1.0}, *({"a": None} if number % 2 else {} for number in range(lost))])
-    monkeypatch.setattr(busy, "PERIOD_S", 0.005)
+    monkeypatch.setattr(seen, "PERIOD_S", 0.005)
     monkeypatch.setattr(nvidia, "busy", lambda: next(answers))
-    with busy.watched(host("nvidia", "a")) as found:
+    with seen.watched(host("nvidia", "a")) as found:
         time.sleep(0.4)
     assert found["a"]
     assert found["a"] > figures.LEAST_BUSY * 0.4

@@ -16,7 +16,7 @@ from layered import DEVICE, ELF, Layer, Member, md5
 from small_subjects import subject_of
 from stackcheck.errors import ChecksFailedError
 from stackcheck.policy import Unpackaged
-from stackcheck.suite import contents, sources
+from stackcheck.suite import contents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -280,7 +280,7 @@ def built(folder: Path, torch: bytes, base: Layer, *, locked: bool = True) -> co
     inputs = {
         path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in context.iterdir()
     }
-    known = sources.known(folder, inputs)
+    known = contents.sources(folder, inputs)
     return contents.compare(folder / "oci", layered.make(folder / "oci", HONEST), known)
 
 

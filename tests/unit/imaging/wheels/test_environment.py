@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stackcheck.errors import BuildError, ConfigurationError, FileError
-from stackcheck.files import origins
+from stackcheck.files import atomic, origins
 from stackcheck.imaging.wheels import environment
 
 if TYPE_CHECKING:
@@ -205,11 +205,11 @@ def test_a_program_that_is_no_python_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_full_disk_is_seen_before_the_first_byte(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = type(environment.shutil.disk_usage("/"))
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _path: usage(10, 10, 0))
+    usage = type(atomic.shutil.disk_usage("/"))
+    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _path: usage(10, 10, 0))
     with pytest.raises(FileError, match="not enough room for the wheels") as caught:
         fill(tmp_path / "house", original)
-    assert str(caught.value.got) == "0.0 GB free"
+    assert str(caught.value.got) == "0.00 GB free"
     assert not list((tmp_path / "house").glob("*.whl"))
 
 

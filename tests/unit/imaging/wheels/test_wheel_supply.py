@@ -53,7 +53,7 @@ def plan_of(tmp_path: Path, *wheels: Path, platform: str = "linux/amd64") -> pla
     stack = dataclasses.replace(pattern, id="small", base=base, missing=())
     folder = render_from(DOCKERFILE, stack, tmp_path)
     (folder / "requirements.lock").write_text("".join(map(locked_line, wheels)))
-    return plans.look_ahead(stack, "engine", tmp_path, platform=platform)
+    return plans.make_plan(stack, "engine", tmp_path, platform=platform)
 
 
 def stage(plan: plans.BuildPlan, name: str) -> object:
@@ -167,7 +167,7 @@ def test_a_stage_is_handed_what_its_own_lock_names_and_no_source_is_looked_for_a
     stack = dataclasses.replace(rocm, id="small", base=base, missing=(), python="3.11")
     folder = render_from(EXTENDED, stack, tmp_path)
     (folder / "flash-attn.lock").write_text(f"flash-attn==2.8.3 \\\n    --hash=sha256:{'0' * 64}\n")
-    plan = plans.look_ahead(stack, "engine", tmp_path, platform="linux/amd64")
+    plan = plans.make_plan(stack, "engine", tmp_path, platform="linux/amd64")
     named = {one.name: [str(p) for p in wheel_supply.packages(plan, one)] for one in plan.stages}
     assert named["flash-attn-build"] == ["flash-attn==2.8.3"]
     assert named["wheels"] == ["small-package==1.0"]
