@@ -11,10 +11,10 @@ VERDICT := --closing '[A-Z]+, [0-9]+ of [0-9]+ checks passed'
 # longest begins first: tests/integration/conftest.py has the order.
 FILES := --dist loadfile --no-loadscope-reorder --durations 10
 
-.PHONY: usual slow image lint faults unit integration nvml nvidia-hosts trainers image-again network tool amd-hosts \
+.PHONY: usual slow image lint faults unit integration nvml trainers image-again network tool amd-hosts \
 	amd-calls amd-whole slow-faults slow-trainers numbers peers
 
-usual: image lint faults unit integration nvml nvidia-hosts trainers
+usual: image lint faults unit integration nvml trainers
 
 # Nodes wait minutes for links that are down: beside the rest, and from the beginning.
 slow: network tool image-again amd-hosts amd-calls amd-whole slow-faults slow-trainers numbers
@@ -26,7 +26,7 @@ image:
 lint:
 	@$(STAGE) "lint" sh .ci/lint
 
-# Inside the image, and over AMD's real device library: there every fault once, as the slow tests plant the rest.
+# Inside the image, and over fabricated hosts: there every fault of AMD once, as the slow tests plant the rest.
 # Three at a time, as some wait for a time limit while another computes.
 faults: image
 	@sh .ci/prepare-faults
@@ -41,10 +41,6 @@ integration:
 # Needs nvidia-ml-py, which the cpu image has not.
 nvml:
 	@$(STAGE) "stub of NVML" $(PYTEST) tests/faults/test_device_faults.py -q -k name_of_the_stub
-
-# The judge is no part of the image in which these faults are planted.
-nvidia-hosts:
-	@$(STAGE) "verdicts on NVIDIA hosts" $(PYTEST) tests/faults/test_nvidia_verdicts.py -q -n 2
 
 trainers: image peers
 	@$(STAGE) "trainers" $(IN_IMAGE) $(TRAINERS) -m "not slow"

@@ -10,7 +10,6 @@ import pytest
 
 from device_hosts import READ, SAMPLE, SEEN, STUMBLES, by_uuid, host_copies, nvidia, speeds
 from planting import STUBS, TESTS, Fault, device_check
-from unfit_runs import assert_unfit
 
 ACCEPTANCE = TESTS / "acceptance"
 # An error of the library in the image is no evidence about the machine: FAILED.
@@ -169,11 +168,10 @@ FAULTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
-    result = plant(fault)
-    if fault.outcome == "invalid":  # the tool on the host says UNFIT only if the readings show the same
-        assert_unfit(result, unfit=not any(words in fault.says for words in UNANSWERED))
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.vendor == "cpu"], ids=str)
+def test_planted_fault_of_a_processor_is_caught(fault, plant) -> None:
+    """`test_nvidia_verdicts.py` plants the others, on a host that has the judge."""
+    plant(fault)
 
 
 @pytest.mark.parametrize(
