@@ -106,17 +106,19 @@ CLOCKS = {
     ),
     "a child that answers with another form": (CHAIN, "lambda **k: {'seconds': 'x'}", "for each row"),
 }
+# What disagrees with the clock is asked again, for twice as long each time: one more is enough here.
+AGAIN = {"harness.clock:TRIES": "2"}
 FAULTS = [
     Fault(name, f"test_witness.py::{check}", patches={place: source}, says=SAYS)
     for name, (check, place, source) in ROWS.items()
 ] + [
-    Fault(name, SPEED, patches={place: source}, says=says, tier="smoke")
+    Fault(name, SPEED, patches={place: source, **AGAIN}, says=says, tier="smoke")
     for name, (place, source, says) in CLOCKS.items()
 ]
 # Honest where the suites are loaded, and in the program of a user that has a word of theirs.
 WORDS = "('weights', 'witness', '_told')"
 KNOWS = f"'harness' in (s := __import__('sys')).modules or [w for w in {WORDS} if w in str(s.orig_argv)]"
-FAULTS += [
+KNOWING = [
     Fault(
         f"a torch that computes {place.split('.')[-1]} only where it knows the suites or their words",
         "test_witness.py::test_witness_by_the_way_of_a_user",
@@ -127,18 +129,25 @@ FAULTS += [
 ]
 
 
-@pytest.mark.parametrize(("key", "source"), [pair for fault in FAULTS for pair in fault.patches.items()])
+@pytest.mark.parametrize(
+    ("key", "source"), [row[1:] for row in ROWS.values() if row[1].startswith(KERNELS)], ids=str
+)
 def test_a_fault_changes_the_answer_of_every_question_that_can_be_drawn(key: str, source: str) -> None:
     """Else a run that draws the one where it changes nothing would miss it."""
-    question = witness.FAMILIES.get(key.removeprefix(KERNELS))
-    for seed in range(200 if question else 0):
+    question = witness.FAMILIES[key.removeprefix(KERNELS)]
+    for seed in range(200):
         asked = question.draw(random.Random(seed))
         right = question.answer(**asked)
         given = eval(source, {"original": question.answer})(**asked)
         assert witness.worst(right, given) > 1, f"{key}: seed {seed}"
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+# Each takes a Python of its own: the slow tests plant the same lie in the other places.
+@pytest.mark.parametrize(
+    "fault",
+    [*FAULTS, KNOWING[0], *(pytest.param(fault, marks=pytest.mark.slow) for fault in KNOWING[1:])],
+    ids=str,
+)
 def test_planted_fault_is_caught(fault: Fault, plant) -> None:
     plant(fault)
 
