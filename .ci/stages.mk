@@ -2,7 +2,8 @@
 # or `slow`. Make runs as many at a time as it is told, the first one of a goal's list that can begin.
 # exec: what ends make ends the stage, which lets its tests clean up.
 STAGE := exec .venv/bin/python .ci/stage.py
-PYTEST := .venv/bin/python -m pytest
+# What a test that passed wrote goes at once: a hundred thousand files of earlier runs take a disk a minute.
+PYTEST := .venv/bin/python -m pytest -o tmp_path_retention_policy=failed
 IMAGE = $$(sh .ci/cpu-image)
 IN_IMAGE = .venv/bin/stackcheck run "$(IMAGE)" -- env PYTHONPATH=build/peers python
 TRAINERS := -m pytest tests/trainers -q -n 2 -p no:cacheprovider --durations 10

@@ -144,8 +144,33 @@ INVENTED = (
     Hostile("a torch that knows some answers", {f"{SITE}/torch/__init__.py": SUMS}),
 )
 
+# Each is a way in that the usual half tries by another file, variable or answer; the slow half tries these.
+ALIKE = (
+    "e15b a volume on the runner",
+    "e1 python3 is another packaged program",
+    "e16b a package that copy tries",
+    "e4b OpenSSL's own configuration",
+    "e6 hwcaps of glibc",
+    "e7 ld.so.conf.d",
+    "e8 an archive of the standard library",
+    "a libc beside the program",
+    "sitecustomize",
+    "an answer that never comes",
+    "a .pth that replaces json",
+    "a volume above the suites",
+    "a torch that knows some answers",
+)
+IMAGES = {image.name: image for image in (*AUDITED, *INVENTED)}
 
-@pytest.mark.parametrize("hostile", [*AUDITED, *INVENTED], ids=str)
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        *(image for name, image in IMAGES.items() if name not in ALIKE),
+        *(pytest.param(IMAGES[name], marks=pytest.mark.slow) for name in ALIKE),
+    ],
+    ids=str,
+)
 def test_it_gets_no_passed(hostile: Hostile, engine: Engine, tmp_path: Path) -> None:
     """Every witness of the run fails; or the image or its run is refused, and a reason is given."""
     reference = f"stackcheck-test/hostile:{uuid.uuid4().hex[:12]}"
