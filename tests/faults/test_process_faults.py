@@ -11,6 +11,7 @@ import pytest
 import planting
 from harness import launch
 from planted_suite import only, run_suite
+from test_training_faults import SHORT
 
 pytestmark = pytest.mark.catches("the harness")
 
@@ -143,7 +144,7 @@ LATER = "(lambda seen: lambda: seen.append(1) or ('asked' if len(seen) > 1 else 
         # Several launches, one after the other: the server has loaded its modules before the last of them.
         pytest.param(
             "test_training.py::test_resume_is_bit_equal",
-            {"harness.server_main:_asked_device": LATER},
+            {"harness.server_main:_asked_device": LATER, **SHORT},
             "loading torch asked",
             id="later",
         ),
