@@ -1,5 +1,6 @@
 """A child that answers a witness question with anything but the values of these numbers is found."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import random
 
 import pytest
@@ -15,14 +16,8 @@ ROWS = {
         *("test_witness[gemm]", KERNELS + "gemm"),
         "lambda **k: {n: [[x * 1.001 for x in r] for r in v] for n, v in original(**k).items()}",
     ),
-    "attention that ignores its mask": (
-        *("test_witness[attention]", KERNELS + "attention"),
-        "lambda causal, **k: original(causal=not causal, **k)",
-    ),
-    "a norm with a loose epsilon": (
-        *("test_witness[layer_norm]", KERNELS + "layer_norm"),
-        "lambda eps, **k: original(eps=eps * 10_000, **k)",
-    ),
+    "attention that ignores its mask": (*("test_witness[attention]", KERNELS + "attention"), "lambda causal, **k: original(causal=not causal, **k)"),
+    "a norm with a loose epsilon": (*("test_witness[layer_norm]", KERNELS + "layer_norm"), "lambda eps, **k: original(eps=eps * 10_000, **k)"),
     "a loss of other targets": (
         *("test_witness[cross_entropy]", KERNELS + "cross_entropy"),
         "lambda targets, **k: original(targets=[(t + 1) % 11 for t in targets], **k)",
@@ -41,61 +36,28 @@ ROWS = {
             "[[0.0 for _ in w] if r in rows[:n] else w for n, (r, w) in enumerate(zip(rows, weights))], **k)"
         ),
     ),
-    "an optimizer without its last step": (
-        *("test_witness[optimizer]", KERNELS + "optimizer"),
-        "lambda gradients, **k: original(gradients=gradients[:-1], **k)",
-    ),
-    "an optimizer with another second beta": (
-        *("test_witness[optimizer]", KERNELS + "optimizer"),
-        "lambda betas, **k: original(betas=(betas[0], 0.999), **k)",
-    ),
+    "an optimizer without its last step": (*("test_witness[optimizer]", KERNELS + "optimizer"), "lambda gradients, **k: original(gradients=gradients[:-1], **k)"),
+    "an optimizer with another second beta": (*("test_witness[optimizer]", KERNELS + "optimizer"), "lambda betas, **k: original(betas=(betas[0], 0.999), **k)"),
     "training that repeats what it said before": (
         *("test_witness[training]", KERNELS + "training"),
         "lambda **k: {n: [1.0] * len(v) for n, v in original(**k).items()}",
     ),
-    "ranks that say what an earlier run said": (
-        *("test_witness_of_collectives", "harness.launch:launch"),
-        "lambda *a, **k: {**original(*a, **k), 'total': [0.0]}",
-    ),
+    "ranks that say what an earlier run said": (*("test_witness_of_collectives", "harness.launch:launch"), "lambda *a, **k: {**original(*a, **k), 'total': [0.0]}"),
     "a user's program that gets other libraries than the suites": (
         *("test_witness_by_the_way_of_a_user", "harness.launch:as_a_user"),
         "lambda *a, **k: {name: {} for name in original(*a, **k)}",
     ),
-}
+}  # fmt: skip
 SPEED = "test_witness.py::test_witness_of_speed"
 CHAIN = "workloads.chain:run"
 # What a child does to seem fast -> what is replaced, by what, and the reason that the run gives.
 CLOCKS = {
-    "a child that says a third of its time": (
-        CHAIN,
-        "lambda **k: {**(said := original(**k)), 'seconds': said['seconds'] / 3}",
-        "by the controller's clock",
-    ),
-    "a clock of the image that runs slowly": (
-        "workloads.chain:time.perf_counter",
-        "lambda: original() / 10",
-        "by the controller's clock",
-    ),
-    "a child that says more than it took": (
-        CHAIN,
-        "lambda **k: {**(said := original(**k)), 'seconds': said['seconds'] * 3}",
-        "by the controller's clock",
-    ),
-    "a child that leaves steps out": (
-        CHAIN,
-        "lambda steps, **k: original(steps=steps - 1, **k)",
-        "the controller computed",
-    ),
-    "a child that computes an eighth of the rows": (
-        CHAIN,
-        "lambda **k: {**(said := original(**k)), 'sums': said['sums'][:64] + [0] * 448}",
-        "the controller computed",
-    ),
-    "a child that computed everything before it was asked": (
-        CHAIN,
-        "lambda salt, **k: original(salt='', **k)",
-        "the controller computed",
-    ),
+    "a child that says a third of its time": (CHAIN, "lambda **k: {**(said := original(**k)), 'seconds': said['seconds'] / 3}", "by the controller's clock"),
+    "a clock of the image that runs slowly": ("workloads.chain:time.perf_counter", "lambda: original() / 10", "by the controller's clock"),
+    "a child that says more than it took": (CHAIN, "lambda **k: {**(said := original(**k)), 'seconds': said['seconds'] * 3}", "by the controller's clock"),
+    "a child that leaves steps out": (CHAIN, "lambda steps, **k: original(steps=steps - 1, **k)", "the controller computed"),
+    "a child that computes an eighth of the rows": (CHAIN, "lambda **k: {**(said := original(**k)), 'sums': said['sums'][:64] + [0] * 448}", "the controller computed"),
+    "a child that computed everything before it was asked": (CHAIN, "lambda salt, **k: original(salt='', **k)", "the controller computed"),
     "a wrapper that computes half of the rows of a large product": (
         "torch:mm",
         (
@@ -105,7 +67,7 @@ CLOCKS = {
         "the controller computed",
     ),
     "a child that answers with another form": (CHAIN, "lambda **k: {'seconds': 'x'}", "for each row"),
-}
+}  # fmt: skip
 # What disagrees with the clock is asked again, for twice as long each time: one more is enough here.
 AGAIN = {"harness.clock:TRIES": "2"}
 FAULTS = [
