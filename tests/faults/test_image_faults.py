@@ -1,5 +1,6 @@
 """Faults of an image: its declaration, its packages and its loaded libraries differ from each other."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import base64
 import functools
 import hashlib
@@ -115,24 +116,16 @@ def stack(tmp_path, request) -> dict[str, str]:
     ("stack", "check", "says"),
     [
         ({"packages": {"pytest": "1.0.0"}}, "test_declared_versions_are_installed", "pytest: declared 1.0.0"),
-        (
-            {"packages": {"no-such-thing": "1"}},
-            "test_declared_versions_are_installed",
-            "declared 1, installed none",
-        ),
+        ({"packages": {"no-such-thing": "1"}}, "test_declared_versions_are_installed", "declared 1, installed none"),
         ({"python": "3.2"}, "test_the_image_is_the_stack_that_was_asked_for", "3.2"),
         ({"vendor": "amd"}, "test_the_image_is_the_stack_that_was_asked_for", "amd"),
         ({"packages": {"torch": "2.0.0"}}, "test_loaded_libraries_are_the_declared_ones", "2.0.0"),
         ({"archs": ["gfx942"]}, "test_every_architecture_is_compiled_in", "gfx942"),
-        (
-            {"env": {"HSA_NO_SCRATCH_RECLAIM": "1"}},
-            "test_environment_is_as_declared",
-            "HSA_NO_SCRATCH_RECLAIM",
-        ),
+        ({"env": {"HSA_NO_SCRATCH_RECLAIM": "1"}}, "test_environment_is_as_declared", "HSA_NO_SCRATCH_RECLAIM"),
         ({}, "test_torch_cannot_be_replaced", "would install torch 0.0.1"),
     ],
     indirect=["stack"],
-)
+)  # fmt: skip
 def test_drift_from_the_declaration_is_caught(stack, check, says, plant) -> None:
     plant(Fault("drift", I + check, says=says, env=stack))
 
@@ -295,15 +288,12 @@ PLAIN_LIBRARY = device_code.elf({".text": b"x"})
             ),
             "its compiled files are for nvidia alone",
         ),
-        (
-            ("fused-things", {"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}),
-            "for nvidia alone (_C.cpython",
-        ),
+        (("fused-things", {"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}), "for nvidia alone (_C.cpython"),
         (("ptx-kernels", {"ptx_kernels/copy.cu": PTX_CODE.encode()}), "PTX inline in copy.cu"),
         (("ptx-triton", {"ptx_triton/kernels.py": PTX_IN_TRITON.encode()}), "PTX inline in kernels.py"),
         (("nvidia-cublas-cu12", {"nvidia/cublas/lib/libcublas.so.12": CUDA}), "a library of CUDA"),
     ],
-)
+)  # fmt: skip
 def test_package_for_nvidia_in_an_image_for_amd_is_caught(plant, tmp_path, stack, wheel, says) -> None:
     paths = installed_package(tmp_path / "site", wheel[0], "1.0", wheel[1])
     plant(Fault(f"{wheel[0]} for NVIDIA", FOREIGN, says=says, vendor="amd", env=stack, paths=paths))
