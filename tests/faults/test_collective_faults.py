@@ -44,16 +44,6 @@ FAULTS = (
         "the sums of worlds [5]",
     ),
     fault(
-        "a rank never ends its world",
-        "test_groups_set_up_and_torn_down",
-        {
-            CYCLE: "lambda r, key, **k: (time.sleep(100) if r.rank == 1 and key.endswith('/3') else 0, "
-            "original(r, key, **k))[1]",
-            LIMIT: "10.0",
-        },
-        "was not set up and torn down",
-    ),
-    fault(
         "a world that is refused on one rank",
         "test_groups_set_up_and_torn_down",
         {
