@@ -33,6 +33,7 @@ def test_planted_fault_is_caught(fault: Fault, plant: Callable[[Fault], dict[str
     plant(fault)
 
 
+@pytest.mark.slow  # the suites in the image run them too
 @pytest.mark.parametrize(
     "check",
     [
