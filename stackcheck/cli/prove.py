@@ -52,10 +52,10 @@ def prove_checks(
     """Plant every fault and show which check catches it; exit 6 unless every check catches its faults."""
     root = root.resolve()
     report = Progress()
-    # Refuse an image before the run over AMD's library, which takes minutes.
+    # Refuse an image before the run over fabricated hosts, which takes minutes.
     run_in_torch = _on_this_host() if here else _in_image(image or _cpu_image(root), report)
-    with prove.beside(prove.over_amd(workers, only=only), root=root, report=report) as amd:
-        parts = [run_in_torch(prove.in_torch(workers, quick=quick, only=only), root, report), amd()]
+    with prove.beside(prove.on_fabricated_hosts(workers, only=only), root=root, report=report) as hosts:
+        parts = [run_in_torch(prove.in_torch(workers, quick=quick, only=only), root, report), hosts()]
     proof = prove.join(parts, only)
     if only and not (proof.faults or proof.healthy or proof.failed):
         raise NothingSelectedError(

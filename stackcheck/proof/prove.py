@@ -1,8 +1,9 @@
 """Show that each check can fail. In: the tests of tests/faults. Out: a `Proof`: each fault, caught or missed.
 
 The tests run in two parts. Faults that need torch run in a certified image, or with a Python of this host
-that has torch. Faults in AMD's real library run on this host, as root. Each part prints one line of JSON at
-its end (tests/faults/proof.py): a `FaultRun`, from which alone the proof is made.
+that has torch. Faults of fabricated hosts (AMD's real library, as root; a stub of NVIDIA's) run on this host,
+and their verdicts are judged. Each part prints one line of JSON at its end (tests/faults/proof.py): a
+`FaultRun`, from which alone the proof is made.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-AMD_HOSTS = ("tests/faults/test_amd_hosts.py", "tests/faults/test_amd_readings.py")
+FABRICATED_HOSTS = (
+    "tests/faults/test_amd_hosts.py",
+    "tests/faults/test_amd_readings.py",
+    "tests/faults/test_nvidia_verdicts.py",
+)
 FAULTS = "tests/faults"
 # They judge results by stackcheck, which no image has, and plant again what others plant.
 JUDGED = (
     "tests/faults/test_amd_missing_calls.py",
     "tests/faults/test_amd_whole_run.py",
     "tests/faults/test_first_amd_page.py",
-    "tests/faults/test_nvidia_verdicts.py",
 )
 SUITE_PYTHON = "STACKCHECK_SUITE_PYTHON"  # as tests/faults/planting.py reads it
 LINE = '{"checks": '
@@ -126,14 +130,14 @@ def in_torch(workers: int, *, quick: bool = False, only: str | None = None) -> t
         quick: Leave out the tests that are marked slow: healthy runs that a run of the suites repeats.
         only: A pattern: only tests whose check, fault or own name has it.
     """
-    left_out = [word for path in (*AMD_HOSTS, *JUDGED) for word in ("--ignore", path)]
+    left_out = [word for path in (*FABRICATED_HOSTS, *JUDGED) for word in ("--ignore", path)]
     chosen = ("-m", "not slow") if quick else ()
     return ("-m", "pytest", FAULTS, *_options(workers), *left_out, *chosen, *_only(only))
 
 
-def over_amd(workers: int, *, only: str | None = None) -> tuple[str, ...]:
-    """Python's arguments for the part over AMD's real library; the arguments as for `in_torch`."""
-    return ("-m", "pytest", *AMD_HOSTS, *_options(workers), *_only(only))
+def on_fabricated_hosts(workers: int, *, only: str | None = None) -> tuple[str, ...]:
+    """Python's arguments for the part over fabricated hosts; the arguments as for `in_torch`."""
+    return ("-m", "pytest", *FABRICATED_HOSTS, *_options(workers), *_only(only))
 
 
 def _only(pattern: str | None) -> tuple[str, ...]:
@@ -180,7 +184,7 @@ def beside(
 ) -> Iterator[Callable[[], FaultRun]]:
     """Run one part on this host while the body of the `with` runs a different one.
 
-    The part over AMD's library mostly waits, the part that needs torch mostly computes.
+    The part over fabricated hosts mostly waits, the part that needs torch mostly computes.
 
     Yields:
         A function that waits for the end, reports the whole output, and returns the `FaultRun`. It raises

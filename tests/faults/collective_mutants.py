@@ -4,6 +4,7 @@
 A mutant wraps the real operation on rank 1 or on all ranks, so that no rank waits forever.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import functools
 import json
 import sys
@@ -148,31 +149,15 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     "gathered in the wrong order": ("all_gather_into_tensor", collectives.all_gather, after(swap_halves)),
     "gathered output is truncated": ("all_gather_into_tensor", collectives.all_gather, keeps_last),
     "gathering spoils its input": ("all_gather_into_tensor", patterns.keeps_input, spoils_input),
-    "a scattered element is wrong": (
-        "reduce_scatter_tensor",
-        collectives.reduce_scatter,
-        after(lambda o: o[3].add_(1)),
-    ),
+    "a scattered element is wrong": ("reduce_scatter_tensor", collectives.reduce_scatter, after(lambda o: o[3].add_(1))),
     "a scattered output is truncated": ("reduce_scatter_tensor", collectives.reduce_scatter, keeps_last),
     "exchanged shares are swapped": ("all_to_all_single", collectives.all_to_all, after(swap_halves)),
     "an uneven exchange is truncated": ("all_to_all_single", collectives.all_to_all_uneven, keeps_last),
-    "a broadcast misses its last element": (
-        "broadcast",
-        functools.partial(collectives.broadcast, root=0),
-        keeps_last,
-    ),
+    "a broadcast misses its last element": ("broadcast", functools.partial(collectives.broadcast, root=0), keeps_last),
     "the sum at the root is wrong": ("reduce", functools.partial(collectives.reduce, root=1), add_one),
     "a scattered share is truncated": ("scatter", functools.partial(collectives.scatter, root=0), keeps_last),
-    "a gathered share is truncated": (
-        "gather",
-        functools.partial(collectives.gather, root=1),
-        cuts_first_part,
-    ),
-    "a message loses its end": (
-        "batch_isend_irecv",
-        functools.partial(patterns.send_receive, distance=1),
-        cuts_message,
-    ),
+    "a gathered share is truncated": ("gather", functools.partial(collectives.gather, root=1), cuts_first_part),
+    "a message loses its end": ("batch_isend_irecv", functools.partial(patterns.send_receive, distance=1), cuts_message),
     "a group's sum is wrong": ("all_reduce", runs.sub_groups, add_one),
     "a group that shares ranks sums wrong": ("all_reduce", runs.overlapping_groups, ends_early),
     "an operation in flight ends late": ("all_reduce", patterns.in_flight, ends_early),
@@ -180,17 +165,9 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
     "a coalesced share is spoilt": ("reduce_scatter_tensor", patterns.coalesced, spoils_what_it_sends),
     "a mean is not one": ("all_reduce", runs.scaled(scaled.all_reduce_average), add_one),
     "a premultiplied sum is off": ("all_reduce", runs.scaled(scaled.all_reduce_premultiplied), add_one),
-    "a scattered mean is not one": (
-        "reduce_scatter_tensor",
-        runs.scaled(scaled.reduce_scatter_average),
-        add_one,
-    ),
+    "a scattered mean is not one": ("reduce_scatter_tensor", runs.scaled(scaled.reduce_scatter_average), add_one),
     "a group of one loses its end": ("all_reduce", runs.group_of_one, loses_end_alone),
-    "a scattering group of one loses its end": (
-        "reduce_scatter_tensor",
-        runs.group_of_one,
-        loses_end_alone,
-    ),
+    "a scattering group of one loses its end": ("reduce_scatter_tensor", runs.group_of_one, loses_end_alone),
     **{
         f"{op} is wrong at 33": (attribute, runs.beside_32(op), at_33(mutate, tensor))
         for op, (attribute, mutate, tensor) in {
@@ -206,28 +183,12 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
         }.items()
     },
     "a huge sum is wrong at its end": ("all_reduce", runs.in_pieces(collectives.all_reduce_large), add_one),
-    "a huge array is gathered wrong": (
-        "all_gather_into_tensor",
-        runs.in_pieces(collectives.all_gather_large),
-        add_one,
-    ),
+    "a huge array is gathered wrong": ("all_gather_into_tensor", runs.in_pieces(collectives.all_gather_large), add_one),
     "the measured sum is wrong": ("all_reduce", runs.called_directly("all_reduce"), add_one),
-    "the measured gathering is wrong": (
-        "all_gather_into_tensor",
-        runs.called_directly("all_gather"),
-        after(swap_halves),
-    ),
-    "the measured scattering is wrong": (
-        "reduce_scatter_tensor",
-        runs.called_directly("reduce_scatter"),
-        add_one,
-    ),
-    "the measured exchange is wrong": (
-        "batch_isend_irecv",
-        runs.called_directly("all_to_all"),
-        cuts_message,
-    ),
-}
+    "the measured gathering is wrong": ("all_gather_into_tensor", runs.called_directly("all_gather"), after(swap_halves)),
+    "the measured scattering is wrong": ("reduce_scatter_tensor", runs.called_directly("reduce_scatter"), add_one),
+    "the measured exchange is wrong": ("batch_isend_irecv", runs.called_directly("all_to_all"), cuts_message),
+}  # fmt: skip
 
 # Operations whose check is not called after them.
 PROVES = {

@@ -1,5 +1,6 @@
 """The mutants of compiled code and of packages as a table, as in `kernel_table`. Nothing runs here."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 from collections.abc import Callable
 from typing import Any
 
@@ -114,93 +115,30 @@ def tuned_wrong(original: Any, a: Any, b: Any, out: Any) -> None:
 
 
 MUTANTS: dict[str, Mutant] = {
-    **{
-        f"a compiled block of {family} has larger gradients": (
-            f"compiled {family}",
-            COMPILE,
-            compiles_to(forgets_norms),
-        )
-        for family in ("llama", "flux", "moe")
-    },
-    "a compiled block loses a row of dx": (
-        "compiled llama",
-        COMPILE,
-        compiles_to(bad_backward(0)),
-    ),
-    "a slice of a compiled table's gradient is not written": (
-        "compiled norms",
-        COMPILE,
-        compiles_to(loses_a_slice),
-    ),
-    "a compiled function loses its gradient": (
-        "compiled functions",
-        COMPILE,
-        compiles_to(loses_the_gradient),
-    ),
+    **{f"a compiled block of {family} has larger gradients": (f"compiled {family}", COMPILE, compiles_to(forgets_norms)) for family in ("llama", "flux", "moe")},
+    "a compiled block loses a row of dx": ("compiled llama", COMPILE, compiles_to(bad_backward(0))),
+    "a slice of a compiled table's gradient is not written": ("compiled norms", COMPILE, compiles_to(loses_a_slice)),
+    "a compiled function loses its gradient": ("compiled functions", COMPILE, compiles_to(loses_the_gradient)),
     "one tile of Triton loses a column": ("triton products", MULTIPLY, wrong_in(triton_kernels.TILES[3])),
     "a Triton product writes past its output": ("triton products", MULTIPLY, beyond),
     "the tuned tile is wrong": ("triton products", (Tuner, "tuned"), tuned_wrong),
-    "a Triton product forgets its accumulator": (
-        "triton products",
-        (InterpreterBuilder, "create_dot"),
-        without_accumulator,
-    ),
+    "a Triton product forgets its accumulator": ("triton products", (InterpreterBuilder, "create_dot"), without_accumulator),
     "a Triton tile is not turned": ("triton chains", (InterpreterBuilder, "create_trans"), not_turned),
-    "torchao's layer loses a row of dx": (
-        "layers of torchao",
-        (packages.Float8Linear, "forward"),
-        bad_backward(1),
-    ),
-    "torchao leaves a layer in 16 bits": (
-        "layers of torchao",
-        (packages.MODULES["torchao.float8"], "convert_to_float8_training"),
-        lambda _original, model, **_: model,
-    ),
-    "int8 weights zero a tile": (
-        "layers of torchao",
-        (packages.Int8Linear, "forward"),
-        after(zero_tile),
-    ),
-    "Liger's norm has another epsilon": (
-        "layers of liger-kernel",
-        (packages.LigerRMSNorm, "__init__"),
-        lambda original, self, size, **_: original(self, size, 1e-1),
-    ),
-    "Liger's LayerNorm loses a row of dx": (
-        "layers of liger-kernel",
-        (packages.LigerLayerNorm, "forward"),
-        bad_backward(1),
-    ),
-    "Liger's MLP zeroes a tile": (
-        "layers of liger-kernel",
-        (packages.LigerSwiGLUMLP, "forward"),
-        after(zero_tile),
-    ),
+    "torchao's layer loses a row of dx": ("layers of torchao", (packages.Float8Linear, "forward"), bad_backward(1)),
+    "torchao leaves a layer in 16 bits": ("layers of torchao", (packages.MODULES["torchao.float8"], "convert_to_float8_training"), lambda _original, model, **_: model),
+    "int8 weights zero a tile": ("layers of torchao", (packages.Int8Linear, "forward"), after(zero_tile)),
+    "Liger's norm has another epsilon": ("layers of liger-kernel", (packages.LigerRMSNorm, "__init__"), lambda original, self, size, **_: original(self, size, 1e-1)),
+    "Liger's LayerNorm loses a row of dx": ("layers of liger-kernel", (packages.LigerLayerNorm, "forward"), bad_backward(1)),
+    "Liger's MLP zeroes a tile": ("layers of liger-kernel", (packages.LigerSwiGLUMLP, "forward"), after(zero_tile)),
     "Liger's loss counts ignored rows": (
         "layers of liger-kernel",
         (packages.LigerCrossEntropyLoss, "forward"),
         lambda original, self, x, target: original(self, x, target) * 0.8,
     ),
-    "int8 operands zero a tile": (
-        "layers of bitsandbytes",
-        (packages.Linear8bitLt, "forward"),
-        after(zero_tile),
-    ),
-    "NF4 weights have another sign": (
-        "layers of bitsandbytes",
-        (packages.BITSANDBYTES.functional, "dequantize_4bit"),
-        after(lambda out: out[0].neg_()),
-    ),
-    "te.Linear loses a row of dx": (
-        "layers of transformer-engine-torch",
-        (packages.TeLinear, "forward"),
-        bad_backward(1),
-    ),
-    "te.LayerNormMLP loses a row of dx": (
-        "layers of transformer-engine-torch",
-        (packages.LayerNormMLP, "forward"),
-        bad_backward(1),
-    ),
+    "int8 operands zero a tile": ("layers of bitsandbytes", (packages.Linear8bitLt, "forward"), after(zero_tile)),
+    "NF4 weights have another sign": ("layers of bitsandbytes", (packages.BITSANDBYTES.functional, "dequantize_4bit"), after(lambda out: out[0].neg_())),
+    "te.Linear loses a row of dx": ("layers of transformer-engine-torch", (packages.TeLinear, "forward"), bad_backward(1)),
+    "te.LayerNormMLP loses a row of dx": ("layers of transformer-engine-torch", (packages.LayerNormMLP, "forward"), bad_backward(1)),
     "te's attention of packed sequences loses dk": (
         "layers of transformer-engine-torch",
         (packages.DotProductAttention, "forward"),
@@ -211,4 +149,4 @@ MUTANTS: dict[str, Mutant] = {
     "a Triton sum is off by a thousandth": ("triton reductions", (ReduceOps, "sum"), scaled),
     "Triton takes the last of equals": ("triton reductions", (ReduceOps, "min_max"), last_of_equals),
     "a Triton prefix sum skips an element": ("triton reductions", (ScanOps, "cumsum"), skips_one),
-}
+}  # fmt: skip

@@ -5,7 +5,7 @@ What no device answered is made up (`made_up.py`), so a verdict rests on what th
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,13 +14,23 @@ import made_up
 from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.stack import Stack
 from stackcheck.policy import is_advisory
-from stackcheck.suite import judgement
+from stackcheck.suite import bounds, judgement
 from stackcheck.suite.verdict import Verdict
 
 # How the check that names a fault ends -> what becomes of the run; of a skip the caller knows.
 STATUS = {"passed": "PASSED", "failed": "FAILED", "invalid": "UNFIT"}
 # The suites of this checkout are copied to be hashed: half a second, and the same for every run.
 INPUTS_ONCE = functools.cache(judgement._inputs_of)
+
+
+@functools.cache
+def _answer(root: Path, question: str, ask: Callable[..., str] = bounds.ask_suites) -> str:
+    return ask(root, json.loads(question))
+
+
+def asked_once(root: Path, question: Mapping[str, Any]) -> str:
+    """The suites' answer to a question about bounds, which takes a new Python."""
+    return _answer(root, json.dumps(question, sort_keys=True))
 
 
 def judged(result: Mapping[str, Any], folder: Path, selector: str | None = None) -> Verdict:
@@ -30,7 +40,10 @@ def judged(result: Mapping[str, Any], folder: Path, selector: str | None = None)
     path.write_text(json.dumps(made_up.whole(run)), encoding="utf-8")
     arch = next((device["arch"] for device in result["host"]["devices"]), "")
     chosen = stack(selector, arch) if selector else None
-    with mock.patch.object(judgement, "_inputs_of", INPUTS_ONCE):
+    with (
+        mock.patch.object(judgement, "_inputs_of", INPUTS_ONCE),
+        mock.patch.object(bounds, "ask_suites", asked_once),
+    ):
         return judgement.judge_file(path, made_up.ROOT, chosen, made_up=True).verdict
 
 

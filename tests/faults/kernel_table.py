@@ -3,6 +3,7 @@
 A mutant patches a function of torch, or of the stand-in for a package, from outside.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
 from typing import Any
 
 import torch
@@ -33,11 +34,7 @@ MUTANTS: dict[str, Mutant] = {
     "attention's mask is off by one": ("attention", SDPA, changes.shifted_mask),
     "attention's scale is off": ("attention", SDPA, changes.wrong_scale),
     "attention zeroes a tile": ("attention", SDPA, changes.after(changes.zero_tile)),
-    "attention writes NaN": (
-        "attention",
-        SDPA,
-        changes.after(lambda out: out[..., -1, -1].fill_(float("nan"))),
-    ),
+    "attention writes NaN": ("attention", SDPA, changes.after(lambda out: out[..., -1, -1].fill_(float("nan")))),
     "attention loses a row of dq": ("attention", SDPA, changes.bad_backward(0)),
     "attention loses a row of dk": ("attention", SDPA, changes.bad_backward(1)),
     "attention loses a row of dv": ("attention", SDPA, changes.bad_backward(2)),
@@ -47,37 +44,17 @@ MUTANTS: dict[str, Mutant] = {
     "rms_norm loses a row of dx": ("rms_norm", (functional, "rms_norm"), changes.bad_backward(0)),
     "layer_norm uses another epsilon": ("layer_norm", (functional, "layer_norm"), changes.other_eps),
     "layer_norm loses a row of dx": ("layer_norm", (functional, "layer_norm"), changes.bad_backward(0)),
-    "cross_entropy takes the next target": (
-        "cross_entropy",
-        (functional, "cross_entropy"),
-        changes.next_target,
-    ),
-    "cross_entropy counts ignored rows": (
-        "cross_entropy",
-        (functional, "cross_entropy"),
-        changes.counts_ignored,
-    ),
-    "cross_entropy loses a gradient row": (
-        "cross_entropy",
-        (functional, "cross_entropy"),
-        changes.bad_backward(0),
-    ),
-    "silu zeroes a tile": (
-        "activations",
-        (functional, "silu"),
-        changes.after(lambda out: out[..., -4:].zero_()),
-    ),
+    "cross_entropy takes the next target": ("cross_entropy", (functional, "cross_entropy"), changes.next_target),
+    "cross_entropy counts ignored rows": ("cross_entropy", (functional, "cross_entropy"), changes.counts_ignored),
+    "cross_entropy loses a gradient row": ("cross_entropy", (functional, "cross_entropy"), changes.bad_backward(0)),
+    "silu zeroes a tile": ("activations", (functional, "silu"), changes.after(lambda out: out[..., -4:].zero_())),
     "gelu is the other approximation": (
         "activations fp32",
         (functional, "gelu"),
         lambda original, x, **_: original(x, approximate="tanh" if x.dtype != torch.float64 else "none"),
     ),
     "softmax flips one bit": ("reductions", (torch.Tensor, "softmax"), changes.after(changes.flip_bit)),
-    "cumsum drops the last term": (
-        "reductions",
-        (torch.Tensor, "cumsum"),
-        changes.after(lambda o: o[..., -1].sub_(1)),
-    ),
+    "cumsum drops the last term": ("reductions", (torch.Tensor, "cumsum"), changes.after(lambda o: o[..., -1].sub_(1))),
     "embedding learns its padding row": ("embedding", (functional, "embedding"), changes.no_padding),
     "embedding flips one bit": ("embedding", (functional, "embedding"), changes.after(changes.flip_bit)),
     "conv2d zeroes a tile": ("convolution", (functional, "conv2d"), changes.after(changes.zero_tile)),
@@ -95,94 +72,46 @@ MUTANTS: dict[str, Mutant] = {
     "mm with TF32 flips one bit": ("gemm tf32", (torch, "mm"), changes.after(changes.flip_bit)),
     "mm gives the same wrong bits always": ("screen", (torch, "mm"), changes.after(changes.flip_bit)),
     "an 8-bit product flips one bit": ("fp8 product", (torch, "_scaled_mm"), changes.after(changes.flip_bit)),
-    "an 8-bit product zeroes a tile": (
-        "fp8 product",
-        (torch, "_scaled_mm"),
-        changes.after(changes.zero_tile),
-    ),
+    "an 8-bit product zeroes a tile": ("fp8 product", (torch, "_scaled_mm"), changes.after(changes.zero_tile)),
     "an 8-bit product writes NaN": ("fp8 product", (torch, "_scaled_mm"), changes.after(changes.put_nan)),
     "a huge addition wraps": ("large", (torch, "add"), changes.after(changes.wraps(standins.SMALL))),
     "a huge product wraps": ("large", (torch, "mm"), changes.after(changes.wraps(standins.SMALL))),
-    "a huge loss forgets its last row": (
-        "large",
-        (functional, "cross_entropy"),
-        changes.after(lambda out: out[-1].add_(1)),
-    ),
+    "a huge loss forgets its last row": ("large", (functional, "cross_entropy"), changes.after(lambda out: out[-1].add_(1))),
     "a huge sum forgets its last term": ("large", (torch.Tensor, "sum"), changes.short_sum),
     "packed sequences see each other": ("varlen", SDPA, changes.ignores_mask),
     "packed attention loses a row of dk": ("varlen", SDPA, changes.bad_backward(1)),
     "a window is one key too wide": ("window", SDPA, changes.wider_mask),
     "a window is not there": ("window", SDPA, changes.ignores_mask),
-    "the package's varlen zeroes a tile": (
-        "varlen package",
-        (standins.PACKAGE, "flash_attn_varlen_func"),
-        changes.after(changes.zero_tile),
-    ),
+    "the package's varlen zeroes a tile": ("varlen package", (standins.PACKAGE, "flash_attn_varlen_func"), changes.after(changes.zero_tile)),
     "the package's window is not there": (
         "window package",
         (standins.PACKAGE, "flash_attn_func"),
         lambda original, *args, **kwargs: original(*args, **{**kwargs, "window_size": (-1, -1)}),
     ),
-    "the package loses a key": (
-        "flash package",
-        (standins.PACKAGE, "flash_attn_func"),
-        changes.shifted_diagonal,
-    ),
-    "the package loses a row of dq": (
-        "flash package",
-        (standins.PACKAGE, "flash_attn_func"),
-        changes.bad_backward(0),
-    ),
-    "the package loses a row of dq of a rounded width": (
-        "flash package rounded",
-        (standins.PACKAGE, "flash_attn_func"),
-        changes.bad_backward(0),
-    ),
+    "the package loses a key": ("flash package", (standins.PACKAGE, "flash_attn_func"), changes.shifted_diagonal),
+    "the package loses a row of dq": ("flash package", (standins.PACKAGE, "flash_attn_func"), changes.bad_backward(0)),
+    "the package loses a row of dq of a rounded width": ("flash package rounded", (standins.PACKAGE, "flash_attn_func"), changes.bad_backward(0)),
     "the package changes bits between calls": (
         "flash package",
         (standins.PACKAGE, "flash_attn_func"),
         lambda original, *args, **kwargs: original(*args, **kwargs) * (1 + 0.01 * torch.rand(())),
     ),
-    "FlashAttention 4 loses a row of dq": (
-        "flash package 4",
-        (standins.PACKAGE, "flash_attn_func"),
-        changes.bad_backward(0),
-    ),
-    "FlashAttention 4 zeroes a tile of a pack": (
-        "flash package 4",
-        (standins.PACKAGE, "flash_attn_varlen_func"),
-        changes.after(changes.zero_tile),
-    ),
+    "FlashAttention 4 loses a row of dq": ("flash package 4", (standins.PACKAGE, "flash_attn_func"), changes.bad_backward(0)),
+    "FlashAttention 4 zeroes a tile of a pack": ("flash package 4", (standins.PACKAGE, "flash_attn_varlen_func"), changes.after(changes.zero_tile)),
     "dropout does not scale what it keeps": ("dropout", SDPA, changes.unscaled_dropout),
     "dropout drops half of its share": ("dropout", SDPA, changes.half_the_dropout),
     "dropout has one mask for all heads": ("dropout", SDPA, changes.one_mask),
     "dropout has one mask for eight queries": ("dropout", SDPA, changes.one_mask_for_every_other_of_sixteen),
     "dropout is the same at every call": ("dropout", SDPA, changes.same_every_call),
     "dropout's backward forgets a row": ("dropout", SDPA, changes.bad_backward(2)),
-    "a fused loss forgets a chunk": (
-        "linear loss in chunks",
-        (functional, "linear_cross_entropy"),
-        changes.forgets_a_chunk,
-    ),
-    "a fused loss loses a row of dx": (
-        "linear loss in chunks",
-        (functional, "linear_cross_entropy"),
-        changes.bad_backward(0),
-    ),
+    "a fused loss forgets a chunk": ("linear loss in chunks", (functional, "linear_cross_entropy"), changes.forgets_a_chunk),
+    "a fused loss loses a row of dx": ("linear loss in chunks", (functional, "linear_cross_entropy"), changes.bad_backward(0)),
     "an output layer loses a row of dw": ("linear loss", (functional, "linear"), changes.bad_backward(1)),
-    "a project's norm flips one bit": (
-        "project kernels",
-        (standins.OPS, "norm_apply"),
-        changes.after(changes.flip_bit),
-    ),
-    "a project's activation zeroes a tile": (
-        "project kernels",
-        (standins.OPS, "swiglu"),
-        changes.after(changes.zero_tile),
-    ),
+    "a project's norm flips one bit": ("project kernels", (standins.OPS, "norm_apply"), changes.after(changes.flip_bit)),
+    "a project's activation zeroes a tile": ("project kernels", (standins.OPS, "swiglu"), changes.after(changes.zero_tile)),
     "a project's loss is of the next label": (
         "project kernels",
         (standins.OPS, "cross_entropy_"),
         lambda original, logits, labels, scale: original(logits, (labels + 1) % logits.shape[1], scale),
     ),
-}
+}  # fmt: skip

@@ -1,5 +1,6 @@
 """The mutants of checks in the shapes of models as a table, as in `kernel_table`. Nothing runs here."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import torch
 from torch.nn import functional
 
@@ -29,16 +30,8 @@ MUTANTS: dict[str, Mutant] = {
     "a row without a key spoils its head": ("attention of models", SDPA, changes.keyless_row_spoils_all),
     "attention of models loses a row of dv": ("attention of models", SDPA, kernel_changes.bad_backward(2)),
     "flash refuses grouped heads": ("attention of models by flash", SDPA, changes.refuses_groups),
-    "the package loses a row of dk of models": (
-        "attention of models by package",
-        (standins.PACKAGE, "flash_attn_func"),
-        kernel_changes.bad_backward(1),
-    ),
-    "conv1d zeroes a tile": (
-        "convolution",
-        CONV[1],
-        kernel_changes.after(lambda out: out[..., -4:].zero_()),
-    ),
+    "the package loses a row of dk of models": ("attention of models by package", (standins.PACKAGE, "flash_attn_func"), kernel_changes.bad_backward(1)),
+    "conv1d zeroes a tile": ("convolution", CONV[1], kernel_changes.after(lambda out: out[..., -4:].zero_())),
     "conv3d loses a row of dw": ("convolution", CONV[3], kernel_changes.bad_backward(1)),
     "conv3d reads channels that are last as first": ("convolution", CONV[3], changes.reads_as_first),
     "conv3d changes bits between calls": ("convolution", CONV[3], changes.restless()),
@@ -55,32 +48,16 @@ MUTANTS: dict[str, Mutant] = {
     "mm is wrong if both operands are transposed": ("gemm", (torch, "mm"), changes.wrong_for_tt),
     "a product of a huge operand wraps": ("large product", (torch, "mm"), changes.wraps_operand),
     "a huge softmax wraps": ("large softmax", (torch.Tensor, "softmax"), kernel_changes.after(_WRAPS)),
-    "a huge loss writes its gradient elsewhere": (
-        "large cross_entropy",
-        (functional, "cross_entropy"),
-        changes.gradient(_WRAPS),
-    ),
+    "a huge loss writes its gradient elsewhere": ("large cross_entropy", (functional, "cross_entropy"), changes.gradient(_WRAPS)),
     "a huge embedding wraps": ("large embedding", (functional, "embedding"), kernel_changes.after(_WRAPS)),
-    "a huge table loses its last gradient": (
-        "large embedding",
-        (functional, "embedding"),
-        kernel_changes.bad_backward(1),
-    ),
+    "a huge table loses its last gradient": ("large embedding", (functional, "embedding"), kernel_changes.bad_backward(1)),
     "a huge convolution wraps": ("large convolution", CONV[2], kernel_changes.after(changes.wraps_images)),
     "an 8-bit product reads past its scales": ("fp8 recipes", FP8, changes.next_scale),
     "an 8-bit product reads past its last row": ("fp8 recipes", FP8, changes.row_beyond),
     "an 8-bit product has one scale for all rows": ("fp8 recipes", FP8, changes.first_scale),
     "a ragged 8-bit product zeroes its last row": ("fp8 recipes", FP8, changes.drops_ragged_row),
-    "a replay now and then is corrupted": (
-        "graph in new processes",
-        (repeatability, "capture"),
-        changes.corrupts_replays,
-    ),
-    "a replay has the inputs of the one before": (
-        "graph in new processes",
-        (repeatability, "capture"),
-        changes.late_replays,
-    ),
+    "a replay now and then is corrupted": ("graph in new processes", (repeatability, "capture"), changes.corrupts_replays),
+    "a replay has the inputs of the one before": ("graph in new processes", (repeatability, "capture"), changes.late_replays),
     "the package's window of a model is not there": (
         "attention of models by package",
         (standins.PACKAGE, "flash_attn_func"),
@@ -88,9 +65,5 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "attention is plain for grouped heads": ("attention default", SDPA, changes.plain_for_groups),
     "a member of one token sees another": ("packed members", SDPA, changes.sees_the_member_before),
-    "a pack with lone keys has NaN": (
-        "packed members by package",
-        (standins.PACKAGE, "flash_attn_varlen_func"),
-        changes.lone_keys_have_no_gradient,
-    ),
-}
+    "a pack with lone keys has NaN": ("packed members by package", (standins.PACKAGE, "flash_attn_varlen_func"), changes.lone_keys_have_no_gradient),
+}  # fmt: skip

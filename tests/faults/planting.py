@@ -27,7 +27,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,15 @@ def tell(item: Any, planted: Mapping[str, Any]) -> None:
     entry = (PLANTED, json.dumps(dict(planted)))
     if entry not in item.user_properties:
         item.user_properties.append(entry)
+
+
+def judge_each(item: Any, fault: Fault, result: Mapping[str, Any], says: Mapping[str, str]) -> None:
+    """Declare every fault that one run plants, name -> words, and assert that the check's reason has them."""
+    (check,) = result["checks"]
+    for name, words in says.items():
+        tell(item, {**declaration(replace(fault, name=name)), "caught": words in check["reason"]})
+    missed = [name for name, words in says.items() if words not in check["reason"]]
+    assert not missed, f"{missed} were not caught: {check['reason']}"
 
 
 def run(fault: Fault, folder: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import pytest
 
 from device_hosts import READ, SAMPLE, SEEN, STUMBLES, by_uuid, host_copies, nvidia, speeds
 from planting import STUBS, TESTS, Fault, device_check
-from unfit_runs import assert_unfit
 
 ACCEPTANCE = TESTS / "acceptance"
 # An error of the library in the image is no evidence about the machine: FAILED.
@@ -169,11 +168,10 @@ FAULTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_of_a_device_is_caught(fault, plant) -> None:
-    result = plant(fault)
-    if fault.outcome == "invalid":  # the tool on the host says UNFIT only if the readings show the same
-        assert_unfit(result, unfit=not any(words in fault.says for words in UNANSWERED))
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.vendor == "cpu"], ids=str)
+def test_planted_fault_of_a_processor_is_caught(fault, plant) -> None:
+    """`test_nvidia_verdicts.py` plants the others, on a host that has the judge."""
+    plant(fault)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +196,12 @@ def test_a_process_without_memory_on_a_device_does_not_share_it(plant) -> None:
     plant(Fault("nothing", check, vendor="nvidia", nvml=idle, outcome="passed", patches=SEEN))
 
 
-@pytest.mark.parametrize("check", sorted(path.name for path in ACCEPTANCE.glob("test_devices*.py")))
-def test_healthy_host_passes_every_device_check(check, plant) -> None:
-    fault = Fault("nothing", check, vendor="nvidia", nvml={}, outcome="passed", patches=SEEN)
-    with_numa = {**SEEN, "vendors.nvidia_device:_numa_node": "lambda bdf: 0"}
-    result = plant(Fault(**{**vars(fault), "patches": with_numa}))
+def test_healthy_host_passes_every_device_check(plant) -> None:
+    first, *others = sorted(ACCEPTANCE.glob("test_devices*.py"))
+    patches = {**SEEN, "vendors.nvidia_device:_numa_node": "lambda bdf: 0"}
+    fault = Fault("nothing", first.name, "passed", vendor="nvidia", nvml={}, patches=patches)
+    result = plant(replace(fault, arguments=tuple(map(str, others))))
+    assert {check["outcome"] for check in result["checks"]} == {"passed"}, result["output"]
     assert len(result["host"]["devices"]) == 4
     assert result["host"]["devices"][0]["model"] == "H200"
 

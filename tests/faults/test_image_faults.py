@@ -1,5 +1,6 @@
 """Faults of an image: its declaration, its packages and its loaded libraries differ from each other."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import base64
 import functools
 import hashlib
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import device_code
-from planting import SUITE_PYTHON, Fault
+from planting import SUITE_PYTHON, Fault, judge_each
 
 I = "test_image.py::"  # noqa: E741
 LOADED = "workloads.image:loaded"
@@ -115,24 +116,16 @@ def stack(tmp_path, request) -> dict[str, str]:
     ("stack", "check", "says"),
     [
         ({"packages": {"pytest": "1.0.0"}}, "test_declared_versions_are_installed", "pytest: declared 1.0.0"),
-        (
-            {"packages": {"no-such-thing": "1"}},
-            "test_declared_versions_are_installed",
-            "declared 1, installed none",
-        ),
+        ({"packages": {"no-such-thing": "1"}}, "test_declared_versions_are_installed", "declared 1, installed none"),
         ({"python": "3.2"}, "test_the_image_is_the_stack_that_was_asked_for", "3.2"),
         ({"vendor": "amd"}, "test_the_image_is_the_stack_that_was_asked_for", "amd"),
         ({"packages": {"torch": "2.0.0"}}, "test_loaded_libraries_are_the_declared_ones", "2.0.0"),
         ({"archs": ["gfx942"]}, "test_every_architecture_is_compiled_in", "gfx942"),
-        (
-            {"env": {"HSA_NO_SCRATCH_RECLAIM": "1"}},
-            "test_environment_is_as_declared",
-            "HSA_NO_SCRATCH_RECLAIM",
-        ),
+        ({"env": {"HSA_NO_SCRATCH_RECLAIM": "1"}}, "test_environment_is_as_declared", "HSA_NO_SCRATCH_RECLAIM"),
         ({}, "test_torch_cannot_be_replaced", "would install torch 0.0.1"),
     ],
     indirect=["stack"],
-)
+)  # fmt: skip
 def test_drift_from_the_declaration_is_caught(stack, check, says, plant) -> None:
     plant(Fault("drift", I + check, says=says, env=stack))
 
@@ -178,23 +171,22 @@ def test_two_openmp_runtimes_are_caught(plant) -> None:
     plant(Fault("two OpenMP runtimes", once, says="an OpenMP runtime", patches=patches))
 
 
+# What a library says of its version -> what the check says then.
+WRONG = {
+    "NCCL": ([2, 27, 3], "NCCL: /opt/nccl/libnccl.so.2 is 2.27.3, declared 2.30.7"),
+    "the CUDA runtime": ([12, 8], "is 12.8, declared 13.0"),
+    "cuDNN": ([9, 19, 0], "is 9.19.0, installed nvidia-cudnn-cu13 9.20.0.48"),
+    "cuBLAS": ("cuBLAS does not report its version: no cublasGetProperty", "does not report its version"),
+    "NVRTC": (None, "NVRTC: torch did not load libnvrtc.so"),
+}
+
+
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"NCCL": [2, 27, 3]}, "NCCL: /opt/nccl/libnccl.so.2 is 2.27.3, declared 2.30.7"),
-        ({"the CUDA runtime": [12, 8]}, "is 12.8, declared 13.0"),
-        ({"cuDNN": [9, 19, 0]}, "is 9.19.0, installed nvidia-cudnn-cu13 9.20.0.48"),
-        (
-            {"cuBLAS": "cuBLAS does not report its version: no cublasGetProperty"},
-            "does not report its version",
-        ),
-        ({"NVRTC": None}, "NVRTC: torch did not load libnvrtc.so"),
-    ],
-)
-def test_vendor_library_that_is_not_the_stated_one_is_caught(plant, tmp_path, stack, changes, says) -> None:
-    planted = asked(tmp_path, changes)
-    plant(Fault("drift of a library", LIBRARIES, says=says, vendor="nvidia", env=stack, **planted))
+def test_vendor_libraries_that_are_not_the_stated_ones_are_caught(plant, tmp_path, stack, request) -> None:
+    planted = asked(tmp_path, {name: version for name, (version, _) in WRONG.items()})
+    fault = Fault("drift of libraries", LIBRARIES, vendor="nvidia", env=stack, **planted)
+    says = {f"drift of {name}": words for name, (_, words) in WRONG.items()}
+    judge_each(request.node, fault, plant(fault), says)
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
@@ -222,24 +214,29 @@ START = I + "test_nothing_runs_unasked_when_python_starts"
 UNASKED = "import os\n"
 
 
-@pytest.mark.parametrize("name", ["evil.pth", "sitecustomize.py", "usercustomize.py"])
-def test_code_that_runs_at_every_start_and_has_no_owner_is_caught(plant, name) -> None:
-    says = f"{name}: no installed package owns it"
-    plant(Fault(f"an unowned {name}", START, says=says, files={name: UNASKED}))
+STARTERS = ("evil.pth", "sitecustomize.py", "usercustomize.py")
 
 
-@pytest.mark.parametrize("name", ["evil.pth", "sitecustomize.py", "usercustomize.py"])
-@pytest.mark.parametrize("body", [UNASKED, UNASKED + "os.environ\n"])
+def test_code_that_runs_at_every_start_and_has_no_owner_is_caught(plant, request) -> None:
+    fault = Fault("unowned starters", START, files=dict.fromkeys(STARTERS, UNASKED))
+    says = {f"an unowned {name}": f"{name}: no installed package owns it" for name in STARTERS}
+    judge_each(request.node, fault, plant(fault), says)
+
+
+@pytest.mark.parametrize("body", [UNASKED, UNASKED + "os.environ\n"], ids=["owned", "changed"])
 def test_code_that_runs_at_every_start_is_accepted_only_as_its_owner_installed_it(
-    plant, tmp_path, name, body
+    plant, tmp_path, body, request
 ) -> None:
-    paths = installed_package(tmp_path / "site", "owner", "1.0", {name: body.encode()})
+    paths = installed_package(tmp_path / "site", "owner", "1.0", dict.fromkeys(STARTERS, body.encode()))
     digest = base64.urlsafe_b64encode(hashlib.sha256(UNASKED.encode()).digest()).rstrip(b"=").decode()
-    record = f"{name},sha256={digest},{len(UNASKED)}\n"
+    record = "".join(f"{name},sha256={digest},{len(UNASKED)}\n" for name in STARTERS)
     (tmp_path / "site" / "owner-1.0.dist-info" / "RECORD").write_text(record)
-    says = "" if body == UNASKED else f"{name}: it is not as owner 1.0 installed it"
-    what, outcome = ("a changed", "failed") if says else ("an owned", "passed")
-    plant(Fault(f"{what} {name}", START, outcome, says, paths=paths))
+    if body == UNASKED:
+        plant(Fault("owned starters", START, "passed", paths=paths))
+        return
+    fault = Fault("changed starters", START, paths=paths)
+    says = {f"a changed {name}": f"{name}: it is not as owner 1.0 installed it" for name in STARTERS}
+    judge_each(request.node, fault, plant(fault), says)
 
 
 def test_conflict_of_installed_packages_is_caught(plant, tmp_path) -> None:
@@ -277,64 +274,62 @@ CUDA, HIP = device_code.nvidia_library(["sm_80"]), device_code.amd_library(["gfx
 PLAIN_LIBRARY = device_code.elf({".text": b"x"})
 
 
+# Package -> its files, and what the check says of it.
+OF_NVIDIA = {
+    "flash-attn-3": ({"flash_attn_3/_C.abi3.so": CUDA}, "written for NVIDIA's Hopper"),
+    "bitsandbytes": (
+        {
+            "bitsandbytes/libbitsandbytes_cpu.so": PLAIN_LIBRARY,
+            "bitsandbytes/libbitsandbytes_cuda126.so": CUDA,
+            "bitsandbytes/libbitsandbytes_cuda130.so": PLAIN_LIBRARY,
+        },
+        "its compiled files are for nvidia alone",
+    ),
+    "fused-things": ({"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}, "for nvidia alone (_C.cpython"),
+    "ptx-kernels": ({"ptx_kernels/copy.cu": PTX_CODE.encode()}, "PTX inline in copy.cu"),
+    "ptx-triton": ({"ptx_triton/kernels.py": PTX_IN_TRITON.encode()}, "PTX inline in kernels.py"),
+    "nvidia-cublas-cu12": ({"nvidia/cublas/lib/libcublas.so.12": CUDA}, "a library of CUDA"),
+}
+OF_AMD = {
+    "triton-rocm": ({}, "as PyTorch builds it for ROCm"),
+    "hip-kernels": ({"hip_kernels/_C.so": HIP}, "its compiled files are for amd alone"),
+}
+OF_BOTH = {
+    "bitsandbytes": {"b/libbitsandbytes_cuda126.so": CUDA, "b/libbitsandbytes_rocm72.so": HIP},
+    "torchao": {"torchao/_C_cutlass_90a.abi3.so": CUDA},
+    "guarded": {"guarded/copy.cu": b"#ifndef USE_ROCM\n" + PTX_CODE.encode() + b"#endif\n"},
+    "plain": {"plain/_c.abi3.so": PLAIN_LIBRARY, "plain/a.py": b"'''asm( is a word'''\n"},
+}
+
+
 @pytest.mark.parametrize(
-    "stack", [{"vendor": "amd", "packages": {}}, None], indirect=True, ids=["declared", "foreign image"]
-)
-@pytest.mark.parametrize(
-    ("wheel", "says"),
+    ("stack", "wheels"),
     [
-        (("flash-attn-3", {"flash_attn_3/_C.abi3.so": CUDA}), "written for NVIDIA's Hopper"),
-        (
-            (
-                "bitsandbytes",
-                {
-                    "bitsandbytes/libbitsandbytes_cpu.so": PLAIN_LIBRARY,
-                    "bitsandbytes/libbitsandbytes_cuda126.so": CUDA,
-                    "bitsandbytes/libbitsandbytes_cuda130.so": PLAIN_LIBRARY,
-                },
-            ),
-            "its compiled files are for nvidia alone",
-        ),
-        (
-            ("fused-things", {"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}),
-            "for nvidia alone (_C.cpython",
-        ),
-        (("ptx-kernels", {"ptx_kernels/copy.cu": PTX_CODE.encode()}), "PTX inline in copy.cu"),
-        (("ptx-triton", {"ptx_triton/kernels.py": PTX_IN_TRITON.encode()}), "PTX inline in kernels.py"),
-        (("nvidia-cublas-cu12", {"nvidia/cublas/lib/libcublas.so.12": CUDA}), "a library of CUDA"),
+        ({"vendor": "amd", "packages": {}}, OF_NVIDIA),
+        (None, OF_NVIDIA),
+        ({"vendor": "nvidia", "packages": {}}, OF_AMD),
     ],
+    indirect=["stack"],
+    ids=["declared", "foreign image", "of AMD"],
 )
-def test_package_for_nvidia_in_an_image_for_amd_is_caught(plant, tmp_path, stack, wheel, says) -> None:
-    paths = installed_package(tmp_path / "site", wheel[0], "1.0", wheel[1])
-    plant(Fault(f"{wheel[0]} for NVIDIA", FOREIGN, says=says, vendor="amd", env=stack, paths=paths))
+def test_packages_for_another_vendor_are_caught(plant, tmp_path, stack, wheels, request) -> None:
+    vendor = "nvidia" if wheels is OF_AMD else "amd"
+    for name, (files, _) in wheels.items():
+        paths = installed_package(tmp_path / "site", name, "1.0", files)
+    fault = Fault("packages for another vendor", FOREIGN, vendor=vendor, env=stack, paths=paths)
+    judge_each(
+        request.node,
+        fault,
+        plant(fault),
+        {f"{name} not for {vendor}": says for name, (_, says) in wheels.items()},
+    )
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("bitsandbytes", {"b/libbitsandbytes_cuda126.so": CUDA, "b/libbitsandbytes_rocm72.so": HIP}),
-        ("torchao", {"torchao/_C_cutlass_90a.abi3.so": CUDA}),
-        ("guarded", {"guarded/copy.cu": b"#ifndef USE_ROCM\n" + PTX_CODE.encode() + b"#endif\n"}),
-        ("plain", {"plain/_c.abi3.so": PLAIN_LIBRARY, "plain/a.py": b"'''asm( is a word'''\n"}),
-    ],
-)
-def test_package_with_a_way_for_amd_passes(plant, tmp_path, stack, name, files) -> None:
-    paths = installed_package(tmp_path / "site", name, "1.0", files)
-    plant(Fault(f"{name} for both", FOREIGN, "passed", vendor="amd", env=stack, paths=paths))
-
-
-@pytest.mark.parametrize("stack", [{"vendor": "nvidia", "packages": {}}], indirect=True)
-@pytest.mark.parametrize(
-    ("wheel", "says"),
-    [
-        (("triton-rocm", {}), "as PyTorch builds it for ROCm"),
-        (("hip-kernels", {"hip_kernels/_C.so": HIP}), "its compiled files are for amd alone"),
-    ],
-)
-def test_package_for_amd_in_an_image_for_nvidia_is_caught(plant, tmp_path, stack, wheel, says) -> None:
-    paths = installed_package(tmp_path / "site", wheel[0], "1.0", wheel[1])
-    plant(Fault(f"{wheel[0]} for AMD", FOREIGN, says=says, vendor="nvidia", env=stack, paths=paths))
+def test_packages_with_a_way_for_amd_pass(plant, tmp_path, stack) -> None:
+    for name, files in OF_BOTH.items():
+        paths = installed_package(tmp_path / "site", name, "1.0", files)
+    plant(Fault("packages for both", FOREIGN, "passed", vendor="amd", env=stack, paths=paths))
 
 
 MANAGEMENT = I + "test_the_management_library_does_not_break_torch"

@@ -1,5 +1,6 @@
 """Margins of numeric checks: recorded by a healthy run, and a margin that is no number never passes."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 from collections.abc import Callable
 from typing import Any
 
@@ -8,18 +9,8 @@ import pytest
 from planting import Fault
 
 FAULTS = (
-    Fault(
-        "a margin that is no number",
-        "test_kernels.py::test_embedding",
-        says="not a number",
-        patches={"workloads.margins:of": "lambda *a: float('nan')"},
-    ),
-    Fault(
-        "a case that passes beyond its gate",
-        "test_kernels.py::test_embedding",
-        says="margin: got 3, bound 1",
-        patches={"workloads.margins:of": "lambda *a: 3.0"},
-    ),
+    Fault("a margin that is no number", "test_kernels.py::test_embedding", says="not a number", patches={"workloads.margins:of": "lambda *a: float('nan')"}),
+    Fault("a case that passes beyond its gate", "test_kernels.py::test_embedding", says="margin: got 3, bound 1", patches={"workloads.margins:of": "lambda *a: 3.0"}),
     Fault(
         "a result that is no number",
         "test_kernels.py::test_fp32_is_ieee_by_default",
@@ -34,7 +25,7 @@ FAULTS = (
         tier="smoke",
         patches={"workloads.margins:of": "lambda *a: float('nan')"},
     ),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
@@ -42,6 +33,7 @@ def test_planted_fault_is_caught(fault: Fault, plant: Callable[[Fault], dict[str
     plant(fault)
 
 
+@pytest.mark.slow  # the suites in the image run them too
 @pytest.mark.parametrize(
     "check",
     [

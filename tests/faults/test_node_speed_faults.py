@@ -1,5 +1,6 @@
 """The speed of a node with four planted H200s: one slow device is named, a healthy node passes."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import json
 
 import pytest
@@ -30,27 +31,12 @@ def together(name: str, says: str = "", outcome: str = "failed", **speeds: list[
 
 
 FAULTS = (
-    together(
-        "one device multiplies slowly",
-        "device 2 reaches 600 TFLOP/s < 756.4",
-        gemm=[790.0, 790.0, 600.0, 790.0],
-    ),
-    together(
-        "one device copies slowly", "device 3 reaches 4000 GB/s < 4050", copy=[4260.0, 4260.0, 4260.0, 4000.0]
-    ),
-    together(
-        "one device lags behind its node",
-        "device 1 reaches 800.0 TFLOP/s, the median of its node is 900.0",
-        gemm=[900.0, 800.0, 900.0, 900.0],
-    ),
+    together("one device multiplies slowly", "device 2 reaches 600 TFLOP/s < 756.4", gemm=[790.0, 790.0, 600.0, 790.0]),
+    together("one device copies slowly", "device 3 reaches 4000 GB/s < 4050", copy=[4260.0, 4260.0, 4260.0, 4000.0]),
+    together("one device lags behind its node", "device 1 reaches 800.0 TFLOP/s, the median of its node is 900.0", gemm=[900.0, 800.0, 900.0, 900.0]),
     together("one device was not measured", "3 devices", gemm=[790.0] * 3, copy=[4260.0] * 3),
-    Fault(
-        "a clock that stands still beside others",
-        TOGETHER,
-        says="not a number",
-        patches={"workloads.timing:repeats": "lambda *a, **k: [float('nan')] * 5"},
-    ),
-)
+    Fault("a clock that stands still beside others", TOGETHER, says="not a number", patches={"workloads.timing:repeats": "lambda *a, **k: [float('nan')] * 5"}),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)

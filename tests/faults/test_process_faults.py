@@ -1,5 +1,6 @@
 """Faults of processes: what a crash, a hang or a killed run leaves behind and reports."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import planting
 from harness import launch
 from planted_suite import only, run_suite
+from test_training_faults import SHORT
 
 pytestmark = pytest.mark.catches("the harness")
 
@@ -127,12 +129,7 @@ LATER = "(lambda seen: lambda: seen.append(1) or ('asked' if len(seen) > 1 else 
     ("check", "patch", "said"),
     [
         # /dev/null, which every child has open, stands for a device.
-        pytest.param(
-            "test_collectives.py::test_all_reduce_values",
-            {"harness.server_main:MEMORY": "-1"},
-            "loading torch opened /dev/null",
-            id="opened",
-        ),
+        pytest.param("test_collectives.py::test_all_reduce_values", {"harness.server_main:MEMORY": "-1"}, "loading torch opened /dev/null", id="opened"),
         pytest.param(
             "test_collectives.py::test_all_reduce_values",
             {"harness.server_main:_asked_device": "lambda: 'asked'"},
@@ -141,14 +138,9 @@ LATER = "(lambda seen: lambda: seen.append(1) or ('asked' if len(seen) > 1 else 
             id="asked",
         ),
         # Several launches, one after the other: the server has loaded its modules before the last of them.
-        pytest.param(
-            "test_training.py::test_resume_is_bit_equal",
-            {"harness.server_main:_asked_device": LATER},
-            "loading torch asked",
-            id="later",
-        ),
+        pytest.param("test_training.py::test_resume_is_bit_equal", {"harness.server_main:_asked_device": LATER, **SHORT}, "loading torch asked", id="later"),
     ],
-)
+)  # fmt: skip
 def test_children_are_started_anew_and_the_run_says_so_if_loading_torch_touched_a_device(
     check: str, patch: dict[str, str], said: str, plant
 ) -> None:

@@ -57,7 +57,9 @@ def test_fault_of_the_compiler_is_caught(planted, plant) -> None:
 REFUSAL = "def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype, **tile): return {'error': 'unknown GPU'}\n"
 
 
-@pytest.mark.parametrize("planted", FAULTS, ids=str)
+@pytest.mark.parametrize(
+    "planted", {fault.check.partition("[")[0]: fault for fault in FAULTS}.values(), ids=str
+)
 def test_fault_for_a_gpu_that_the_stack_does_not_declare_is_not_the_stacks(planted, plant, tmp_path) -> None:
     skipped = {"vendor": "nvidia", "outcome": "skipped", "says": "does not declare"}
     plant(Fault(**{**vars(planted), **skipped, "env": declared(tmp_path, "nvidia", "sm_75")}))

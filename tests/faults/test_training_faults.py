@@ -1,5 +1,6 @@
 """Faults of training: a job that does not learn, resumes wrongly or runs slow code never passes."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
 from collections.abc import Callable
 from typing import Any
 
@@ -43,17 +44,8 @@ FAULTS = (
         patches={"harness.about:has_flash_attn_4": "lambda: True"},
         says="expected fa4",
     ),
-    Fault(
-        "a FlashAttention 4 that trains otherwise than torch",
-        SUITE + "test_trains_with_flash_attn_4",
-        patches=with_flash_attn_4(2.0),
-        says="with torch's attention",
-    ),
-    Fault(
-        "a learning rate of zero",
-        SUITE + "test_loss_falls",
-        patches={"train:learning_rate": "lambda *a: 0.0"},
-    ),
+    Fault("a FlashAttention 4 that trains otherwise than torch", SUITE + "test_trains_with_flash_attn_4", patches=with_flash_attn_4(2.0), says="with torch's attention"),
+    Fault("a learning rate of zero", SUITE + "test_loss_falls", patches={"train:learning_rate": "lambda *a: 0.0"}),
     Fault(
         "a learning rate a tenth too large",
         SUITE + "test_loss_lies_in_the_reference_band",
@@ -86,12 +78,7 @@ FAULTS = (
         },
         says="differ after resuming",
     ),
-    Fault(
-        "a fast bf16 job whose losses are no numbers",
-        SUITE + "test_throughput[2]",
-        patches={"train:accumulate": NO_NUMBER},
-        says="a loss is not finite",
-    ),
+    Fault("a fast bf16 job whose losses are no numbers", SUITE + "test_throughput[2]", patches={"train:accumulate": NO_NUMBER}, says="a loss is not finite"),
     Fault(
         "a bf16 job that does not learn",
         SUITE + "test_bf16_job_learns",
@@ -114,7 +101,7 @@ FAULTS = (
         patches={"preflight:problems": "lambda *a: ['rank 1 is slow']"},
         says="rank 1 is slow",
     ),
-)
+)  # fmt: skip
 # More ways to fail a check that one of FAULTS fails already: `make test-slow` plants them.
 MORE = (
     Fault(
@@ -123,13 +110,8 @@ MORE = (
         patches={"data:Text.sample": "lambda self, number: original(self, number // 2)"},
         says="outside the band",
     ),
-    Fault(
-        "a bf16 job whose losses are no numbers",
-        SUITE + "test_bf16_job_learns",
-        patches={"train:accumulate": NO_NUMBER},
-        says="a loss is not finite",
-    ),
-)
+    Fault("a bf16 job whose losses are no numbers", SUITE + "test_bf16_job_learns", patches={"train:accumulate": NO_NUMBER}, says="a loss is not finite"),
+)  # fmt: skip
 HANG = Fault(
     "a first step that never ends",
     SUITE + "test_loss_falls",
@@ -148,7 +130,7 @@ def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault],
     plant(fault)
 
 
-@pytest.mark.waits
+@pytest.mark.slow  # test_hang_faults.py and test_process_faults.py end a job and its ranks by a limit
 def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
     plant: Callable[[planting.Fault], dict[str, Any]],
 ) -> None:

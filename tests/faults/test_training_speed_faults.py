@@ -2,6 +2,7 @@
 passes, and half an hour of training shows a machine that wears out.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
 import json
 
 import pytest
@@ -109,41 +110,15 @@ def soak(
 
 
 FAULTS = (
-    job(
-        "an 8B job at half its rate", "train_tokens_per_s_per_gpu 5422", tokens_per_s_per_gpu=HEALTHY_RATE / 2
-    ),
+    job("an 8B job at half its rate", "train_tokens_per_s_per_gpu 5422", tokens_per_s_per_gpu=HEALTHY_RATE / 2),
     job("an 8B job of two steps", "", timed_steps=1),
     job("a slow GEMM of the image before an 8B job", "gemm_tflops 400", gemm=400.0),
     job("a slow GEMM on a hot device", "hardware thermal", "invalid", gemm=400.0, nvml={"reasons": 0x40}),
-    job(
-        "a slow GEMM at clocks that were set",
-        "application clocks",
-        "invalid",
-        gemm=400.0,
-        nvml={"reasons": 2},
-    ),
+    job("a slow GEMM at clocks that were set", "application clocks", "invalid", gemm=400.0, nvml={"reasons": 2}),
     job("a slow GEMM under a lowered cap", "power cap 400", "invalid", gemm=400.0, nvml={"cap": 400000}),
-    job(
-        "a slow GEMM beside another job",
-        "since before the run",
-        "invalid",
-        gemm=400.0,
-        nvml={"processes": [4321]},
-    ),
-    job(
-        "an 8B job at half its rate under a lowered cap",
-        "power cap 400",
-        "invalid",
-        nvml={"cap": 400000},
-        tokens_per_s_per_gpu=HEALTHY_RATE / 2,
-    ),
-    job(
-        "an 8B job of two at half its rate",
-        "train_tokens_per_s_per_gpu 5422",
-        ranks=2,
-        nvml={"devices": 3},
-        tokens_per_s_per_gpu=HEALTHY_RATE / 2,
-    ),
+    job("a slow GEMM beside another job", "since before the run", "invalid", gemm=400.0, nvml={"processes": [4321]}),
+    job("an 8B job at half its rate under a lowered cap", "power cap 400", "invalid", nvml={"cap": 400000}, tokens_per_s_per_gpu=HEALTHY_RATE / 2),
+    job("an 8B job of two at half its rate", "train_tokens_per_s_per_gpu 5422", ranks=2, nvml={"devices": 3}, tokens_per_s_per_gpu=HEALTHY_RATE / 2),
     job("an 8B job on four H100s has no bound yet", "add an entry", micro_batch=1, nvml=H100),
     *(
         fsdp2(
@@ -156,17 +131,13 @@ FAULTS = (
     ),
     fsdp2("an FSDP2 job of two steps", "steps were timed", timed_steps=2),
     fsdp2("an FSDP2 job whose gradient is zero", "norm is zero", problems=("a gradient norm is zero",)),
-    soak(
-        "a machine that slows down in half an hour",
-        "4.0% slower, 3% allowed",
-        tokens_per_s_per_gpu_by_minute=[FSDP2_RATE] * 25 + [0.96 * FSDP2_RATE] * 5,
-    ),
+    soak("a machine that slows down in half an hour", "4.0% slower, 3% allowed", tokens_per_s_per_gpu_by_minute=[FSDP2_RATE] * 25 + [0.96 * FSDP2_RATE] * 5),
     soak("half an hour that ended early", "8 whole minutes", tokens_per_s_per_gpu_by_minute=[1.0] * 8),
     soak("half an hour on an idle chip", "rank 0 drew 120 W", power_w=120.0),
     soak("half an hour without a power reading", "energy was not read", power_w=None),
     soak("half an hour without learning", "the last losses are", losses=[12.5] * 99),
     soak("a hot machine that trains wrong", "outside the band", curve=("outside the band at 7 steps",)),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)

@@ -17,6 +17,7 @@ The twelve after them were written down before one of them was tried:
 12. a torch that computes sums right and all else wrong
 """
 
+# ruff: noqa: E501 - a table of cases reads in rows
 from __future__ import annotations
 
 import dataclasses
@@ -84,24 +85,11 @@ def serving(answer: str) -> str:
 AUDITED = (
     Hostile("e15 a volume on the harness", {f"{HARNESS}/agent.py": EVIL_MODULE}, {"Volumes": {HARNESS: {}}}),
     Hostile("e15b a volume on the runner", {}, {"Volumes": {"/stackcheck/tests": {}}}),
-    Hostile(
-        "e1 python3 is another packaged program",
-        {"/evil/python3": "/usr/bin/cat"},
-        {"Env": ["PATH=/evil:/usr/bin"]},
-    ),
-    Hostile(
-        "e16 a module that subprocess tries",
-        {f"{SITE}/msvcrt.py": EVIL_MODULE + b"raise ModuleNotFoundError\n"},
-    ),
+    Hostile("e1 python3 is another packaged program", {"/evil/python3": "/usr/bin/cat"}, {"Env": ["PATH=/evil:/usr/bin"]}),
+    Hostile("e16 a module that subprocess tries", {f"{SITE}/msvcrt.py": EVIL_MODULE + b"raise ModuleNotFoundError\n"}),
     Hostile("e16b a package that copy tries", {f"{SITE}/org/__init__.py": EVIL_MODULE}),
-    Hostile(
-        "e3 data of sysconfig",
-        {f"{SITE}/evilmod.py": EVIL_MODULE + b"build_time_vars = {}\n"},
-        env(_PYTHON_SYSCONFIGDATA_NAME="evilmod"),
-    ),
-    Hostile(
-        "e4 a configuration of OpenSSL", {"/evil/openssl.cnf": b"x"}, env(OPENSSL_CONF="/evil/openssl.cnf")
-    ),
+    Hostile("e3 data of sysconfig", {f"{SITE}/evilmod.py": EVIL_MODULE + b"build_time_vars = {}\n"}, env(_PYTHON_SYSCONFIGDATA_NAME="evilmod")),
+    Hostile("e4 a configuration of OpenSSL", {"/evil/openssl.cnf": b"x"}, env(OPENSSL_CONF="/evil/openssl.cnf")),
     Hostile("e4b OpenSSL's own configuration", {"/etc/ssl/openssl.cnf": b"openssl_conf = evil\n"}),
     Hostile("e14 a .pth that writes memory", with_pth(EVIL)),
     Hostile("e5 LD_LIBRARY_PATH", with_pth(EVIL), env(LD_LIBRARY_PATH="/evil")),
@@ -110,13 +98,9 @@ AUDITED = (
     Hostile("e8 an archive of the standard library", with_module("encodings_evil", LIBRARY) | with_pth(EVIL)),
     Hostile("e9 a package that shadows a module", {f"{LIBRARY}/pathlib/__init__.py": EVIL_MODULE + SHADOW}),
     Hostile("e10 poisoned byte code", {f"{LIBRARY}/__pycache__/json.cpython-x.pyc": b"x"}),
-    Hostile(
-        "e11 a record of conda",
-        {"/evil/bin/python3": SCRIPT, "/evil/conda-meta/python-3.json": conda_record(SCRIPT)},
-        {"Env": ["PATH=/evil/bin:/usr/bin"]},
-    ),
+    Hostile("e11 a record of conda", {"/evil/bin/python3": SCRIPT, "/evil/conda-meta/python-3.json": conda_record(SCRIPT)}, {"Env": ["PATH=/evil/bin:/usr/bin"]}),
     Hostile("e17 a torch of 30 lines"),
-)
+)  # fmt: skip
 # A child that ended has closed what it was given; with these open, the controller waits for its limit.
 ENDED = "(os.write(fds[2], b'0'), [os.close(fd) for fd in fds]) and {'pid': 1}"
 SUMS = b"import math\ndef tensor(rows, **_): return rows\n__version__ = '2.13.0'\n"
@@ -124,28 +108,44 @@ INVENTED = (
     Hostile("another python3", {"/usr/bin/python3": b"\x7fELF another"}),
     Hostile("a libc beside the program", {"/usr/bin/libc.so.6": b"\x7fELF", **with_pth(EVIL)}),
     Hostile("sitecustomize", with_module("sitecustomize")),
-    agent(
-        "a link for a socket", "    os.symlink('/run/docker.sock', sys.orig_argv[-1])\n    time.sleep(600)"
-    ),
+    agent("a link for a socket", "    os.symlink('/run/docker.sock', sys.orig_argv[-1])\n    time.sleep(600)"),
     agent("children that end well at once", serving(ENDED)),
     agent("an answer of 100 MB", serving("{'text': 'x' * 100_000_000}")),
     agent("an answer that never comes", serving("time.sleep(600)")),
-    Hostile(
-        "a child that ends the agent",
-        with_pth(
-            "import os, sys\nif 'harness' in str(sys.orig_argv): os.kill(1, 9), os.kill(os.getppid(), 9)\n"
-        ),
-    ),
+    Hostile("a child that ends the agent", with_pth("import os, sys\nif 'harness' in str(sys.orig_argv): os.kill(1, 9), os.kill(os.getppid(), 9)\n")),
     Hostile("a .pth that replaces json", with_pth("import json\njson.loads = lambda *_: {'do': 'facts'}\n")),
     Hostile("a volume above the suites", {}, {"Volumes": {"/stackcheck": {}}}),
-    Hostile(
-        "a library that is a link to a device", {f"{SITE}/torch/libtorch.so": "/dev/zero", **with_pth(EVIL)}
-    ),
+    Hostile("a library that is a link to a device", {f"{SITE}/torch/libtorch.so": "/dev/zero", **with_pth(EVIL)}),
     Hostile("a torch that knows some answers", {f"{SITE}/torch/__init__.py": SUMS}),
+)  # fmt: skip
+
+# Each is a way in that the usual half tries by another file, variable or answer; the slow half tries these.
+ALIKE = (
+    "e15b a volume on the runner",
+    "e1 python3 is another packaged program",
+    "e16b a package that copy tries",
+    "e4b OpenSSL's own configuration",
+    "e6 hwcaps of glibc",
+    "e7 ld.so.conf.d",
+    "e8 an archive of the standard library",
+    "a libc beside the program",
+    "sitecustomize",
+    "an answer that never comes",
+    "a .pth that replaces json",
+    "a volume above the suites",
+    "a torch that knows some answers",
 )
+IMAGES = {image.name: image for image in (*AUDITED, *INVENTED)}
 
 
-@pytest.mark.parametrize("hostile", [*AUDITED, *INVENTED], ids=str)
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        *(image for name, image in IMAGES.items() if name not in ALIKE),
+        *(pytest.param(IMAGES[name], marks=pytest.mark.slow) for name in ALIKE),
+    ],
+    ids=str,
+)
 def test_it_gets_no_passed(hostile: Hostile, engine: Engine, tmp_path: Path) -> None:
     """Every witness of the run fails; or the image or its run is refused, and a reason is given."""
     reference = f"stackcheck-test/hostile:{uuid.uuid4().hex[:12]}"

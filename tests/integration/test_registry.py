@@ -6,7 +6,6 @@ import datetime as dt
 import functools
 import json
 import subprocess
-import sys
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import asked
-import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from small_stacks import ROOT
-from stackcheck import vendors
 from stackcheck.certificate import (
     attachments,
-    keys,
     publish,
     pull,
     renew,
@@ -29,8 +24,7 @@ from stackcheck.certificate import (
 )
 from stackcheck.certificate.statement import TEST_RESULT, VSA
 from stackcheck.engine.client import Engine
-from stackcheck.errors import CertificateError, PublishError
-from stackcheck.oci.layout import OciLayout
+from stackcheck.errors import CertificateError
 from stackcheck.oci.stores import open_store
 
 if TYPE_CHECKING:
@@ -98,24 +92,6 @@ def test_bundles_are_listed_by_the_registry_or_else_by_the_fallback_tag(
     assert {entry.artifact_type for entry in entries} == {"application/vnd.dev.sigstore.bundle.v0.3+json"}
 
 
-def test_another_key_model_driver_or_age_is_refused(target: str, image: SmallImage) -> None:
-    release(image, target)
-    for change in (
-        {"public_key": new_key().public_key()},
-        {"device_model": "H200"},
-        {"driver": "580.1"},
-        {"now": NOW + dt.timedelta(days=31)},
-    ):
-        with pytest.raises(CertificateError):
-            verified(f"{target}:{STACK_ID}", **change)
-
-
-def test_a_failed_image_leaves_nothing_tagged(target: str, image: SmallImage) -> None:
-    with pytest.raises(PublishError):
-        release(image, target, outcome="failed")
-    assert open_store(target).tags() == ()
-
-
 def test_a_revoked_image_is_refused_and_the_tag_goes_back(
     target: str, image: SmallImage, tmp_path: Path
 ) -> None:
@@ -135,14 +111,6 @@ def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(target: str
         verified(f"{target}:{STACK_ID}")
 
 
-def test_a_new_run_supersedes_a_revocation(target: str, image: SmallImage) -> None:
-    release(image, target)
-    revoked(f"{target}:{STACK_ID}")
-    later = NOW + dt.timedelta(minutes=25)
-    release(image, target, now=later)
-    assert verified(f"{target}:{STACK_ID}", now=later).digest == image.manifest_digest
-
-
 def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target: str, image: SmallImage) -> None:
     release(image, target)
     store = open_store(target)
@@ -159,45 +127,6 @@ def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target: str, 
     assert verified(f"{target}:{STACK_ID}").verified_at > NOW + 2 * SECOND
     bundles = attachments.bundles_of(store, manifest.digest)
     assert len(bundles) == len(kinds)  # the manifests of the removed ones are gone, not only their layers
-
-
-def test_find_lists_what_fits_this_host_or_the_one_that_is_named(
-    target: str, image: SmallImage, tmp_path: Path
-) -> None:
-    release(image, target)
-    gpu = make_image(tmp_path / "amd", uuid.uuid4().bytes, stack_id=f"{STACK_ID}-amd")
-    host = result_files.host("amd", "MI300X", driver="6.4.3")
-    envelopes = certify(gpu, KEY, now=NOW, host=host, name=f"{STACK_ID}-amd")
-    publish.publish(
-        gpu.layout,
-        tag=f"{STACK_ID}-amd",
-        envelopes=envelopes,
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
-    (tmp_path / "key.pub").write_bytes(keys.public_pem(KEY.public_key()))
-
-    def found(*options: str) -> tuple[int, list[str]]:
-        command = [sys.executable, "-m", "stackcheck", "find", target, "--key", str(tmp_path / "key.pub")]
-        done = subprocess.run(
-            [*command, "--json", *options], capture_output=True, text=True, check=False, cwd=ROOT
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, [each["tag"] for each in json.loads(done.stdout)]
-
-    assert found("--device-model", "MI300X", "--driver", "6.4", "--torch", ">=2.12") == (
-        0,
-        [f"{STACK_ID}-amd"],
-    )
-    assert found("--device-model", "MI300X", "--driver", "7.0") == (7, [])
-    assert found("--device-model", "CPU") == (0, [STACK_ID])
-    this_host = vendors.host()
-    if this_host.vendor == "cpu":
-        assert found() == (0, [STACK_ID])
-    else:
-        assert found()[0] == 7
 
 
 def forms(target: str, digest: str) -> dict[str, set[str]]:
@@ -284,18 +213,3 @@ def test_skopeo_opens_the_layout_and_the_registry(
         )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["Digest"] == image.manifest_digest
-
-
-def test_verification_reads_all_of_a_large_layer(tmp_path: Path) -> None:
-    """One byte in the middle of a large layer is enough; the benchmark has the time it takes."""
-    image = make_image(tmp_path / "oci", b"x" * (64 << 20))
-    target = f"oci:{tmp_path / 'dist'}"
-    release(image, target)
-    assert verified(f"{target}:{STACK_ID}")
-    layout = OciLayout(tmp_path / "dist")
-    layers = layout.read_manifest(image.manifest_digest).descriptors("layers")
-    with layout.blob_path(layers[0].digest).open("r+b") as file:
-        file.seek(32 << 20)
-        file.write(b"y")
-    with pytest.raises(CertificateError):
-        verified(f"{target}:{STACK_ID}")

@@ -95,7 +95,14 @@ def job(published: tuple[str, Path], tmp_path: Path) -> Job:
     return Job(*published, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP)),
+    ],
+    ids=lambda number: number.name,
+)
 def test_a_signal_lets_the_job_write_a_checkpoint_from_which_the_next_run_resumes(
     job: Job, number: signal.Signals
 ) -> None:

@@ -136,7 +136,7 @@ def planted(tmp_path: Path) -> Path:
     for name in ("conftest.py", "planting.py", "warm_python.py", "proof.py"):
         (faults / name).write_bytes((ROOT / "tests/faults" / name).read_bytes())
     (faults / "test_planted.py").write_text(PLANTED, encoding="utf-8")
-    for path in prove.AMD_HOSTS:
+    for path in prove.FABRICATED_HOSTS:
         (tmp_path / path).write_text("def test_nothing():\n    pass\n", encoding="utf-8")
     settings = "[pytest]\naddopts = --strict-markers -p no:hypothesispytest\npythonpath = faults\n"
     (tmp_path / "tests" / "pytest.ini").write_text(settings, encoding="utf-8")
@@ -264,12 +264,12 @@ def test_an_image_that_is_refused_is_refused_before_anything_runs(
 
 def test_a_run_beside_another_is_reported_whole_after_it(planted: Path) -> None:
     lines = []
-    with prove.beside(prove.over_amd(1), root=planted, report=lines.append) as amd:
+    with prove.beside(prove.on_fabricated_hosts(1), root=planted, report=lines.append) as amd:
         lines.append("the other one")
         answer = amd()
     assert (answer.faults, answer.failed) == ((), ())
     assert lines[0] == "the other one"
-    assert any("2 passed" in line for line in lines)
+    assert any(f"{len(prove.FABRICATED_HOSTS)} passed" in line for line in lines)
 
 
 def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ PAGES = (ROOT / "docs/reference/amd.md", ROOT / "docs/guides/first-amd-host.md")
 TESTS = {path.name: path for path in (ROOT / "tests").rglob("*.py")}
 EXEMPT = "What never ran"
 
-_TEST = re.compile(r"((?:test_|arch_gates)\w*\.py)(?:::(\w+))?")
+_TEST = re.compile(r"(test_\w*\.py)(?:::(\w+))?")
 # A link to another page than these two, an issue, a file of data whose rows have sources, AMD's data sheets,
 # a source of the kernel.
 _SOURCE = re.compile(
