@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from small_checkout import AMD_STACK, CHECKS, CPU_STACK, FOREIGN, answer
+from small_flow import Job
 from stackcheck import flow
 from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts, status
 from stackcheck.imaging import build
 from stackcheck.matrix import matrix
 from stackcheck.oci.documents import is_digest
 from stackcheck.suite import subject as subjects
-
-if TYPE_CHECKING:
-    from small_flow import Job
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from small_checkout import CPU_STACK
+from small_flow import Job
 from stackcheck.certificate import keys, policy, signing
 from stackcheck.certificate.revoke import revoke
 from stackcheck.errors import CertificateError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from small_flow import Job
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

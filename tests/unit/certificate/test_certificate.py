@@ -7,14 +7,15 @@ import datetime as dt
 import json
 import pathlib
 import stat
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import result_files
-from small_images import NOW, STACK_ID, certify, make_image, new_key
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key
 from stackcheck.certificate import cluster_policies, keys, predicates, signing
 from stackcheck.certificate.statement import (
     PROVENANCE,
@@ -34,11 +35,6 @@ from stackcheck.certificate.statement import (
 from stackcheck.cli import consumer
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
 from stackcheck.policy import Waiver
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 
 @pytest.fixture

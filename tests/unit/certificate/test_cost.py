@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,23 +14,15 @@ import pytest
 import asked
 from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
-from small_images import NOW, STACK_ID, certify, make_image, new_key, put, quiet
-from small_registry import repository, serving
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, put, quiet
+from small_registry import Answer, repository, serving
 from stackcheck.certificate import attachments, publish, reader, storage_forms, verify
 from stackcheck.errors import CertificateError
 from stackcheck.oci import documents, layout
+from stackcheck.oci.distribution import Repository
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, RegistryError, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.patience import GRACE_S, SLOWEST_BYTES_PER_S, Patience
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from http.server import BaseHTTPRequestHandler
-    from pathlib import Path
-
-    from small_images import SmallImage
-    from small_registry import Answer
-    from stackcheck.oci.distribution import Repository
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

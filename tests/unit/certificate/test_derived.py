@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from stackcheck.errors import CertificateError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import parse_reference
 from stackcheck.suite.added import Added
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import result_files
 from small_checkout import call
-from small_images import NOW, certify
+from small_images import NOW, SmallImage, certify
 from small_target import HOUR, Publisher
 from stackcheck.certificate import keys
 from stackcheck.certificate.for_host import CERTIFYING_TIER
@@ -20,9 +20,6 @@ from stackcheck.errors import CertificateError
 from stackcheck.matrix import matrix
 from stackcheck.policy import Waiver
 from stackcheck.suite import expected
-
-if TYPE_CHECKING:
-    from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import result_files
 from small_dist import DAY, KEY, release
-from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import find, publish
 from stackcheck.certificate.find import Candidate, ImageQuery
 from stackcheck.errors import CertificateError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stackcheck.certificate import keys, passphrase
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

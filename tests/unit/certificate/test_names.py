@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from stackcheck.certificate import publish, verify
 from stackcheck.errors import CertificateError, ConfigurationError, PublishError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 KEY = new_key()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import runpy
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,21 +15,15 @@ from hypothesis import strategies as st
 
 import result_files
 from small_dist import release
-from small_images import NOW, STACK_ID, judged_run, make_image, new_key, sbom_of
+from small_images import NOW, STACK_ID, SmallImage, judged_run, make_image, new_key, sbom_of
 from stackcheck.certificate import predecessor, predicates
-from stackcheck.certificate.statement import VSA
+from stackcheck.certificate.statement import VSA, Statement
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.suite import results
+from stackcheck.suite.results import RunResult
 from stackcheck.suite.subject import Provenance
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from small_images import SmallImage
-    from stackcheck.certificate.statement import Statement
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.verdict import Verdict
+from stackcheck.suite.verdict import Verdict
 
 ROOT = Path(__file__).parents[3]
 RUN = results.load_result(ROOT / "docs" / "results" / "stack-h200-x2-fa4" / "result.json")

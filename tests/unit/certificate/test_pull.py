@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from small_dist import KEY, verified
-from small_images import STACK_ID, certify, quiet
+from small_images import STACK_ID, SmallImage, certify, quiet
 from stackcheck.certificate import job, publish, pull
 from stackcheck.certificate.verify import image_blobs
 from stackcheck.errors import CertificateError, EngineError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -6,7 +6,8 @@ import dataclasses
 import datetime as dt
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,17 +15,11 @@ from hypothesis import strategies as st
 
 import asked
 import result_files
-from small_images import NOW, STACK_ID, certify, new_key, quiet
+from small_images import NOW, STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import attachments, publish, renew
-from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, facts
+from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, Statement, facts
 from stackcheck.errors import PublishError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
-    from stackcheck.certificate.statement import Statement
 
 KEY = new_key()
 DAY = dt.timedelta(days=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,6 @@ from stackcheck.certificate.statement import (
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import layout
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

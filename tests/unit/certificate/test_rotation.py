@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,10 @@ from small_dist import DAY
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, keyring, keys, publish, revoke, signers, verify
 from stackcheck.certificate.keyring import Keyring, TrustedKey
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import RetiredKeyError
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.certificate.signers import Signer
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -11,7 +11,8 @@ import contextlib
 import datetime as dt
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -25,10 +26,7 @@ from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import IntegrityError, RegistryError
 from stackcheck.oci.layout import OciLayout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Actor = Callable[..., Host]
+Actor = Callable[..., Host]
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 KEY = new_key()

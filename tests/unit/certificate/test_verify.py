@@ -8,27 +8,22 @@ import datetime as dt
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import asked
 import result_files
 from small_dist import DAY, KEY, release, verified
-from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
-from small_registry import serving
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from small_registry import Answer, serving
 from stackcheck.certificate import attachments, policy, publish, storage_forms
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, MissingError, RegistryError, compact_json
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import write_small_blob
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
-    from small_registry import Answer
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

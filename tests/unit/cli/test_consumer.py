@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,16 +13,11 @@ from typer.testing import CliRunner
 import result_files
 from small_checkout import call
 from small_dist import KEY, release, verified
-from small_images import STACK_ID
+from small_images import STACK_ID, SmallImage
 from stackcheck.certificate import keys
 from stackcheck.cli import consumer, published
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

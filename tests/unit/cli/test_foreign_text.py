@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import typer
@@ -16,9 +16,6 @@ from small_checkout import CPU_STACK, FakeEngine, call
 from stackcheck import cli
 from stackcheck.certificate import keys
 from stackcheck.cli import output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 Capsys = pytest.CaptureFixture[str]

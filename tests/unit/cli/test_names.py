@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from small_checkout import CPU_STACK, FOREIGN, FakeEngine, call
 from stackcheck.oci import tags
 from stackcheck.oci.store import is_tag
 from stackcheck.oci.tags import label
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

@@ -7,10 +7,12 @@ import json
 import random
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
+from typer._click import Command, Parameter
 
 from kept_runs import GEMM, PASSED, body
 from small_checkout import ROOT, call
@@ -18,13 +20,6 @@ from stackcheck import cli
 from stackcheck.cli.output import counted
 from stackcheck.history.history import open_history
 from stackcheck.matrix import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from typer._click import Command, Parameter
-
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from small_checkout import ROOT, call
+from small_checkout import ROOT, Done, call
 from small_images import STACK_ID, certify, make_image, new_key, quiet
 from stackcheck.certificate import keys, publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-    from small_checkout import Done
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +14,6 @@ from small_checkout import CPU_STACK, call
 from stackcheck.errors import FileError
 from stackcheck.files.atomic import TEMPORARY
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("own_home")
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import result_files
 from small_checkout import CHECKS, CPU_STACK, FOREIGN, FakeEngine, call
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes", "small_checkout")
 

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.engine import buildx
 from stackcheck.engine.buildx import BuildLog
 from stackcheck.errors import BuildError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FAILED = Path(__file__).parents[1] / "assets" / "buildlog" / "failed.txt"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,6 @@ from typer.testing import CliRunner
 from stackcheck import vendors
 from stackcheck.cli import app
 from stackcheck.engine import first_host
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[3]
 STACK = "rocm7.1.0-torch2.10.0-fa2.8.3-py3.12-ubuntu24.04"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,6 @@ from stackcheck.files import checkout_lock
 from stackcheck.files.atomic import UNUSABLE, file_error, write_atomically
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import FrameType
 
 BODY = b"whole"
 

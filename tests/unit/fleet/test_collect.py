@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,10 @@ from stackcheck.fleet import collect, run
 from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import JobPatience, follow
 from stackcheck.fleet.job import Job, NodeState
+from stackcheck.fleet.run import FleetRun
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.fleet.run import FleetRun
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,6 @@ from stackcheck.history.history import History
 from stackcheck.history.runs import Query
 from stackcheck.suite import results
 from stackcheck.suite.verdict import Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PASSED = {
     "status": "PASSED",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import small_fleet
 from stackcheck.fleet import link_stage
+from stackcheck.fleet.job import Job
 from stackcheck.fleet.link_stage import LinkPlan, Report
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.fleet.job import Job
 
 NAMES = tuple("abcdef")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES)}

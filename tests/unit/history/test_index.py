@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import gc
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,7 @@ from kept_runs import GEMM, PASSED, START, body, failed, gemm
 from result_files import check
 from stackcheck.history import index_loader
 from stackcheck.history.history import History, RecordIndex
-from stackcheck.history.runs import HistoryError, Query
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.history.runs import Run
+from stackcheck.history.runs import HistoryError, Query, Run
 
 LATER = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import sqlalchemy as sa
 
 from kept_runs import PASSED, body
 from stackcheck.history import history
 from stackcheck.history.history import History
 from stackcheck.history.runs import Query
 from stackcheck.history.schema import engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import sqlalchemy as sa
 
 
 def plan(history: History, statement: sa.Select[tuple[object, ...]]) -> str:

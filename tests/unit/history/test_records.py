@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,6 @@ from stackcheck.history import record_reader, records
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError
 from stackcheck.suite.results import ResultError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def record(number: int = 0) -> bytes:

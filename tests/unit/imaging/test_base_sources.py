@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +12,6 @@ import apt_layouts
 from stackcheck.engine import apt
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.imaging import base_sources, bootstrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SUITES = {"bookworm": "debian12", "trixie": "debian13"}
 LINE = "deb [signed-by=/k.gpg] https://mirror.example.org/debian {suite} main"

@@ -4,9 +4,10 @@ import dataclasses
 import json
 import shutil
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,8 @@ from stackcheck.files import checkout_lock
 from stackcheck.imaging import bootstrap, build, image
 from stackcheck.imaging.wheels import host_settings
 from stackcheck.matrix import resolve
-from stackcheck.matrix.stack import Base
+from stackcheck.matrix.stack import Base, Stack
 from stackcheck.suite import subject
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.matrix.stack import Stack
 
 CPU = resolve.load_stacks(Path(__file__).resolve().parents[3], ("cpu-*",))[0]
 DOCKERFILE = "FROM scratch\nRUN --mount=type=secret,id=pip_conf true\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from small_checkout import CPU_STACK, FakeEngine, call
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.imaging import bootstrap, build
 from stackcheck.imaging.wheels import wheel_cache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import result_files
-from small_checkout import CPU_STACK, FOREIGN, answer, call, verify
+from small_checkout import CPU_STACK, FOREIGN, FakeEngine, answer, call, verify
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck import vendors
 from stackcheck.certificate import publish, revoke
 from stackcheck.nightly import fingerprint, planning
+from stackcheck.nightly.fingerprint import Fingerprint
 from stackcheck.nightly.planning import Tonight
 from stackcheck.nightly.state import Item, LastNight, NotRun
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_checkout import FakeEngine
-    from stackcheck.nightly.fingerprint import Fingerprint
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

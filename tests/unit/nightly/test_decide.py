@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -24,12 +25,8 @@ from stackcheck.nightly.decide import (
 )
 from stackcheck.policy import Policy
 from stackcheck.suite import results
+from stackcheck.suite.results import RunResult
 from stackcheck.suite.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stackcheck.suite.results import RunResult
 
 GEMM, OTHER = "test_kernels.py::test_gemm", "test_devices.py::test_device_count"
 SUITES = "sha256:" + "5" * 64

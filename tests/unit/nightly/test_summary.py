@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, get_args
+from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -12,9 +13,6 @@ from made_plans import BROKEN, FRESH, GEMM, NOW, RENEWED, SKIP, UNFIT, WARNED, p
 from stackcheck.nightly import summary
 from stackcheck.nightly.decide import Action
 from stackcheck.nightly.state import Ended, JudgedStep, NotRun, Plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
 
 import pytest
 from urllib3.connection import HTTPConnection
@@ -21,11 +24,6 @@ from stackcheck.oci.documents import (
     sha256,
 )
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from http.server import BaseHTTPRequestHandler
-    from pathlib import Path
 
 
 def test_a_registry_that_fails_is_asked_three_times_and_then_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,9 +14,6 @@ from layered import FOLDER, HARD, LINK, Layer, Member
 from stackcheck.oci import filesystem
 from stackcheck.oci.documents import IntegrityError, RegistryError
 from stackcheck.oci.filesystem import Hashing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALL = Hashing(sums=("sha256",), body=True)
 

@@ -4,16 +4,13 @@ import hashlib
 import io
 import json
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stackcheck.errors import ConfigurationError, EngineError, FileError
 from stackcheck.oci.documents import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, IntegrityError, sha256
 from stackcheck.oci.image_layout import OCI_CONFIG, ImageLayout, unpack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:

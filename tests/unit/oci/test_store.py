@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,10 +26,6 @@ from stackcheck.oci.documents import (
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import Reference, parse_reference, parse_target
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DIGEST = "sha256:" + "a" * 64
 

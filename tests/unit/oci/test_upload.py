@@ -5,17 +5,15 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
 
 from small_registry import Answer, repository, serving
 from stackcheck.oci import transport, upload
 from stackcheck.oci.documents import Descriptor, IntegrityError, RegistryError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from http.server import BaseHTTPRequestHandler
 
 BODY = bytes(range(256)) * 10
 BLOB = Descriptor(media_type="x", digest="sha256:" + hashlib.sha256(BODY).hexdigest(), size=len(BODY))

@@ -8,7 +8,10 @@ import http.server
 import subprocess
 import threading
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck.engine import apt
@@ -16,11 +19,6 @@ from stackcheck.files import requirements
 from stackcheck.imaging import base_sources, bootstrap, platforms
 from stackcheck.imaging.wheels import wheel_cache
 from stackcheck.recipe import indexes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 WHEEL = "torch-2.9.1+rocm7.2.4.lw.git39497456-cp312-cp312-linux_x86_64.whl"
 METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1+rocm7.2.4.lw.git39497456\n"

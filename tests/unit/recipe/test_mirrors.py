@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from stackcheck import mirrors
 from stackcheck.errors import ConfigurationError
 from stackcheck.recipe import rocm
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = """\
 schema: 1

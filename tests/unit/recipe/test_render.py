@@ -5,15 +5,12 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import render, stack_table
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from small_wheels import make_wheel
 from stackcheck.errors import BuildError
 from stackcheck.recipe.lock import WheelFolder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_lock_has_the_hashes_of_the_files_and_what_is_absent_is_named(tmp_path: Path) -> None:

@@ -6,18 +6,14 @@ import dataclasses
 import json
 import re
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from report_content import HOSTILE, HOUR, NOW, STACK, certified, failed_detail, image, point, run, whole
 from stackcheck.errors import ConfigurationError
 from stackcheck.report import blocks, campaign, content, nightly_file, page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.report.content import Content
+from stackcheck.report.content import Content
 
 
 class Reader(HTMLParser):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import result_files
 from small_images import NOW, certify, new_key
+from small_target import Publisher
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.oci.documents import RegistryError
 from stackcheck.report.published import PublishedImage, is_there, published
-
-if TYPE_CHECKING:
-    from small_target import Publisher
 
 HOUR = dt.timedelta(hours=1)
 DAY = dt.timedelta(days=1)

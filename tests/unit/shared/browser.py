@@ -13,13 +13,11 @@ import os
 import select
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import waits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TIMEOUT_S = 300.0  # only for what hangs
 FLAGS = (

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asked
-from small_images import NOW, STACK_ID, certify, new_key, quiet
+from small_images import NOW, STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import publish, verify
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 KEY = new_key()
 DAY = dt.timedelta(days=1)

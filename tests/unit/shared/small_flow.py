@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asked
 from small_checkout import CPU_STACK, FakeEngine
 from stackcheck import flow
 from stackcheck.certificate import keys, signing, verify
+from stackcheck.certificate.statement import Statement
 from stackcheck.matrix import resolve
 from stackcheck.oci.layout import OciLayout
 from stackcheck.recipe import render
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.certificate.statement import Statement
 
 
 class Job:

@@ -5,25 +5,21 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import result_files
 from stackcheck.certificate import predicates
+from stackcheck.certificate.statement import Envelope
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
+from stackcheck.policy import Waiver
 from stackcheck.suite import results, verdict
-from stackcheck.suite.bounds import Bound, Bounds
+from stackcheck.suite.bounds import Bound, BoundClass, Bounds
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.subject import Provenance
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.certificate.statement import Envelope
-    from stackcheck.policy import Waiver
-    from stackcheck.suite.bounds import BoundClass
 
 STACK_ID = "cpu-torch2.13.0-py3.11-debian12"
 NOW = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 import asked
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
@@ -13,11 +15,6 @@ from stackcheck.certificate import publish, revoke, verify
 from stackcheck.errors import PublishError, StackcheckError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 HOUR = dt.timedelta(hours=1)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.matrix import resolve
 from stackcheck.matrix.matrix import TestTarget
+from stackcheck.matrix.stack import Stack
 from stackcheck.suite import certifiable
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,8 @@ import dataclasses
 import hashlib
 import json
 import zipfile
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,11 +18,7 @@ from small_subjects import subject_of
 from stackcheck.errors import ChecksFailedError
 from stackcheck.policy import Unpackaged
 from stackcheck.suite import contents, sources
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Subject
 
 LIBRARY, SITE = "usr/lib/python3.11", "opt/venv/lib/python3.11/site-packages"
 SETUID = 0o4755

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,9 +21,6 @@ from stackcheck.suite import foreign, results, verdict
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.subject import find_stack
 from stackcheck.vendors import Host, HostDevice
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
 ISSUES = known_issues.load_known_issues(ROOT / "images" / "known-issues.yaml")

@@ -9,8 +9,8 @@ import datetime as dt
 import fnmatch
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from stackcheck.matrix import matrix
 from stackcheck.policy import Waiver, names
 from stackcheck.suite import bounds, expected, results, skips, verdict
 from stackcheck.suite.requirements import Requirements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,6 @@ from stackcheck.suite.guesses import FAR, GUESSED, OVERDUE
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.verdict import UNBOUNDED, Verdict, judge, refusal
 from workloads import gated
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from fake_files import HEALTHY, PACKAGE, PYTHON, STATUS, HasFiles, dpkg
 from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import interpreter
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 VENV = {
     "/opt/venv/bin/python3": "/usr/bin/python3",

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,15 +18,13 @@ from stackcheck import vendors
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.rules import one_of
+from stackcheck.matrix.stack import Stack
 from stackcheck.policy import is_advisory, names
 from stackcheck.suite import certifiable, expected, outlook, results, skips, verdict
 from stackcheck.suite.bounds import Bounds, DriverSupport
 from stackcheck.suite.outlook import Known, Machine, Outlook
 from stackcheck.suite.requirements import Requirements
 from suites_answers import asked_here
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]

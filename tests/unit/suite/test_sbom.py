@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cyclonedx.model.bom import Bom
@@ -19,16 +20,12 @@ from fake_files import PYTHON, STATUS, HasFiles, dpkg
 from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
 from stackcheck.certificate import attached_sbom, attachments, publish
 from stackcheck.certificate.statement import SBOM, VSA
+from stackcheck.engine.client import RunSpec
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
 from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import interpreter, inventory, sbom, sbom_document
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stackcheck.engine.client import RunSpec
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stackcheck import vendors
 from stackcheck.errors import ConfigurationError
 from stackcheck.vendors import amd, cpu, nvidia
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
