@@ -108,14 +108,7 @@ def test_the_summary_refers_to_the_evidence_by_digest(
 def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    given = {
-        "check": "test_a.py::test_one[2]",
-        "stacks": ["*"],
-        "reason": "known and harmless",
-        "issue": "ROCm/rccl#1",
-        "by": "an owner",
-        "until": "2999-12-31",
-    }
+    given = result_files.waiver("test_a.py::test_one[2]")
     waiver = Waiver.model_validate(given)
     said = predicates_of(certify(image, key, outcome="failed", waivers=(waiver,)))
     assert said[TEST_RESULT]["result"] == "WARNED"

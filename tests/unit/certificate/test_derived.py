@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import result_files
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, quiet
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, quiet, release
 from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import derived, publish
 from stackcheck.certificate.statement import VSA, facts, newest
@@ -52,17 +52,9 @@ class Team(Publisher):
         self.mine = make_image(folder / "mine", b"mine", stack_id=None)
         self.published = self.publish(self.below)
 
-    def publish_mine(self, target: str | None = None, **changes: Any) -> publish.Published:
+    def publish_mine(self, **changes: Any) -> publish.Published:
         told = {"derived": taken(self.below), "now": NOW + HOUR, "name": MINE} | changes
-        return publish.publish(
-            self.mine.layout,
-            tag=MINE,
-            envelopes=certify(self.mine, self.key, **told),
-            target=target or self.target,
-            public_key=self.key.public_key(),
-            report=quiet,
-            key=self.key,
-        )
+        return release(self.mine, self.folder / "dist", self.key, tag=MINE, **told)
 
     def verify_mine(self, now: dt.datetime = NOW + 3 * HOUR, **host: Any) -> Verified:
         return self.verify(f"{self.target}:{MINE}", now, **host)

@@ -12,8 +12,8 @@ import pytest
 
 import result_files
 from small_dist import DAY, KEY, release
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import find, publish
+from small_images import NOW, STACK_ID, SmallImage, make_image, new_key
+from stackcheck.certificate import find
 from stackcheck.certificate.find import Candidate, ImageQuery
 from stackcheck.errors import CertificateError
 
@@ -91,14 +91,7 @@ def test_what_fits_comes_first_and_the_newest_of_it(tmp_path: Path) -> None:
     for name, (host, hours) in hosts.items():
         made = make_image(tmp_path / name, name.encode())
         image = dataclasses.replace(made, stack_id=name)
-        publish.publish(
-            image.layout,
-            tag=name,
-            envelopes=certify(image, KEY, host=host, now=NOW + dt.timedelta(hours=hours)),
-            target=f"oci:{tmp_path / 'dist'}",
-            public_key=KEY.public_key(),
-            report=quiet,
-        )
+        release(image, tmp_path / "dist", tag=name, host=host, now=NOW + dt.timedelta(hours=hours))
     listed = found(tmp_path / "dist", ImageQuery(device_model="H200"))
     assert [each.tag for each in listed] == ["a-newest", "b-older", "d-old", "c-other"]
     assert [each.refused is None for each in listed] == [True, True, True, False]

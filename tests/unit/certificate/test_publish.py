@@ -241,14 +241,7 @@ def test_no_image_is_published_under_the_tag_of_another(
 ) -> None:
     image = make_image(publisher.folder / "image", stack_id=stack_id)
     with pytest.raises(PublishError, match="the tag does not belong to the image"):
-        publish.publish(
-            image.layout,
-            tag=tag,
-            envelopes=certify(image, publisher.key),
-            target=publisher.target,
-            public_key=publisher.key.public_key(),
-            report=quiet,
-        )
+        publisher.publish(image, tag=tag)
 
 
 def test_a_certificate_from_the_future_is_not_published(publisher: Publisher) -> None:

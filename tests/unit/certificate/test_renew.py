@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import asked
 import result_files
-from small_images import NOW, STACK_ID, SmallImage, certify, new_key, quiet
-from stackcheck.certificate import attachments, publish, renew
+from small_images import NOW, STACK_ID, SmallImage, certify, new_key, quiet, release
+from stackcheck.certificate import attachments, renew
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, Statement, facts
 from stackcheck.errors import PublishError
 from stackcheck.oci.layout import OciLayout
@@ -108,15 +108,7 @@ def test_a_renewal_never_asks_for_fewer_checks(
 
 def test_weeks_of_renewals_leave_one_certificate_for_each_driver(tmp_path: Path, image: SmallImage) -> None:
     """By `attach`, as `renew` calls it: nothing of the twelve weeks is left in the store but the newest."""
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=NOW),
-        target=f"oci:{tmp_path / 'dist'}",
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
+    release(image, tmp_path / "dist", KEY)
     store = OciLayout(tmp_path / "dist")
     manifest = store.read_manifest(STACK_ID)
     for week in range(1, 13):

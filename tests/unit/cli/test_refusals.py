@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from small_checkout import ROOT, Done, call
-from small_images import STACK_ID, certify, make_image, new_key, quiet
-from stackcheck.certificate import keys, publish
+from small_images import STACK_ID, make_image, new_key, release
+from stackcheck.certificate import keys
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -48,14 +48,7 @@ def test_each_problem_of_a_matrix_is_one_line(checkout: Path, capsys: Capsys) ->
 @pytest.fixture
 def dist(tmp_path: Path) -> Path:
     image = make_image(tmp_path / "oci")
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=NOW - dt.timedelta(days=2)),
-        target=f"oci:{tmp_path / 'dist'}",
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
+    release(image, tmp_path / "dist", KEY, now=NOW - dt.timedelta(days=2))
     return tmp_path / "dist"
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import result_files
+import small_images
 from small_checkout import CPU_STACK, FOREIGN, FakeEngine, answer, call, verify
-from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
+from small_images import NOW, STACK_ID, make_image, new_key, quiet
 from stackcheck import vendors
-from stackcheck.certificate import publish, revoke
+from stackcheck.certificate import revoke
 from stackcheck.nightly import fingerprint, planning
 from stackcheck.nightly.fingerprint import Fingerprint
 from stackcheck.nightly.planning import Tonight
@@ -41,17 +42,9 @@ def here(**changes: Any) -> Fingerprint:
     return fingerprint.Fingerprint.model_validate(fields)
 
 
-def release(folder: Path, content: bytes = b"first", tag: str = STACK_ID, **changes: Any) -> str:
-    image = make_image(folder / content.decode(), content)
-    publish.publish(
-        image.layout,
-        tag=tag,
-        envelopes=certify(image, KEY, **({"now": NOW} | changes)),
-        target=f"oci:{folder / 'dist'}",
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
+def release(folder: Path, **changes: Any) -> str:
+    image = make_image(folder / "first")
+    small_images.release(image, folder / "dist", KEY, **changes)
     return image.manifest_digest
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import asked
 from small_dist import DAY, KEY, release, verified
-from small_images import NOW, STACK_ID, certify, make_image, put, quiet
-from stackcheck.certificate import attachments, publish, revoke, verify
+from small_images import NOW, STACK_ID, make_image, put, quiet
+from stackcheck.certificate import attachments, revoke, verify
 from stackcheck.certificate.statement import VSA, status
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import (
@@ -259,14 +259,7 @@ def test_a_lifted_revocation_is_still_known_after_a_collection(dist: Path, tmp_p
     revoke.revoke(f"oci:{dist}@{digest}", reason="NaN", now=NOW + 4 * dt.timedelta(hours=1), **told)
     again = make_image(tmp_path / "again", b"second")
     assert again.manifest_digest == digest
-    publish.publish(
-        again.layout,
-        tag=STACK_ID,
-        envelopes=certify(again, KEY, now=NOW + 5 * dt.timedelta(hours=1)),
-        target=f"oci:{dist}",
-        public_key=KEY.public_key(),
-        **told,
-    )
+    release(again, dist, now=NOW + 5 * dt.timedelta(hours=1))
     mark = layout.read_manifest(attachments.revoked_tag(digest))
     litter(dist)
     assert layout.collect_garbage(quiet)

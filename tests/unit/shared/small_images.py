@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import result_files
-from stackcheck.certificate import predicates
+from stackcheck.certificate import predicates, publish
 from stackcheck.certificate.statement import Envelope
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
@@ -156,4 +156,20 @@ def certify(
             name=image.stack_id if name is None else name,
             derived=derived,
         ),
+    )
+
+
+def release(
+    image: SmallImage, dist: Path, key: Any, *, tag: str = STACK_ID, **changes: Any
+) -> publish.Published:
+    """Publish the image into a layout on disk, with the given envelopes or those of `certify`."""
+    envelopes = changes.pop("envelopes", None) or certify(image, key, **changes)
+    return publish.publish(
+        image.layout,
+        tag=tag,
+        envelopes=envelopes,
+        target=f"oci:{dist}",
+        public_key=key.public_key(),
+        report=quiet,
+        key=key,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import result_files
 from stackcheck import vendors
 from stackcheck.matrix import matrix
 from stackcheck.policy import Waiver, names
@@ -43,20 +44,9 @@ KNOWN = {
 }
 
 
-def waiver(check: str, issue: str) -> Waiver:
-    return Waiver.model_validate(
-        {
-            "check": check,
-            "stacks": ["*"],
-            "reason": "a fault of this version",
-            "issue": issue,
-            "by": "a name",
-            "until": "2999-12-31",
-        }
-    )
-
-
-WAIVERS = tuple(waiver(check, issue) for check, issue in KNOWN.items())
+WAIVERS = tuple(
+    Waiver.model_validate(result_files.waiver(check, issue=issue)) for check, issue in KNOWN.items()
+)
 POLICY = matrix.load_matrix(ROOT / "matrix.yaml").policy
 # The waivers of the matrix for our own image, as on the day of its run: they end, and its result stays.
 OURS = tuple(

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_files import PYTHON, STATUS, HasFiles, dpkg
-from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
-from stackcheck.certificate import attached_sbom, attachments, publish
+from small_images import NOW, STACK_ID, make_image, new_key, quiet, release
+from stackcheck.certificate import attached_sbom, attachments
 from stackcheck.certificate.statement import SBOM, VSA
 from stackcheck.engine.client import RunSpec
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
@@ -211,20 +211,8 @@ def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None
 
 @pytest.fixture
 def dist(image: Image, tmp_path: Path) -> Path:
-    release(image, tmp_path / "dist")
+    release(image, tmp_path / "dist", KEY)  # type: ignore[arg-type]
     return tmp_path / "dist"
-
-
-def release(image: Image, dist: Path, **changes: Any) -> None:
-    small: Any = image
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(small, KEY, **changes),
-        target=f"oci:{dist}",
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
 
 
 def test_the_attached_document_is_given_back_for_the_right_key_alone(dist: Path) -> None:
@@ -238,7 +226,7 @@ def test_the_attached_document_is_given_back_for_the_right_key_alone(dist: Path)
 
 
 def test_a_renewed_certificate_does_not_store_the_same_document_again(image: Image, dist: Path) -> None:
-    release(image, dist, now=NOW + dt.timedelta(days=8))
+    release(image, dist, KEY, now=NOW + dt.timedelta(days=8))  # type: ignore[arg-type]
     store = OciLayout(dist)
     legacy = store.read_manifest(attachments.legacy_tag(image.manifest_digest)).descriptors("layers")
     kinds = [layer.annotations["predicateType"] for layer in legacy]

@@ -9,22 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import result_files
 from result_files import check
 from small_verdicts import HEALTHY, REQUIRED, judged
 from stackcheck.policy import Waiver
 
 
 def waiver(name: str, until: str = "2999-01-01") -> Waiver:
-    return Waiver.model_validate(
-        {
-            "check": name,
-            "stacks": ["*"],
-            "reason": "known slow fabric",
-            "issue": "ROCm/rccl#1",
-            "by": "the cluster's owner",
-            "until": until,
-        }
-    )
+    return Waiver.model_validate(result_files.waiver(name, until=until))
 
 
 def waived(*names: str) -> dict[str, Any]:
