@@ -48,12 +48,6 @@ def test_a_changed_input_repeats_the_run_and_only_the_run(job: Job, name: str) -
     assert (len(job.engine.builds), len(job.engine.runs)) == (1, 2)
 
 
-def test_force_runs_again_and_renews(job: Job) -> None:
-    job.outcome()
-    assert job.outcome(force=True).state == "certified"
-    assert (len(job.engine.builds), len(job.engine.runs)) == (1, 2)
-
-
 @pytest.mark.parametrize(("days", "state"), [(6, "unchanged"), (8, "certified")])
 def test_only_a_stale_certificate_is_renewed_and_without_a_new_run(
     job: Job, monkeypatch: pytest.MonkeyPatch, days: float, state: str
@@ -65,14 +59,6 @@ def test_only_a_stale_certificate_is_renewed_and_without_a_new_run(
     assert job.outcome().state == state
     assert len(job.engine.runs) == 1
     assert (job.verify().verified_at > before) == (state == "certified")
-
-
-def test_a_lost_dist_is_published_again_without_a_new_run(job: Job) -> None:
-    job.outcome()
-    job.dist.rename(job.dist.with_name("away"))
-    assert job.outcome().state == "certified"
-    assert len(job.engine.runs) == 1
-    assert job.verify()
 
 
 def test_a_damaged_image_in_dist_is_published_again(job: Job) -> None:
@@ -107,14 +93,6 @@ def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(jo
             assert (outcome.state, outcome.error.exit_code) == ("not published", 8), path
             assert f"move {job.dist} away" in str(outcome.error)
             path.write_bytes(body)
-
-
-def test_another_key_signs_again_without_a_new_run(job: Job) -> None:
-    job.outcome()
-    other = job.root.parent / "other.key"
-    assert job.outcome(key=other).state == "certified"
-    assert len(job.engine.runs) == 1
-    assert job.verify(other)
 
 
 def test_a_target_that_refuses_leaves_the_run_for_the_next_try(job: Job) -> None:

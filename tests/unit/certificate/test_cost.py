@@ -105,13 +105,6 @@ def foreign_bundle(store: OciLayout, image: SmallImage, number: int) -> Manifest
     return manifest
 
 
-def test_a_changed_index_is_read_again(dist: Path) -> None:
-    one, two = OciLayout(dist), OciLayout(dist)
-    assert STACK_ID in one.tags()
-    two.delete_tag(STACK_ID)
-    assert STACK_ID not in one.tags()
-
-
 @pytest.mark.parametrize("cap", ["MOST_MANIFESTS", "MOST_LAYERS", "MOST_BYTES"])
 def test_more_attestations_than_years_of_renewals_give_are_refused(
     dist: Path, image: SmallImage, monkeypatch: pytest.MonkeyPatch, cap: str
@@ -186,14 +179,6 @@ def test_a_slow_registry_that_keeps_the_rate_is_waited_for() -> None:
     patience = Patience(clock=clock(0.2))  # some 16 KiB in each read, at most
     with serving(lambda _: (200, {}, body)) as (host, _):
         assert b"".join(repository(host, patience=patience).read_blob(sha256(body))) == body
-
-
-def test_each_request_has_the_grace_of_its_own() -> None:
-    patience = Patience(clock=clock(1.0))
-    with serving(lambda _: (200, {"Content-Type": OCI_MANIFEST}, b"{}")) as (host, _):
-        store = repository(host, patience=patience)
-        for _ in range(int(GRACE_S)):
-            store.read_manifest("x")
 
 
 def test_all_requests_of_a_verification_share_one_end(image: SmallImage) -> None:

@@ -68,11 +68,6 @@ def certificate(image: SmallImage, run: RunResult, verdict: Verdict, now: dt.dat
     return next(each for each in made if each.predicate_type == VSA)
 
 
-def test_a_first_certification_is_judged_by_the_floors_alone(stack: SmallImage) -> None:
-    found = predecessor.held(passed(stack), slower(RUN, 0.5), ())
-    assert (found.status, found.baselines) == ("PASSED", ())
-
-
 GATED = sorted({f"{figure['check']} {figure['name']}" for figure in predecessor.judged(RUN)})
 
 
@@ -127,13 +122,6 @@ def test_a_stack_that_loses_2_percent_a_month_fails_in_the_third(stack: SmallIma
     assert ended[-1] == "FAILED"
 
 
-def test_a_certificate_names_the_statement_that_each_figure_was_held_to(stack: SmallImage) -> None:
-    first = certificate(stack, RUN, passed(stack))
-    found = predecessor.held(passed(stack), slower(RUN, 0.01), [first])
-    assert {figure["statement"] for figure in found.baselines} == {first.digest}
-    assert len(found.baselines) == len([*predecessor.judged(RUN)])
-
-
 def test_a_waived_check_starts_again_from_the_waived_run(stack: SmallImage) -> None:
     waived = next(figure["check"] for figure in predecessor.judged(RUN))
     verdict = passed(stack, warned=(waived,))
@@ -145,11 +133,6 @@ def test_a_waived_check_starts_again_from_the_waived_run(stack: SmallImage) -> N
 def test_another_machine_is_no_predecessor(stack: SmallImage, changes: Mapping[str, Any]) -> None:
     other = RUN.model_copy(update={"host": RUN.host.model_copy(update=changes)})
     assert not predecessor.certified(other, [certificate(stack, RUN, passed(stack))])
-
-
-def test_a_failed_verdict_is_no_predecessor(stack: SmallImage) -> None:
-    failed = certificate(stack, RUN, passed(stack, status="FAILED", reasons=("slow",)))
-    assert not predecessor.certified(RUN, [failed])
 
 
 def test_certificates_are_read_from_where_they_are_published_or_the_run_ends(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,14 +20,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return lambda *arguments, root=ROOT: call(capsys, *arguments, "--root", root)
 
 
-@pytest.fixture(scope="module")
-def listed() -> dict[str, Any]:
-    """The stacks that `list` names, by id; from a process of its own, as a script has it."""
-    command = [sys.executable, "-m", "stackcheck", "list", "--json", "--root", str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
-    return {stack["id"]: stack for stack in json.loads(done.stdout)["stacks"]}
-
-
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "images", tmp_path / "images")
@@ -45,17 +34,6 @@ def test_explain_json_is_the_contract_and_exits_11_for_a_refusal(run: Run):
     assert answer["allowed"] is False
     assert {"id", "holds", "because", "source"} <= answer["rules"][0].keys()
     assert answer["nearest"]
-
-
-def test_list_json_names_what_each_stack_is_made_of_and_tested_on(listed: dict[str, Any]):
-    stack = listed["rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04"]
-    assert (stack["wheels"], stack["triton"]) == ("upstream", "pytorch-triton-rocm==3.2.0")
-    assert (stack["collective"], stack["flash_attn"]) == ("rccl==2.20.5", "2.7.4.post1")
-    assert stack["tested_on"] is None  # any machine with a complete set of bounds
-    assert listed["rocm5.7-debian13"]["tested_on"] == []
-    known = {issue["id"]: issue for issue in stack["known_issues"]}
-    assert known["K-aotriton-float-mask"]["fixed_in"] == "torch 2.7.0"
-    assert known["K-aotriton-float-mask"]["issue"] == "pytorch/pytorch#147460"
 
 
 def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_stacks(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from small_checkout import CPU_STACK, FOREIGN, FakeEngine, call
+from small_checkout import CPU_STACK, call
 from stackcheck.oci import tags
 from stackcheck.oci.store import is_tag
 from stackcheck.oci.tags import label
@@ -14,39 +14,6 @@ from stackcheck.oci.tags import label
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 Capsys = pytest.CaptureFixture[str]
-VERBS = ["build", "images", "test", "certify", "publish", "export", "lock", "render", "list", "outdated"]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_stack_that_is_not_there_is_exit_3_and_leads_to_the_list(
-    fake_engine: FakeEngine, capsys: Capsys, verb: str
-) -> None:
-    dry = [["--dry-run"]] if verb not in {"list", "outdated"} else []
-    for options in ([], *dry):
-        done = call(capsys, verb, "nope", *options)
-        assert (done.code, done.out) == (3, "")
-        assert "\n  next: stackcheck list" in done.err
-    assert fake_engine.builds == []
-
-
-def test_explain_leads_to_the_list_too(capsys: Capsys) -> None:
-    done = call(capsys, "explain", "nope")
-    assert done.code == 2
-    assert done.err.startswith("error: no such stack")
-    assert done.err.endswith("next: stackcheck list\n")
-    assert "stackcheck list" not in call(capsys, "explain", "nope=1").err
-
-
-@pytest.mark.usefixtures("fake_engine")
-@pytest.mark.parametrize("verb", ["publish", "export"])
-def test_what_is_not_made_yet_leads_to_the_verb_that_makes_it(capsys: Capsys, verb: str) -> None:
-    for name in (CPU_STACK, "cpu-*"):
-        done = call(capsys, verb, name)
-        assert done.code == 2
-        assert f"next: stackcheck build {CPU_STACK}\n" in done.err
-    done = call(capsys, verb, FOREIGN)
-    assert done.code == 2
-    assert f"next: stackcheck test {FOREIGN}\n" in done.err
 
 
 @pytest.mark.usefixtures("fake_engine")

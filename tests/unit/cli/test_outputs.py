@@ -47,13 +47,6 @@ def parameters(words: str) -> list[Parameter]:
     return list(command.get_params(typer.Context(command)))
 
 
-PUBLIC_KEY = [
-    words
-    for words in COMMANDS
-    if any("--key" in parameter.opts and "URL" in str(parameter.metavar) for parameter in parameters(words))
-]
-
-
 def takes(words: str, option: str) -> bool:
     return any(option in parameter.opts for parameter in parameters(words))
 
@@ -109,24 +102,6 @@ def test_a_part_of_a_stack_id_names_those_that_have_it(part: str, capsys: Capsys
     assert done.code == 3
     named = done.err.partition("expected: did you mean ")[2].partition("?")[0].split(" or ")
     assert all(name in IDS and part in name for name in named)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "axis"), [("roccm=7.2", "rocm"), ("tourch=2.13.0", "torch"), ("arc=gfx942", "arch")]
-)
-def test_a_wrong_axis_names_the_likely_one(wrong: str, axis: str, capsys: Capsys) -> None:
-    done = call(capsys, "explain", wrong, "--root", ROOT)
-    assert done.code == 2
-    assert f"did you mean {axis}" in done.err
-
-
-@pytest.mark.usefixtures("small_checkout")
-@pytest.mark.parametrize("words", PUBLIC_KEY)
-def test_a_public_key_that_is_not_there_is_a_wrong_argument(words: str, capsys: Capsys) -> None:
-    done = call(capsys, *words.split(), *([] if words == "find" else ["oci:dist:x"]), "--key", "missing.pub")
-    assert done.code == (125 if words == "run" else 2)
-    assert "missing.pub" in done.err
-    assert "make your own" not in done.err
 
 
 def test_a_number_goes_with_its_noun() -> None:

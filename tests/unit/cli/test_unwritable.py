@@ -108,15 +108,6 @@ def test_a_file_where_a_folder_has_to_be_is_exit_10_and_stays(
     assert path.read_text() == "in the way"
 
 
-def test_a_folder_where_a_file_has_to_be_is_exit_10(small_checkout: Path, capsys: Capsys) -> None:
-    path = small_checkout / DOCKERFILE
-    path.unlink()
-    path.mkdir()
-    done = call(capsys, "render", CPU_STACK)
-    assert done.code == 10, done.err
-    assert DOCKERFILE in done.err
-
-
 def test_a_wheel_cache_on_a_full_disk_is_exit_10_and_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,14 +65,6 @@ def test_the_runs_take_turns_and_choose_their_checks(
     assert written["rounds"] == 5
 
 
-def test_a_noisy_node_never_says_equal(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    fake_engine.answer = speed(0.0, noise=0.03)
-    done = call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--rounds", "3")
-    assert done.code == 0
-    assert "noisy" in done.out
-    assert "equal" not in done.out
-
-
 @pytest.mark.parametrize(("outcome", "code"), [("failed", 6), ("invalid", 9)])
 def test_a_check_that_misses_its_bound_is_compared_and_an_unfit_machine_is_not(
     fake_engine: FakeEngine, capsys: Capsys, outcome: str, code: int

@@ -29,11 +29,6 @@ def test_progress_is_one_short_line_a_step() -> None:
     ]
 
 
-def test_cached_steps_are_counted() -> None:
-    log, _ = read(FAILED)
-    assert (len(log.steps), len(log.cached & log.steps)) == (2, 1)
-
-
 SEVERAL = """\
 #2 [stage-base-0123 internal] load build definition from Dockerfile
 #3 [stage-wheels-4567 context wheelhouse] load from client
@@ -97,13 +92,6 @@ def test_a_failure_knows_its_stage_line_and_last_words() -> None:
     assert (failure.stage, failure.file, failure.line) == ("wheels 1/2", "Dockerfile", 38)
     assert failure.last_lines[-1].endswith("requirement torch==9.9.9")
     assert failure.message.startswith("failed to solve")
-
-
-def test_an_error_before_any_step_is_not_lost() -> None:
-    log = BuildLog(lambda _line: None)
-    log.feed("ERROR: failed to find target image-1\n")
-    assert log.failure().message == "failed to find target image-1"
-    assert log.failure().stage is None
 
 
 def test_a_full_disk_is_called_that(monkeypatch) -> None:

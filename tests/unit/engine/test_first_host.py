@@ -113,16 +113,6 @@ def test_a_verdict_with_another_reason_ends_the_hour(
     assert (last.number, last.exit_code, last.is_surprise) == (7, code, True)
 
 
-@pytest.mark.parametrize("code", [1, 2, 4, 5, 10, -9, 137])
-def test_a_command_that_breaks_off_ends_the_hour_whatever_a_file_says(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "build").mkdir()
-    monkeypatch.setattr(first_host, "_run", at([0, 0, 0, 0, code], [], tmp_path, BOUNDS))
-    (*_, last) = first_host.follow(first_host.steps(STACK, tmp_path), tmp_path, len)
-    assert last.is_surprise
-
-
 octet = st.integers(0, 255)
 hexes = st.sampled_from("0123456789abcdef")
 IDENTITIES = st.one_of(

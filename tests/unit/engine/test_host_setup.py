@@ -130,13 +130,6 @@ def test_a_named_daemon_that_is_silent_is_never_replaced(monkeypatch: pytest.Mon
         host_setup.ensure_engine(print)
 
 
-def test_an_engine_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_setup, "socket_answers", lambda: True)
-    monkeypatch.setattr(host_setup, "has_buildx", lambda: True)
-    monkeypatch.setattr(host_setup, "install", lambda *_: pytest.fail("installed over a working engine"))
-    host_setup.ensure_engine(print)
-
-
 def test_settings_of_an_engine_that_could_not_be_installed_are_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import gc
 from pathlib import Path
@@ -80,20 +79,6 @@ def test_a_pattern_is_never_read_as_sql(history: History, text: str) -> None:
     assert len(history.runs(Query())) == 1
 
 
-def test_a_check_id_with_brackets_means_itself(history: History) -> None:
-    append(history, 0)
-    assert {point.check for _, point in history.points(Query(check=GEMM))} == {GEMM}
-    assert history.points(Query(check=GEMM.replace("[bf16]", "b"))) == []
-
-
-def test_points_hold_the_repeats_and_bounds_of_a_metric(history: History) -> None:
-    append(history, 0)
-    ((run, point),) = history.points(Query(metric="gemm_tflops[m=8192]"))
-    assert (point.value, point.unit, point.direction, point.bound) == (790.0, "TFLOP/s", "min", 5.0)
-    assert point.repeats == (790.0, 790.0 * 0.999, 790.0 * 1.001)
-    assert point.record == run.record
-
-
 def test_the_newest_verdict_on_a_result_counts(history: History) -> None:
     old = history.append(body(), failed(GEMM), None, source="test")
     new = history.append(body(), PASSED, None, source="test", judged=LATER)
@@ -105,12 +90,6 @@ def test_the_newest_verdict_on_a_result_counts(history: History) -> None:
     assert [run.record for run in history.runs(Query())] == [new]
     assert old in list(history.records)
     assert len(history.points(Query())) == 2
-
-
-def test_the_same_verdict_again_is_not_kept_again(history: History) -> None:
-    first = append(history, 0)
-    again = history.append(body(0), PASSED, None, source="test", judged=LATER)
-    assert (again, len(list(history.records))) == (first, 1)
 
 
 def everything(history: History) -> list[Any]:
@@ -197,9 +176,3 @@ def test_a_password_is_never_shown() -> None:
     with pytest.raises(HistoryError) as caught:
         RecordIndex("mysql://user:secret@host/db")
     assert "secret" not in str(caught.value)
-
-
-def test_a_query_is_its_fields(history: History) -> None:
-    append(history, 0)
-    query = dataclasses.replace(Query(), limit=0)
-    assert history.runs(query) == []

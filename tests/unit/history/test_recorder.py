@@ -35,16 +35,6 @@ def test_every_judged_run_is_kept(small_checkout: Path, fake_engine: FakeEngine,
     assert all(run.image and run.image.startswith("sha256:") for run in runs)
 
 
-def test_a_result_that_is_used_again_is_kept_once(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
-    assert fake_engine is not None
-    for _ in range(3):
-        assert call(capsys, "images").code == 0
-    assert len(kept(small_checkout)) == 1
-    assert len(list(open_history(small_checkout).records)) == 1
-
-
 @pytest.mark.parametrize("outcome", ["passed", "failed"])
 def test_a_history_that_cannot_be_written_changes_no_verdict(
     small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys, outcome: str

@@ -112,25 +112,6 @@ def build_it(
     return made
 
 
-def test_an_image_is_named_after_its_config_and_written_down(checkout: Path) -> None:
-    engine = FakeEngine()
-    made = build_it(checkout, engine)
-    assert made.reference == f"stackcheck/cpu-small:{made.config_digest[7:19]}"
-    assert made.reference in engine.names
-    assert [layer.size_bytes for layer in made.layers] == [1000]
-    read = image.load_image(checkout / "build" / "cpu-small" / "image.json")
-    assert dataclasses.replace(read, reused=False) == made
-
-
-def test_unchanged_inputs_are_kept_and_the_reason_is_told(checkout: Path) -> None:
-    engine, lines = FakeEngine(), []
-    build_it(checkout, engine)
-    assert build_it(checkout, engine, lines=lines).reused
-    assert len(engine.definitions) == 1
-    assert lines[0] == "cpu-small: not built again: same Dockerfile, lock, base and engine"
-    assert lines[1].startswith("stages: 0 built, 1 reused (1 in images that did not change); 0.0 MB saved")
-
-
 @pytest.mark.parametrize("name", ["Dockerfile", "stack.json", "requirements.lock"])
 def test_any_changed_input_builds_again(checkout: Path, name: str) -> None:
     engine, folder = FakeEngine(), checkout / "images" / "cpu-small"
@@ -190,13 +171,6 @@ def test_the_layer_that_passes_the_budget_need_not_be_the_largest() -> None:
     marked = [line for line in image.size_report(made, 650) if "exceeds the budget" in line]
     assert [line.split(": ")[1].split("  ")[0] for line in marked] == ["STEP 90"]
     assert not any("passes" in line for line in image.size_report(made))
-
-
-def test_a_stack_that_is_not_locked_names_what_is_missing(checkout: Path) -> None:
-    with pytest.raises(BuildError) as caught:
-        build_it(checkout, FakeEngine(), small_stack(missing=("torch's index cannot be reached",)))
-    assert caught.value.exit_code == 5
-    assert "torch's index cannot be reached" in str(caught.value)
 
 
 def test_a_stack_that_is_not_rendered_names_the_command(checkout: Path) -> None:

@@ -42,13 +42,6 @@ def test_every_stack_of_the_matrix_is_allowed_by_rules_that_it_satisfies(cell: e
     assert _rules(found, hold=True)
 
 
-def test_a_stack_is_judged_with_its_architectures_and_the_drivers_of_its_tests():
-    held = _rules(explain.explain_stack(BLACKWELL, MATRIX, RULES), hold=True)
-    assert {"R4-vendor-nvidia", "R7-ampere"} <= held
-    named = _changed(tested_on=[{"device": "B200", "count": "8", "driver": "580.95.05"}])
-    assert "R10-nvidia[12]" in _rules(explain.explain_stack(BLACKWELL, named, RULES), hold=True)
-
-
 def test_a_stack_that_an_architecture_breaks_is_refused_and_the_nearest_ones_are_allowed():
     found = explain.explain_stack(BLACKWELL, _changed(archs=["sm_90", "sm_100"]), RULES)
     assert found.judgement.answer == "refused"
@@ -65,14 +58,6 @@ def test_what_the_matrix_leaves_out_is_named_with_its_reason():
     asked = _ask("rocm=7.2.1 python=3.12 arch=gfx950", found)
     assert asked.excluded == {left_out: "nobody asked for it"}
     assert "rocm7.2.1-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04" in asked.stacks
-
-
-def test_a_question_finds_the_stacks_that_have_all_it_asks_for():
-    assert "cuda13.0-torch2.13.0-py3.11-debian12" in _ask("cuda=13.0 arch=sm_100 os=debian12").stacks
-    assert _ask("cuda=13.0 arch=sm_120 os=debian12").stacks == ()
-    assert _ask("rocm=7.14 driver=31.40.1 rccl=2.30.4").stacks == (
-        "rocm7.14.1-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04",
-    )
 
 
 def test_an_id_that_is_in_no_matrix_is_explained_by_its_parts():
@@ -113,19 +98,3 @@ def test_what_no_source_names_is_unknown_even_where_no_other_rule_speaks(questio
 )
 def test_a_patch_of_a_known_version_or_a_newer_driver_is_not_unknown(question: str):
     assert _ask(question).judgement.answer == "allowed"
-
-
-def test_another_source_of_torch_speaks_only_where_the_source_is_what_is_wrong():
-    assert {rule.partition("[")[0] for rule in _rules(_ask("rocm=7.2 torch=2.6.0"), hold=False)} == {
-        "R1-upstream-rocm",
-        "R1-amd-rocm",
-    }
-    assert _rules(_ask("rocm=7.2 torch=2.13.0 beside=tensorflow"), hold=False) == {"R9-one-copy"}
-
-
-def test_an_experimental_stack_says_so_and_still_names_what_is_unknown():
-    found = _changed(torch="2.16.0", experimental="true", packages={"torchao": "0.18.0"})
-    told = explain.explain_stack("cuda12.6-torch2.16.0-fa2.8.3-py3.12-ubuntu24.04", found, RULES)
-    assert told.experimental
-    assert told.judgement.answer == "unknown"
-    assert "R0-known[torch]" in _rules(told, hold=False)

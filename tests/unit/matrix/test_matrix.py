@@ -33,13 +33,6 @@ def test_the_axes_of_a_block_expand_as_a_product():
     ]
 
 
-def test_an_exclusion_takes_a_cell_out():
-    value = _changed(torch=["2.13.0", "2.12.1"])
-    value["exclude"] = [{"when": {"torch": "2.12.1", "runtime": "cpu"}, "because": "not wanted"}]
-    found = expand.expand(matrix.parse(value))
-    assert [cell.torch for cell in found if cell.runtime == "cpu"] == ["2.13.0"]
-
-
 def test_an_include_is_not_taken_out_by_an_exclusion():
     value = _changed()
     value["exclude"] = [{"when": {"runtime": "rocm"}, "because": "not wanted"}]
@@ -157,11 +150,6 @@ def test_a_list_too_long_to_judge_is_refused(field: str, value: object):
         matrix.parse(_changed(**{field: value}))
 
 
-def test_python_3_10_is_not_read_as_3_1():
-    found = matrix.parse(yamlfile.parse(TEXT.replace(b"python: 3.11", b"python: 3.10"), "matrix.yaml"))
-    assert found.stacks[0].python == ("3.10",)
-
-
 @pytest.mark.parametrize(
     ("block", "place"),
     [
@@ -205,13 +193,6 @@ def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value: str):
 def test_flash_attention_is_chosen_by_its_axis_alone(name: str):
     with pytest.raises(ConfigurationError, match=f"packages: {name} is chosen by `flash_attn`"):
         matrix.parse(_changed(packages={name: "2.8.3"}))
-
-
-def test_two_stacks_of_one_id_are_refused():
-    value = _changed()
-    value["stacks"].append(value["stacks"][0])
-    with pytest.raises(ConfigurationError, match=r"is already at stacks\[0\]"):
-        expand.expand(matrix.parse(value))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +256,3 @@ def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_e
 def test_a_variable_that_changes_how_the_suites_run_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is set by the tool itself"):
         matrix.parse(_changed(env={name: "1"}))
-
-
-def test_a_variable_of_pytorch_is_the_matrix_s_to_set() -> None:
-    assert matrix.parse(_changed(env={"PYTORCH_TUNABLEOP_ENABLED": "1"}))

@@ -182,30 +182,11 @@ def test_without_a_word_in_the_policy_two_nodes_have_to_agree() -> None:
             Policy(certifies={}, revoke=text)
 
 
-def test_a_check_that_the_certificate_does_not_name_revokes_nothing() -> None:
-    """New suites may ask more than the image was certified for; a person decides then."""
-    decision = decide(certified("same", OTHER), (FAILED, FAILED), ALONE)
-    assert decision.action == "hold"
-    assert GEMM in decision.because
-    both = ran("FAILED", GEMM, OTHER)
-    assert decide(certified("same", OTHER), (both, both), ALONE).action == "revoke"
-
-
 def test_what_must_not_be_rolled_out_is_named_with_the_failing_checks() -> None:
     decision = decide(certified("new driver"), (FAILED, FAILED))
     assert (decision.rollout, decision.failed) == (CHANGES, (GEMM,))
     for _, _, decision in every_night():
         assert bool(decision.rollout) == (decision.action == "warn")
-
-
-def test_a_failure_that_did_not_repeat_is_marked() -> None:
-    assert decide(certified("same"), (FAILED, PASSED, PASSED)) == Decision(
-        action="renew",
-        because="two of three runs of this configuration passed: it runs again next night",
-        failed=(GEMM,),
-        flaky=True,
-    )
-    assert not decide(certified("same"), (PASSED,)).flaky
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -218,12 +199,6 @@ def host(**changes: Any) -> dict[str, Any]:
         "nvls": "unavailable",
     }
     return {**common, "devices": [device] * 8, **changes}
-
-
-def test_a_configuration_is_the_same_whatever_node_it_is_on() -> None:
-    other = [{"model": "MI300X", "firmware": "1", "power_cap_w": 750.0, "id": f"x{n}"} for n in range(8)]
-    assert standing([host()], host(devices=other)) == ("same", (), 0)
-    assert standing([host(driver="6.16"), host()], host()) == ("same", (), 1)
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,6 @@ def test_a_later_layer_removes(tmp_path: Path, second: Layer, left: set[str]) ->
     assert set(tree.bodies) == left
 
 
-def test_a_later_layer_writes_through_a_link(tmp_path: Path) -> None:
-    tree = read(tmp_path, {"usr/lib/x": b"old", "lib": "usr/lib"}, {"lib/x": b"new"})
-    assert tree.bodies == {"/usr/lib/x": b"new"}
-    assert tree.real("/lib/x") == "/usr/lib/x"
-
-
 def test_a_hard_link_is_the_file_that_it_names(tmp_path: Path) -> None:
     tree = read(tmp_path, {"x": Member(body=b"same", mode=0o4755)}, {"y": Member(kind=HARD, target="x")})
     assert tree.bodies["/y"] == b"same"

@@ -13,12 +13,10 @@ from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, make_image, put, quiet
 from stackcheck.certificate import attachments, revoke, verify
 from stackcheck.certificate.statement import VSA, status
-from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import (
     OCI_INDEX,
     OCI_MANIFEST,
     Manifest,
-    MissingError,
     RegistryError,
     compact_json,
 )
@@ -65,11 +63,6 @@ def litter(dist: Path) -> list[str]:
     return [layer["digest"], config["digest"], manifest["digest"]]
 
 
-def test_a_publication_leaves_nothing_that_it_replaced(dist: Path) -> None:
-    assert OciLayout(dist).unreferenced() == {}
-    assert_all_verify(dist)
-
-
 def test_garbage_goes_and_every_tag_still_verifies(dist: Path) -> None:
     kept = blobs(dist)
     garbage = litter(dist)
@@ -97,16 +90,6 @@ def test_an_image_stays_as_long_as_its_attestations_name_it(dist: Path) -> None:
     names = {entry.digest: entry.annotations.get(REF_NAME, "") for entry in layout._entries()}
     layout._write_entries([e for e in layout._entries() if not names[e.digest].startswith(attached)])
     assert {gone.digest, config} <= set(layout.unreferenced())
-
-
-def test_an_image_that_only_a_digest_names_stays(tmp_path: Path) -> None:
-    dist = make_image(tmp_path / "dist").layout
-    layout = OciLayout(dist)
-    kept = blobs(dist)
-    layout.delete_tag("candidate")
-    assert images_of(layout) == []
-    assert layout.collect_garbage(quiet) == {}
-    assert blobs(dist) == kept
 
 
 @pytest.mark.parametrize("listed", ["by nothing", "by a digest tag", "by an index in an index"])
@@ -235,21 +218,6 @@ def test_a_verifier_that_reads_while_a_publication_replaces_statements_reads_aga
     assert found.verified_at == NOW + dt.timedelta(hours=9)
 
 
-def test_a_revocation_leaves_no_garbage_and_is_still_read(dist: Path) -> None:
-    revoke.revoke(f"oci:{dist}:{STACK_ID}", reason="NaN", key=KEY, now=NOW + DAY, report=quiet)
-    layout = OciLayout(dist)
-    assert layout.unreferenced() == {}
-    second = next(tag for tag in reversed(images_of(layout)) if tag != STACK_ID)
-    with pytest.raises(CertificateError, match="FAILED"):
-        asked.verified(
-            f"oci:{dist}:{second}",
-            public_key=KEY.public_key(),
-            device_model="CPU",
-            driver=None,
-            now=NOW + DAY,
-        )
-
-
 def test_a_lifted_revocation_is_still_known_after_a_collection(dist: Path, tmp_path: Path) -> None:
     """What `verify` needs of it is the mark: an old verdict that is attached again must not count."""
     layout = OciLayout(dist)
@@ -271,9 +239,3 @@ def test_a_lifted_revocation_is_still_known_after_a_collection(dist: Path, tmp_p
     ) == 1
     attachments.attach(layout, layout.read_manifest(digest), old, KEY.public_key())
     assert verified(dist, now=NOW + 6 * dt.timedelta(hours=1)).verified_at == NOW + 5 * dt.timedelta(hours=1)
-
-
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="does not exist"):
-        OciLayout(tmp_path / "nowhere").collect_garbage(quiet)
-    assert not (tmp_path / "nowhere").exists()

@@ -73,13 +73,6 @@ def test_a_list_of_machines_narrows_and_an_empty_one_shuts_every_machine_out() -
     assert "the stack names none" in reason
 
 
-def test_a_machine_without_what_the_stack_needs_is_refused_in_words() -> None:
-    (reason,) = reasons_of(CUDA, ["MI300X"])
-    assert "the machine has MI300X x1 (gfx942), and the stack holds code for sm_" in reason
-    (reason,) = reasons_of(CUDA, ["H100", "H200"])
-    assert reason == "the machine has H100 x1 and H200 x1, and a bound is for devices of one model"
-
-
 @pytest.mark.parametrize(
     ("built", "arch", "runs"),
     [

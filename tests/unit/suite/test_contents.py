@@ -255,12 +255,6 @@ def test_an_accepted_python_brings_its_library_and_no_packages(tmp_path: Path) -
         )
 
 
-def test_another_image_is_compared_again(tmp_path: Path) -> None:
-    contents.require(subject(tmp_path / "a", HONEST), tmp_path, _silent)
-    with pytest.raises(ChecksFailedError):
-        contents.require(subject(tmp_path / "b", HONEST, {"x": ELF}), tmp_path, _silent)
-
-
 def built(folder: Path, torch: bytes, base: Layer, *, locked: bool = True) -> contents.Contents:
     """An honest image, in whose build folder the wheel has this torch and the base is this layer."""
     context, wheels = folder / "context", folder / "wheelhouse" / "wheels"

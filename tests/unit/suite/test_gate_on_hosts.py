@@ -117,16 +117,6 @@ def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] =
     return gate(result, asked, waivers, result.image.config_digest)
 
 
-def test_an_image_of_our_own_is_refused_for_what_its_page_names() -> None:
-    """docs/results/stack-h200-fa4.md. Newer checks are not asked for."""
-    found = of_image("stack-h200-x1-fa4", 1, *OURS, newer=("head_dims", "trains_with", *NEWER_EVERYWHERE))
-    assert found.status == "FAILED"
-    assert checks_of(found.reasons) == {
-        "test_attention.py::test_flash_attn_package",
-        "test_collectives.py::test_groups_set_up_and_torn_down",
-    }
-
-
 def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_none_of_them() -> None:
     """docs/results/stack-h200-fa4.md: the image that was published, on two H200s."""
     found = of_image("stack-h200-x2-fa4", 2, *OURS, newer=NEWER_EVERYWHERE)
@@ -166,9 +156,3 @@ def test_with_the_waivers_of_the_matrix_only_the_bare_host_is_left_to_blame(host
     found = judged(host, *OURS)
     assert checks_of(found.reasons) == {"test_image.py::test_nothing_runs_unasked_when_python_starts"}
     assert judged(host, *OURS, WAIVERS[-1]).status == "PASSED"
-
-
-def test_every_bound_of_one_h100_is_measured_and_kept_from_its_own_run() -> None:
-    found = judged(("H100", 1), *WAIVERS)
-    assert found.bounds == {"measured": 26}
-    assert bounds.missing(ROOT, "H100", 1, "standard") == ()

@@ -58,11 +58,6 @@ def test_a_changed_byte_changes_exactly_the_digest_of_its_part(
     assert {name for name in before if before[name] != after[name]} == ({part} if part else set())
 
 
-def test_the_tools_own_tests_do_not_travel(checkout: Path, tmp_path: Path) -> None:
-    inputs.freeze(checkout, tmp_path / "frozen")
-    assert not (tmp_path / "frozen" / "tests" / "unit").exists()
-
-
 def test_a_private_checkout_is_readable_by_the_containers_user(checkout: Path, tmp_path: Path) -> None:
     (checkout / "tests" / "acceptance" / "test_image.py").chmod(0o600)
     inputs.freeze(checkout, tmp_path / "frozen")

@@ -19,11 +19,6 @@ from stackcheck.imaging.wheels import wheel_cache
 TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
 
 
-def lines() -> tuple[list[str], object]:
-    said: list[str] = []
-    return said, said.append
-
-
 def test_what_was_downloaded_once_is_taken_by_hash_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,19 +70,6 @@ def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
         assert [path.name for path in cache.find(wanted, print).values()] == [fits.name]
         arm = platforms.InstallTarget(platform="linux/arm64", python="3.11", glibc=36)
         assert {package.name for package in cache.fill(wanted, arm, ())} == {"newer-glibc"}
-
-
-def test_a_wheel_of_another_hash_than_the_lock_never_enters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest, tampered = make_wheel(tmp_path / "honest"), make_wheel(tmp_path / "index")
-    tampered.write_bytes(honest.read_bytes() + b"more")
-    wanted = requirements.read_packages(locked_line(honest))
-    cache = wheel_cache.WheelCache(tmp_path / "cache")
-    with index_of(tampered) as (address, _):
-        only_index(monkeypatch, address)
-        assert set(cache.fill(wanted, TARGET, ())) == set(wanted)
-    assert not list((tmp_path / "cache").rglob("*.whl"))
 
 
 def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path) -> None:
