@@ -19,7 +19,6 @@ from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key
 from stackcheck.certificate import keys, predicates, signing
 from stackcheck.certificate.statement import (
     PROVENANCE,
-    TEST_RESULT,
     VSA,
     Envelope,
     Statement,
@@ -33,7 +32,6 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.cli import consumer
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
-from stackcheck.policy import Waiver
 
 
 @pytest.fixture
@@ -74,18 +72,6 @@ def test_the_summary_names_device_driver_inputs_checks_and_figures(
         ("busbw", 10.0, "GB/s")
     ]
     assert said["experimental"] is False
-
-
-def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey
-) -> None:
-    given = result_files.waiver("test_a.py::test_one[2]")
-    waiver = Waiver.model_validate(given)
-    said = predicates_of(certify(image, key, outcome="failed", waivers=(waiver,)))
-    assert said[TEST_RESULT]["result"] == "WARNED"
-    assert said[TEST_RESULT]["warnedTests"] == ["test_a.py::test_one[2]"]
-    assert said[TEST_RESULT]["failedTests"] == []
-    assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [given]
 
 
 def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(

@@ -14,7 +14,6 @@ import result_files
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, quiet, release
 from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import derived, publish
-from stackcheck.certificate.statement import VSA, facts, newest
 from stackcheck.certificate.verify import Verified
 from stackcheck.errors import CertificateError
 from stackcheck.oci.store import parse_reference
@@ -124,15 +123,6 @@ def test_if_every_check_ran_the_image_below_does_not_matter(team: Team) -> None:
 def test_a_check_that_ran_is_not_taken_over_too(team: Team) -> None:
     with pytest.raises(Exception, match="malformed"):
         team.publish_mine(derived=taken(team.below, carried=[OWN]))
-
-
-def test_levels_are_those_of_the_bounds_of_both(team: Team) -> None:
-    made = certify(team.mine, team.key, derived=taken(team.below), name=MINE)
-    summary = newest(item.statement for item in made)
-    assert summary
-    assert summary.predicate_type == VSA
-    assert "STACKCHECK_BOUNDS_MEASURED" in summary.predicate["verifiedLevels"]
-    assert facts(summary)["bounds"] == {"measured": 3}
 
 
 # --- which checks are taken over

@@ -65,18 +65,6 @@ def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(p
     assert "revoked after the run" in refused(publisher, image, envelopes=old).what
 
 
-def test_what_a_revocation_ended_does_not_count_when_a_mirror_attaches_it_again(publisher: Publisher) -> None:
-    image = publisher.image(b"first")
-    old = certify(image, publisher.key, host=result_files.host("nvidia", "H200", driver="570.9"))
-    publisher.publish(image)
-    publisher.revoke(publisher.reference, now=NOW + HOUR)
-    publisher.publish(image, now=NOW + 2 * HOUR)
-    store = OciLayout(publisher.folder / "dist")
-    attachments.attach(store, store.read_manifest(STACK_ID), old, publisher.key.public_key())
-    with pytest.raises(CertificateError, match="not certified for this host"):
-        publisher.verify(device_model="H200", driver="570.9")
-
-
 @pytest.mark.parametrize(("here", "there"), [(None, 1), (2, 1), (1, 2)])
 def test_promoting_supersedes_no_revocation_that_only_the_target_has(
     publisher: Publisher, here: int | None, there: int

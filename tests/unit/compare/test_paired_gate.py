@@ -97,12 +97,3 @@ def test_a_node_on_which_nothing_can_be_told_signs_nothing(
     assert call(capsys, "publish", CANDIDATE).code == 2  # the earlier verdict is gone
     (folder,) = (small_checkout / "build").glob("registry*candidate*")
     assert not list(folder.glob("statements/*.json"))
-
-
-@pytest.mark.usefixtures("certified")
-def test_a_dry_run_checks_the_reference(capsys: Capsys, fake_engine: FakeEngine) -> None:
-    before = len(fake_engine.runs)
-    done = call(capsys, "certify", CANDIDATE, "--against", REFERENCE, "--dry-run")
-    assert "test, judge, run in turn with oci:dist@sha256:" in done.out
-    assert call(capsys, "certify", CANDIDATE, "--against", "oci:dist:none", "--dry-run").code == 7
-    assert len(fake_engine.runs) == before

@@ -73,12 +73,3 @@ def test_a_check_that_misses_its_bound_is_compared_and_an_unfit_machine_is_not(
     done = call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--rounds", "3")
     assert done.code == code
     assert ("B is slower than A" in done.err) == (outcome == "failed")
-
-
-def test_a_paired_run_is_no_result_of_the_image(
-    fake_engine: FakeEngine, capsys: Capsys, small_checkout: Path
-) -> None:
-    fake_engine.answer = speed(0.0, noise=0.0)
-    call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--rounds", "3")
-    assert not (small_checkout / "build" / CPU_STACK / "key.json").exists()
-    assert not (small_checkout / "build" / "history").exists()

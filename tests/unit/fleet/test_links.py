@@ -87,22 +87,6 @@ def test_ten_thousand_nodes_without_known_leaves_take_16_rounds() -> None:
     assert len(rounds([f"n{number}" for number in range(10_000)])) == 16
 
 
-def speeds(nodes: list[str], bad: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    noise = random.Random(3)
-    return {pair: bad.get(pair, noise.gauss(48.0, 0.3)) for pair in itertools.combinations(nodes, 2)}
-
-
-def test_a_bad_node_is_named_and_not_its_links() -> None:
-    nodes = list("abcdefgh")
-    measured = speeds(nodes, {})
-    failed = {pair: "time-out" for pair in measured if "c" in pair}
-    failed[("e", "g")] = "wrong sum"
-    found = culprits(failed, {pair: value for pair, value in measured.items() if pair not in failed})
-    assert [(each.kind, each.names) for each in found] == [("node", ("c",)), ("link", ("e", "g"))]
-    assert "7 of its 7 pairs" in found[0].because
-    assert culprits({}, measured) == []
-
-
 def test_stragglers_are_found_by_the_median_and_not_hidden_by_each_other() -> None:
     noise = random.Random(4)
     values = {f"n{number}": noise.gauss(100.0, 0.5) for number in range(100)}

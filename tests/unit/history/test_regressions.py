@@ -55,30 +55,12 @@ def test_a_noisy_node_says_noisy_and_never_equal() -> None:
     assert found.resolves > regressions.RESOLUTION
 
 
-def test_more_time_is_slower_where_less_is_better() -> None:
-    healthy = recorded("gemm_tflops", "healthy")
-    slow = [value * 1.03 for value in healthy]
-    assert (
-        regressions.paired(healthy[:5], slow[:5], "max", again=(healthy[:5], healthy[5:])).verdict == "slower"
-    )
-    assert (
-        regressions.paired(healthy[:5], slow[:5], "min", again=(healthy[:5], healthy[5:])).verdict == "equal"
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "again", "decision"),
     [(95.0, None, "pass"), (85.0, None, "repeat"), (85.0, 99.0, "pass"), (85.0, 86.0, "fail")],
 )
 def test_the_floor_fails_only_twice(first: float, again: float | None, decision: str) -> None:
     assert regressions.floor(100.0, first, again, "min") == decision
-
-
-def test_a_chip_is_judged_against_its_own_nights() -> None:
-    nights = [790.0, 791.0, 789.0, 790.5, 789.5, 790.2, 789.8]
-    assert regressions.below_own_baseline(nights, 760.0, "min") is True
-    assert regressions.below_own_baseline(nights, 775.0, "min") is False
-    assert regressions.below_own_baseline(nights[:3], 700.0, "min") is None
 
 
 def nights(drop: float, seed: int = 0, count: int = 40) -> tuple[float, ...]:

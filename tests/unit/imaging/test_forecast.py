@@ -146,14 +146,6 @@ def done_targets(definition: object) -> list[str]:
     return [name for name in definition["target"] if name.startswith("stage-")]
 
 
-@pytest.mark.usefixtures("fake_engine")
-def test_bytes_that_layers_share_are_counted_once(small_checkout: Path, capsys: Capsys) -> None:
-    call(capsys, "build", CPU_STACK)
-    image = build.load_image(small_checkout / "build" / CPU_STACK / "image.json")
-    assert build.shared_bytes(image, ()) == 0
-    assert build.shared_bytes(image, (image, image)) == image.size_bytes > 0
-
-
 def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

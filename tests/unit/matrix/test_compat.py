@@ -7,7 +7,6 @@ import pytest
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import compat, explain
-from stackcheck.matrix.compat import contradictions
 from stackcheck.matrix.explain import parse_question
 from stackcheck.versions import matches
 
@@ -146,37 +145,6 @@ def test_every_rule_carries_a_reason_and_a_source():
     assert all(rule.because and rule.source.startswith("[") for rule in RULES)
     wanted = {f"R{number}" for number in range(1, 13)}
     assert wanted <= {rule.id.split("-")[0] for rule in RULES}
-
-
-def test_contradicting_rules_are_named_in_pairs():
-    value = {
-        **MINIMAL,
-        "rules": [
-            {
-                "id": "R1-a",
-                "when": {"torch": ">=2.6"},
-                "require": {"rocm": "<7"},
-                "because": "a",
-                "source": "S",
-            },
-            {
-                "id": "R1-b",
-                "when": {"torch": "2.7"},
-                "require": {"rocm": ">=7.0"},
-                "because": "b",
-                "source": "S",
-            },
-            {
-                "id": "R1-c",
-                "when": {"torch": "2.5"},
-                "require": {"rocm": ">=7.0"},
-                "because": "c",
-                "source": "S",
-            },
-        ],
-    }
-    pairs = contradictions(compat.parse(value))
-    assert [(a.id, b.id, axis) for a, b, axis in pairs] == [("R1-a", "R1-b", "rocm")]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 from stackcheck import policy
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
-from stackcheck.matrix import compat, explain, known_issues, matrix, resolve
-from stackcheck.matrix.explain import parse_question
+from stackcheck.matrix import compat, known_issues, matrix, resolve
 from stackcheck.matrix.rules import RuleSet
 
 ROOT = Path(__file__).parents[3]
@@ -105,16 +104,6 @@ def test_experimental_does_not_lift_a_refusal():
         block["experimental"] = "true"
     with pytest.raises(ConfigurationError, match="breaks K-planted"):
         resolve.resolve(matrix.parse(value), RULES, _issues(severity="refuse"))
-
-
-@pytest.mark.parametrize(
-    ("question", "issue"),
-    [("amdsmi=7.0.2", "K-amdsmi-without-library"), ("flash_attn=3.0.0", "K-flash-attn-3-rocm")],
-)
-def test_what_cannot_work_on_rocm_is_refused_with_the_reason(question: str, issue: str):
-    told = explain.explain(parse_question(["rocm=7.2", question], RULES), RULES, None, ISSUES)
-    assert told.judgement.answer == "refused"
-    assert issue in [rule.id for rule in told.judgement.broken]
 
 
 @pytest.mark.parametrize(

@@ -40,16 +40,6 @@ def test_an_include_is_not_taken_out_by_an_exclusion():
     assert ids == ["rocm5.7-debian13"]
 
 
-def test_a_later_override_wins():
-    value = _changed()
-    value["overrides"] = [
-        {"select": "cpu*", "set": {"size_budget_gb": "4"}},
-        {"select": "*", "set": {"size_budget_gb": "5"}},
-    ]
-    found = matrix.parse(value)
-    assert expand.settings_of(expand.expand(found)[0], found).size_budget_gb == 5
-
-
 def test_an_override_changes_what_it_sets_and_nothing_else():
     value = _changed(system_packages=["gcc"], env={"A": "1", "B": "1"}, size_budget_gb="3")
     value["overrides"] = [
@@ -121,12 +111,6 @@ def test_an_age_of_renewal_that_verify_would_not_survive_is_refused(days: str):
     value["policy"]["renew_after_days"] = days
     with pytest.raises(ConfigurationError, match="renew_after_days"):
         matrix.parse(value)
-
-
-@pytest.mark.parametrize("id_", ["My-Stack", "a+b", "a..b", "x" * 129, "a-"])
-def test_an_id_that_names_no_image_is_refused(id_: str):
-    with pytest.raises(ConfigurationError, match=r"stacks\[0\]"):
-        expand.expand(matrix.parse(_changed(id=id_)))
 
 
 def test_a_file_with_many_problems_says_the_first_and_how_many_follow():

@@ -249,11 +249,3 @@ def test_a_skip_without_an_accepted_reason_counts_as_a_failure_and_a_waived_chec
     )
     assert outcome(judged, result_of()).failed == (GEMM,)
     assert outcome(verdict(failed=(GEMM,), warned=(GEMM,)), result_of()).failed == ()
-
-
-def test_what_speaks_against_machine_and_suites_is_kept() -> None:
-    third = "test_a.py::test_b"
-    broken = result_files.check(third, "failed", cause="exception")
-    told = result_of(result_files.check(GEMM, "error"), result_files.check(OTHER, "invalid"), broken)
-    found = outcome(verdict(failed=(GEMM, third), invalid=(OTHER,)), told)
-    assert (found.broken, found.unfit, found.suites) == ((GEMM, third), (OTHER,), result_files.DIGEST)

@@ -134,16 +134,6 @@ def test_a_manifest_without_end_is_cut_off() -> None:
         repository(host).read_manifest("x")
 
 
-def test_lists_are_read_to_their_last_page() -> None:
-    def pages(request: BaseHTTPRequestHandler) -> Answer:
-        if "last=" in request.path:
-            return 200, {}, b'{"tags": ["b"]}'
-        return 200, {"Link": '</v2/a/b/tags/list?last=a>; rel="next"'}, b'{"tags": ["a"]}'
-
-    with serving(pages) as (host, _seen):
-        assert repository(host).tags() == ("a", "b")
-
-
 def test_a_registry_that_lists_no_tags_is_not_one_without_tags() -> None:
     with serving(lambda _: (405, {}, b"")) as (host, _seen):
         with pytest.raises(RegistryError, match="405"):

@@ -124,13 +124,6 @@ def test_what_refers_to_a_kept_manifest_stays(tmp_path: Path, listed: str) -> No
     layout.read_manifest(note.digest)
 
 
-def test_a_referrer_of_nothing_kept_goes(tmp_path: Path) -> None:
-    layout = OciLayout(make_image(tmp_path / "dist").layout)
-    missing = {"mediaType": OCI_MANIFEST, "digest": "sha256:" + "a" * 64, "size": 3}
-    note = put(layout, OCI_MANIFEST, compact_json({"config": missing, "layers": [], "subject": missing}))
-    assert set(layout.collect_garbage(quiet)) == {note["digest"]}
-
-
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no JSON"])
 def test_a_damaged_manifest_stops_the_collection_before_it_removes(dist: Path, damage: str) -> None:
     litter(dist)
@@ -144,18 +137,6 @@ def test_a_damaged_manifest_stops_the_collection_before_it_removes(dist: Path, d
     with pytest.raises(RegistryError):
         layout.collect_garbage(quiet)
     assert blobs(dist) == before
-
-
-def test_a_publication_into_a_damaged_layout_removes_nothing(dist: Path, tmp_path: Path) -> None:
-    layout = OciLayout(dist)
-    first = layout.read_manifest(next(tag for tag in images_of(layout) if tag != STACK_ID))
-    damaged = layout.read_manifest(attachments.legacy_tag(first.digest))
-    garbage = litter(dist)
-    layout.blob_path(damaged.digest).write_bytes(b"x")
-    before = blobs(dist)
-    release(make_image(tmp_path / "oci4", b"fourth"), dist, now=NOW + dt.timedelta(hours=5))
-    assert before <= blobs(dist)
-    assert set(garbage) <= blobs(dist)
 
 
 def test_an_interrupted_collection_leaves_a_layout_that_verifies(

@@ -112,12 +112,6 @@ def test_a_hostile_name_is_only_ever_text() -> None:
     assert "alert(1)" in hostile.text
 
 
-def test_a_hostile_name_survives_in_the_data_as_it_is() -> None:
-    found = shown(everything(HOSTILE))
-    assert HOSTILE in json.loads(found.blocks["data-runs"])["names"]["stack"]
-    assert all("<" not in text for text in found.blocks.values())
-
-
 def test_the_page_names_no_address_to_load_from() -> None:
     for tag, found in shown(everything()).tags:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
@@ -243,14 +237,6 @@ def test_each_run_of_a_series_points_to_its_row() -> None:
     series = json.loads(blocks.blocks(made)["data-series-0"])
     assert series["runs"] == [0, 2]
     assert series["series"][0]["values"] == [650, 640]
-
-
-def test_only_runs_of_the_page_are_in_its_details() -> None:
-    kept = run()
-    made = whole(
-        [kept], details={kept.record: failed_detail("a", "b"), "sha256:gone": failed_detail("c", "d")}
-    )
-    assert list(json.loads(blocks.blocks(made)["data-details"])) == ["0"]
 
 
 @pytest.mark.parametrize(

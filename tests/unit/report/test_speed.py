@@ -17,15 +17,6 @@ from stackcheck.suite import results
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_group_has_a_value_for_each_run_that_has_one() -> None:
-    first, second = run(2 * DAY), run(DAY)
-    (group,) = speed.groups([point(first, 650), point(second, 660), point(second, 5, "copy_gb_per_s")])
-    assert {series.name: series.values for series in group.series} == {
-        "copy_gb_per_s": (None, 5),
-        "gemm_tflops": (650, 660),
-    }
-
-
 def test_the_margin_is_positive_inside_the_bound_in_both_directions() -> None:
     (group,) = speed.groups([point(run(), 660), point(run(), 90, "latency_us", direction="max", bound=100)])
     assert [round(series.margin or 0, 3) for series in group.series] == [0.1, 0.1]

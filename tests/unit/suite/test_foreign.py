@@ -102,13 +102,6 @@ def test_a_refused_combination_fails_whatever_its_checks_say(issue: known_issues
     assert all(issue.id in reason for reason in judged.reasons)
 
 
-def test_what_an_image_does_not_say_hits_nothing() -> None:
-    host = host_of("nvidia")
-    assert not [
-        issue for issue in foreign.issues({"components": []}, host, ROOT) if {*issue.when} != {"vendor"}
-    ]
-
-
 @pytest.mark.parametrize(
     ("version", "found"),
     [

@@ -33,7 +33,6 @@ RESULTS = {
 # Result -> the checks that the suites have since that run: `make lists` writes it.
 NEWER_FILE = Path(__file__).with_name("newer_checks.json")
 NEWER = json.loads(NEWER_FILE.read_text(encoding="utf-8"))
-PASSED_AND_SKIPPED = {("H200", 1): (187, 43), ("H200", 2): (203, 27), ("H100", 1): (176, 99)}
 # What fails on that host -> why. The last one is about the bare host: nobody builds an image with such files.
 KNOWN = {
     "test_attention.py::test_attention_of_models[default-*]": "pytorch/pytorch#196678",
@@ -126,13 +125,6 @@ def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_n
             "stack-h200-x2-fa4", 2, *(one for one in OURS if one is not missing), newer=NEWER_EVERYWHERE
         )
         assert (found.status, checks_of(found.reasons)) == ("FAILED", {missing.check})
-
-
-@on_every_host
-def test_torch_2_11_is_refused_for_what_is_known_to_be_broken_and_nothing_else(host: tuple[str, int]) -> None:
-    found = judged(host)
-    assert (found.status, len(found.passed), len(found.skipped)) == ("FAILED", *PASSED_AND_SKIPPED[host])
-    assert checks_of(found.reasons) == set(KNOWN)
 
 
 @on_every_host

@@ -21,7 +21,7 @@ from stackcheck.matrix.rules import one_of
 from stackcheck.matrix.stack import Stack
 from stackcheck.policy import is_advisory, names
 from stackcheck.suite import certifiable, expected, outlook, results, skips, verdict
-from stackcheck.suite.bounds import Bounds, DriverSupport
+from stackcheck.suite.bounds import Bounds
 from stackcheck.suite.outlook import Known, Machine, Outlook
 from stackcheck.suite.requirements import Requirements
 from suites_answers import asked_here
@@ -203,13 +203,6 @@ def test_a_driver_that_is_too_old_is_a_reason_with_the_words_of_the_documents():
     )
     assert reason.says.startswith("driver 550.54.15 is older than 580")
     assert "driver" not in kinds(said(FIXED[PLAIN], outlook.named("H200:2")))  # nobody named one
-
-
-def test_a_refused_driver_of_one_runtime_says_nothing_of_another():
-    drivers = {"13.0": DriverSupport(state="refused", says="too old")}
-    about = Known(**{**vars(known(H200)), "drivers": drivers})
-    assert "driver" in kinds(outlook.outlook(FIXED[PLAIN], H200, about))
-    assert "driver" not in kinds(outlook.outlook(FIXED["cuda13.2-torch2.15.0-py3.11-debian12"], H200, about))
 
 
 @pytest.mark.parametrize("text", ["H100:0", "H100:", "H100:-1", "H100:x", "8xH100", "TPU:4", "", ":8"])
