@@ -19,6 +19,7 @@ from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key
 from stackcheck.certificate import keys, predicates, signing
 from stackcheck.certificate.statement import (
     PROVENANCE,
+    TEST_RESULT,
     VSA,
     Envelope,
     Statement,
@@ -72,6 +73,13 @@ def test_the_summary_names_device_driver_inputs_checks_and_figures(
         ("busbw", 10.0, "GB/s")
     ]
     assert said["experimental"] is False
+
+
+def test_the_test_result_names_the_python_that_ran_the_suites(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    said = predicates_of(certify(image, key))[TEST_RESULT]
+    assert said["urn:stackcheck:run:v1"]["interpreter"] == result_files.INTERPRETER | {"libraries": {}}
 
 
 def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(

@@ -67,3 +67,18 @@ def test_the_matrix_says_where_to_publish_unless_the_user_does(small_checkout: P
     assert call(capsys, "publish", CPU_STACK, "--to", "oci:third").code == 0
     assert verify(capsys, f"oci:third:{CPU_STACK}").code == 0
     assert not (small_checkout / "dist").exists()
+
+
+# The verbs that take an image out of here, and that say what is in it.
+
+REFERENCE = f"oci:dist:{CPU_STACK}"
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_the_json_is_the_document_that_was_signed(small_checkout: Path, capsys: Capsys) -> None:
+    call(capsys, "images")
+    done = call(capsys, "sbom", REFERENCE, "--json")
+    assert done.code == 0
+    kept = json.loads((small_checkout / "build" / CPU_STACK / "sbom.json").read_text())
+    assert json.loads(done.out) == kept
+    assert kept["bomFormat"] == "CycloneDX"

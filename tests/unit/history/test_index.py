@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from kept_runs import GEMM, PASSED, START, body, failed, gemm
 from result_files import check
+from stackcheck.history import history as history_module
 from stackcheck.history import index_loader
 from stackcheck.history.history import History, RecordIndex
 from stackcheck.history.runs import HistoryError, Query, Run
+from stackcheck.history.schema import engine
 
 LATER = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
 
@@ -164,3 +167,35 @@ def test_a_password_is_never_shown() -> None:
     with pytest.raises(HistoryError) as caught:
         RecordIndex("mysql://user:secret@host/db")
     assert "secret" not in str(caught.value)
+
+
+# The index is asked by its keys: docs/guides/history.md has what that takes.
+
+
+def plan(history: History, statement: sa.Select[tuple[object, ...]]) -> str:
+    """How SQLite would answer."""
+    made = engine(history.url)
+    with made.connect() as connection:
+        text = statement.compile(made, compile_kwargs={"literal_binds": True})
+        return "\n".join(row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}"))
+
+
+def filled(tmp_path: Path) -> History:
+    history = History(str(tmp_path / "records"), f"sqlite:///{tmp_path / 'index.sqlite'}")
+    for number in range(20):
+        history.append(body(number), PASSED, None, source="test")
+    assert history.rebuild() == []  # and the statistics that the database plans with
+    return history
+
+
+def test_one_metric_is_walked_in_its_order(tmp_path: Path) -> None:
+    found = plan(filled(tmp_path), history_module._points(Query(limit=5), [1]))
+    assert "SEARCH points USING PRIMARY KEY (series=?)" in found
+    assert "TEMP B-TREE" not in found
+
+
+def test_several_metrics_are_looked_up_run_by_run(tmp_path: Path) -> None:
+    found = plan(filled(tmp_path), history_module._points(Query(limit=5, driver="580*"), [1, 2]))
+    assert "SCAN runs USING INDEX ix_runs_started" in found
+    assert "SEARCH points USING PRIMARY KEY (series=? AND started=? AND run=?)" in found
+    assert "TEMP B-TREE FOR ORDER BY" not in found

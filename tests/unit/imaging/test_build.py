@@ -173,6 +173,13 @@ def test_the_layer_that_passes_the_budget_need_not_be_the_largest() -> None:
     assert not any("passes" in line for line in image.size_report(made))
 
 
+def test_a_stack_that_is_not_locked_names_what_is_missing(checkout: Path) -> None:
+    with pytest.raises(BuildError) as caught:
+        build_it(checkout, FakeEngine(), small_stack(missing=("torch's index cannot be reached",)))
+    assert caught.value.exit_code == 5
+    assert "torch's index cannot be reached" in str(caught.value)
+
+
 def test_a_stack_that_is_not_rendered_names_the_command(checkout: Path) -> None:
     (checkout / "images" / "cpu-small" / "Dockerfile").unlink()
     with pytest.raises(BuildError, match="not been rendered"):

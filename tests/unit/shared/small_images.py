@@ -85,7 +85,7 @@ def tar_of(name: str, content: bytes) -> bytes:
 
 
 def sbom_of(image: SmallImage) -> dict[str, Any]:
-    """A minimal SBOM of the real form; `test_sbom.py` makes real ones."""
+    """A minimal SBOM of the real form; `suite/test_sbom.py` makes real ones."""
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

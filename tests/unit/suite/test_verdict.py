@@ -38,6 +38,11 @@ def test_a_check_that_the_suites_do_not_have_is_failed() -> None:
     assert verdict.reasons == ("test_c.py::test_three: not a check of this checkout's suites",)
 
 
+def test_a_missing_or_renamed_check_is_failed() -> None:
+    verdict = judged(*HEALTHY[:2], check("test_b.py::test_too"), required=REQUIRED)
+    assert "test_b.py::test_two: no result" in verdict.reasons
+
+
 def selected(dropped: int) -> dict[str, Any]:
     return {"arguments": ["-k"], "collected": 2, "deselected": 0, "dropped": dropped}
 
