@@ -41,6 +41,13 @@ def test_a_container_without_a_result_fails_with_its_last_words(tmp_path: Path) 
     assert "last words" in str(caught.value)
 
 
+def test_the_log_lies_where_the_container_cannot_write(tmp_path: Path) -> None:
+    (spec,) = run(make_plan(tmp_path), tmp_path).specs
+    (writable,) = [mount.source for mount in spec.mounts if not mount.read_only]
+    assert (tmp_path / "container.log").read_text() == "last words\n"
+    assert not (tmp_path / "container.log").is_relative_to(writable)
+
+
 @pytest.mark.parametrize("what", ["link", "dangling", "device", "pipe", "folder"])
 def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: Path, what: str) -> None:
     secret = tmp_path / "secret"
