@@ -33,6 +33,7 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.cli import consumer
 from stackcheck.errors import CertificateError, ConfigurationError, MachineUnfitError
+from stackcheck.policy import Waiver
 
 
 @pytest.fixture
@@ -80,6 +81,18 @@ def test_the_test_result_names_the_python_that_ran_the_suites(
 ) -> None:
     said = predicates_of(certify(image, key))[TEST_RESULT]
     assert said["urn:stackcheck:run:v1"]["interpreter"] == result_files.INTERPRETER | {"libraries": {}}
+
+
+def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
+    image: SmallImage, key: ec.EllipticCurvePrivateKey
+) -> None:
+    given = result_files.waiver("test_a.py::test_one[2]")
+    waiver = Waiver.model_validate(given)
+    said = predicates_of(certify(image, key, outcome="failed", waivers=(waiver,)))
+    assert said[TEST_RESULT]["result"] == "WARNED"
+    assert said[TEST_RESULT]["warnedTests"] == ["test_a.py::test_one[2]"]
+    assert said[TEST_RESULT]["failedTests"] == []
+    assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [given]
 
 
 def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(
@@ -168,6 +181,11 @@ def test_a_key_is_made_once_private_and_outside_the_checkout(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert keys.public_pem(keys.load_public()) == keys.public_pem(first.public_key())
     assert keys.load_or_create().private_numbers() == first.private_numbers()
+
+
+def test_without_a_public_key_nothing_is_verified(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match="no public key"):
+        keys.load_public(tmp_path / "absent.pub")
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -98,6 +98,17 @@ def text(*parts: str | Any) -> str:
     return "".join(part if isinstance(part, str) else keys.public_pem(part).decode() for part in parts)
 
 
+def test_a_file_of_several_keys_says_which_one_is_retired_and_when(tmp_path: Path) -> None:
+    path = tmp_path / "stackcheck.pub"
+    path.write_text(text(NEW.public_key(), "# before the move\nretired: 2026-11-01\n", OLD.public_key()))
+    new, old = keyring.trusted(keys.load_public(path))
+    assert (keyring.hint(new.key), new.retired) == (keyring.hint(NEW.public_key()), None)
+    assert (keyring.hint(old.key), old.retired) == (
+        keyring.hint(OLD.public_key()),
+        dt.datetime(2026, 11, 1, tzinfo=dt.UTC),
+    )
+
+
 @pytest.mark.parametrize(
     "remark", ["retired 2026-11-01", "Retired: soon", "retired: 2026-13-01", "retired: 2026-11-01 # why"]
 )

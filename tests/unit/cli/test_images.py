@@ -74,6 +74,24 @@ def test_the_matrix_says_where_to_publish_unless_the_user_does(small_checkout: P
 REFERENCE = f"oci:dist:{CPU_STACK}"
 
 
+def test_the_list_of_packages_is_printed_from_what_was_published(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.inventory[:0] = [
+        {"kind": "python", "place": "/x/a.dist-info", "head": "Name: a\nVersion: 1\nLicense-Expression: MIT"}
+    ]
+    assert call(capsys, "images").code == 0
+    done = call(capsys, "sbom", REFERENCE)
+    assert done.code == 0
+    assert [line.split() for line in done.out.splitlines()] == [
+        ["package", "version", "kind", "licence"],
+        ["python3-minimal", "3.11.2-1", "deb", "not", "stated"],
+        ["a", "1", "pypi", "MIT"],
+        ["numpy", "2.4.6", "pypi", "not", "stated"],
+        ["torch", "2.13.0+cpu", "pypi", "not", "stated"],
+    ]
+
+
 @pytest.mark.usefixtures("fake_engine")
 def test_the_json_is_the_document_that_was_signed(small_checkout: Path, capsys: Capsys) -> None:
     call(capsys, "images")

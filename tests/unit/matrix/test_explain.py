@@ -42,6 +42,13 @@ def test_every_stack_of_the_matrix_is_allowed_by_rules_that_it_satisfies(cell: e
     assert _rules(found, hold=True)
 
 
+def test_a_stack_is_judged_with_its_architectures_and_the_drivers_of_its_tests():
+    held = _rules(explain.explain_stack(BLACKWELL, MATRIX, RULES), hold=True)
+    assert {"R4-vendor-nvidia", "R7-ampere"} <= held
+    named = _changed(tested_on=[{"device": "B200", "count": "8", "driver": "580.95.05"}])
+    assert "R10-nvidia[12]" in _rules(explain.explain_stack(BLACKWELL, named, RULES), hold=True)
+
+
 def test_a_stack_that_an_architecture_breaks_is_refused_and_the_nearest_ones_are_allowed():
     found = explain.explain_stack(BLACKWELL, _changed(archs=["sm_90", "sm_100"]), RULES)
     assert found.judgement.answer == "refused"

@@ -109,6 +109,11 @@ def test_any_text_is_a_reference_or_a_clear_refusal(text: str) -> None:
     assert parse_reference(str(found)) == found
 
 
+def test_a_reference_without_tag_or_digest_names_no_image() -> None:
+    with pytest.raises(ConfigurationError):
+        _ = parse_reference("oci:dist").name
+
+
 @pytest.mark.parametrize(
     "document",
     [
