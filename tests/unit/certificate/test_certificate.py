@@ -95,6 +95,12 @@ def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
     assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [given]
 
 
+def test_a_failed_run_is_stated_as_failed(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
+    said = predicates_of(certify(image, key, outcome="failed"))
+    assert (said[VSA]["verificationResult"], said[VSA]["verifiedLevels"]) == ("FAILED", ["FAILED"])
+    assert said[TEST_RESULT]["failedTests"] == ["test_a.py::test_one[2]"]
+
+
 def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(
     image: SmallImage, key: ec.EllipticCurvePrivateKey
 ) -> None:

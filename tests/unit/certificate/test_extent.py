@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import result_files
-from small_images import NOW, SmallImage
+from small_images import NOW, SmallImage, certify
 from small_target import HOUR, Publisher
 from stackcheck.certificate.for_host import CERTIFYING_TIER
+from stackcheck.certificate.statement import VSA
 from stackcheck.errors import CertificateError
 from stackcheck.matrix import matrix
 from stackcheck.policy import Waiver
@@ -50,6 +51,28 @@ def refusal(publisher: Publisher, **wanted: Any) -> CertificateError:
         publisher.verify(**wanted)
     assert error.value.next_step
     return error.value
+
+
+def test_the_summary_names_tier_model_count_architectures_and_class_of_bounds(
+    publisher: Publisher, image: SmallImage
+) -> None:
+    said = certify(
+        image, publisher.key, host=h200s(2), archs=("sm_80", "sm_90", "sm_100"), bound_class="published"
+    )[-1].statement
+    assert said.predicate_type == VSA
+    assert said.predicate["verifiedLevels"] == [
+        "STACKCHECK_CERTIFIED",
+        "STACKCHECK_BOUNDS_PUBLISHED",
+        "STACKCHECK_H200",
+        "STACKCHECK_H200_X2",
+        "STACKCHECK_PYTHON_PACKAGED",
+        "STACKCHECK_SM_90",
+        "STACKCHECK_TIER_STANDARD",
+    ]
+    facts = said.predicate["urn:stackcheck:certificate:v1"]
+    assert (facts["run"]["tier"], facts["host"]["deviceCount"]) == ("standard", 2)
+    assert facts["archs"] == {"ran": ["sm_90"], "staticOnly": ["sm_80", "sm_100"]}
+    assert facts["bounds"] == {"published": 1}
 
 
 def test_the_default_tiers_of_verify_are_those_of_the_policy() -> None:

@@ -23,7 +23,6 @@ from stackcheck.errors import ConfigurationError
 
 Capsys = pytest.CaptureFixture[str]
 PASSPHRASE = "korrekt-Pferd-Batterie-7351"
-ROOT = Path(__file__).resolve().parents[3]
 # A token: it has the key, prints its signature, and has seen the bytes.
 TOKEN = """\
 import sys

@@ -12,27 +12,11 @@ import typer
 
 from small_checkout import CPU_STACK, call
 from stackcheck import cli
-from stackcheck.cli import output
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 Capsys = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[3]
 EVIL = "\x1b]0;owned\x07\x1b[2J\rname\nfake: line\u202e\x9b31m"
-
-
-def test_no_control_character_leaves_by_any_way(capsys: Capsys) -> None:
-    output.print_table(("a", "b"), [(EVIL, "x")])
-    output.print_facts({"a": EVIL})
-    output.print_json({"a": EVIL})
-    output.Progress()(EVIL)
-    output.print_note(EVIL)
-    output.print_error(ValueError(EVIL))
-    captured = capsys.readouterr()
-    written = captured.out + captured.err
-    assert set(written) & set(EVIL) <= {char for char in EVIL if char.isprintable()} | {"\n"}
-    assert r"\x1b]0;owned\x07" in written
-    lines = captured.out.splitlines()
-    assert not any(line.startswith("fake:") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,24 @@ def test_a_dry_run_changes_nothing(
     assert (fake_engine.builds, fake_engine.runs) == ([], [])
 
 
+def test_the_steps_one_by_one_lead_to_the_same_certificate(fake_engine: FakeEngine, capsys: Capsys) -> None:
+    assert call(capsys, "publish", CPU_STACK).code == 2  # nothing is built
+    assert call(capsys, "build", CPU_STACK).code == 0
+    done = call(capsys, "publish", CPU_STACK)
+    assert done.code == 2
+    assert f"stackcheck certify {CPU_STACK}" in done.err
+    assert call(capsys, "test", CPU_STACK).code == 0
+    done = call(capsys, "certify", CPU_STACK)
+    assert done.code == 0
+    assert f"stackcheck publish {CPU_STACK}" in done.out
+    done = call(capsys, "publish", CPU_STACK, "--dry-run")
+    assert "with 4 statements" in done.out
+    assert verify(capsys).code == 7
+    assert call(capsys, "publish", CPU_STACK).code == 0
+    assert verify(capsys).code == 0
+    assert (len(fake_engine.builds), len(fake_engine.runs)) == (1, 1)
+
+
 @pytest.mark.usefixtures("fake_engine")
 def test_the_matrix_says_where_to_publish_unless_the_user_does(small_checkout: Path, capsys: Capsys) -> None:
     path = small_checkout / "matrix.yaml"
@@ -100,3 +118,17 @@ def test_the_json_is_the_document_that_was_signed(small_checkout: Path, capsys: 
     kept = json.loads((small_checkout / "build" / CPU_STACK / "sbom.json").read_text())
     assert json.loads(done.out) == kept
     assert kept["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_an_export_can_be_asked_what_it_would_do_and_answers_machines(
+    small_checkout: Path, capsys: Capsys
+) -> None:
+    call(capsys, "build", CPU_STACK)
+    done = call(capsys, "export", CPU_STACK, "--dry-run")
+    assert done.code == 0
+    assert f"write {CPU_STACK}.tar, 0.0 MB" in done.out
+    assert not (small_checkout / f"{CPU_STACK}.tar").exists()
+    done = call(capsys, "export", CPU_STACK, "--json")
+    assert json.loads(done.out)["tar"] == f"{CPU_STACK}.tar"
+    assert (small_checkout / f"{CPU_STACK}.tar").exists()

@@ -118,19 +118,6 @@ def test_no_length_stands_before_a_plural(path: Path) -> None:
                 assert not re.match(r" [a-z]+s\b", str(getattr(after, "value", ""))), ast.unparse(node)
 
 
-@pytest.mark.usefixtures("small_checkout", "fake_engine")
-@pytest.mark.parametrize("options", [(), ("--force",), ("--stack", "rocm*"), ("--stack", "cpu*")])
-def test_the_exit_code_of_a_dry_run_is_the_one_that_it_states(
-    options: tuple[str, ...], capsys: Capsys
-) -> None:
-    assert call(capsys, "images").code == 0
-    for _ in range(2):
-        done = call(capsys, "nightly", "--dry-run", "--json", *options)
-        assert json.loads(done.out)["exit_code"] == done.code == 0
-        done = call(capsys, "nightly", "--json", *options)
-        assert json.loads(done.out)["exit_code"] == done.code
-
-
 def test_a_dry_run_of_bisect_shows_no_python(capsys: Capsys) -> None:
     runtimes = [name.partition("-")[0].rstrip("0123456789.") for name in IDS]
     pairs = [

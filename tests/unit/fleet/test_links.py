@@ -93,6 +93,18 @@ def test_ten_thousand_nodes_without_known_leaves_take_16_rounds() -> None:
     assert len(rounds([f"n{number}" for number in range(10_000)])) == 16
 
 
+def speeds(nodes: list[str], bad: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    noise = random.Random(3)
+    return {pair: bad.get(pair, noise.gauss(48.0, 0.3)) for pair in itertools.combinations(nodes, 2)}
+
+
+def test_a_slow_link_is_named_and_neither_of_its_nodes() -> None:
+    nodes = list("abcdefgh")
+    (found,) = culprits({}, speeds(nodes, {("b", "f"): 30.0}))
+    assert (found.kind, found.names) == ("link", ("b", "f"))
+    assert "worse than the median of 28" in found.because
+
+
 def test_stragglers_are_found_by_the_median_and_not_hidden_by_each_other() -> None:
     noise = random.Random(4)
     values = {f"n{number}": noise.gauss(100.0, 0.5) for number in range(100)}

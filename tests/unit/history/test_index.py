@@ -144,6 +144,18 @@ def test_a_rebuild_that_stops_leaves_the_old_index(history: History, monkeypatch
     assert len(history.runs(Query())) == 1
 
 
+def test_a_run_is_found_by_the_first_digits_of_what_names_it(history: History) -> None:
+    image = {
+        "reference": "a/b:1",
+        "config_digest": "sha256:" + "c" * 64,
+        "manifest_digest": "sha256:" + "d" * 64,
+    }
+    record = append(history, 0xABC, image=image)
+    for text in (record, record[7:15], f"{0xABC:032x}", "dddd", "sha256:dddd"):
+        assert [run.record for run in history.find(text)] == [record]
+    assert history.find("ffff") == []
+
+
 def test_a_metric_that_is_no_number_has_no_point(history: History) -> None:
     metric = gemm(1.0) | {"value": None, "repeats": [None]}
     history.append(body(0, check(GEMM, metrics=[metric])), PASSED, None, source="test")

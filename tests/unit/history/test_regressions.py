@@ -63,6 +63,13 @@ def test_the_floor_fails_only_twice(first: float, again: float | None, decision:
     assert regressions.floor(100.0, first, again, "min") == decision
 
 
+def test_a_chip_is_judged_against_its_own_nights() -> None:
+    nights = [790.0, 791.0, 789.0, 790.5, 789.5, 790.2, 789.8]
+    assert regressions.below_own_baseline(nights, 760.0, "min") is True
+    assert regressions.below_own_baseline(nights, 775.0, "min") is False
+    assert regressions.below_own_baseline(nights[:3], 700.0, "min") is None
+
+
 def nights(drop: float, seed: int = 0, count: int = 40) -> tuple[float, ...]:
     chance = random.Random(seed)
     return tuple(chance.gauss(100, 0.4) * (1 - drop if night >= 30 else 1) for night in range(count))

@@ -82,6 +82,16 @@ def test_an_edited_file_is_refused_with_its_first_line_that_differs_and_render_r
     assert plans.checked_files(stack, small_checkout)[name] == before
 
 
+def test_a_changed_template_is_refused(fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys) -> None:
+    path = small_checkout / "images" / "parts" / "final.j2"
+    path.write_text(path.read_text().replace("USER 1000:1000", "USER 0:0"))
+    done = call(capsys, "build", CPU_STACK)
+    assert done.code == 2
+    assert "got: USER 1000:1000" in done.err
+    assert "expected: USER 0:0" in done.err
+    assert fake_engine.builds == []
+
+
 @pytest.mark.parametrize(("text", "said"), [("{% if %}", "cannot be rendered"), (None, "cannot be read")])
 def test_a_damaged_template_is_named(
     small_checkout: Path, capsys: Capsys, text: str | None, said: str

@@ -21,6 +21,15 @@ def read(publisher: Publisher, now: dt.datetime = NOW + HOUR) -> tuple[Published
     return published(publisher.target, publisher.key.public_key(), now, MAX_AGE)
 
 
+def test_a_published_image_is_certified_for_the_machine_of_its_run(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"one"))
+    (found,) = read(publisher)
+    assert (found.standing, found.current) == ("certified", True)
+    (machine,) = found.machines
+    assert (machine.device_model, machine.driver, machine.device_count) == ("CPU", None, 1)
+    assert machine.expires == NOW + MAX_AGE
+
+
 def test_it_expires(publisher: Publisher) -> None:
     publisher.publish(publisher.image(b"one"))
     assert read(publisher, NOW + 31 * DAY)[0].standing == "expired"

@@ -91,6 +91,12 @@ def test_a_failure_after_a_pass_is_new() -> None:
     assert (trouble.since, trouble.first) == (None, False)
 
 
+def test_a_failure_of_a_stack_that_never_ran_there_is_the_first_run() -> None:
+    runs = [run(2 * DAY, stack="another"), run(DAY + HOUR, driver="1.0"), run(HOUR, status="FAILED")]
+    (trouble,) = night.last_night(runs, NOW).troubles
+    assert (trouble.since, trouble.first) == (None, True)
+
+
 def test_several_failures_of_a_night_on_one_machine_are_told_once() -> None:
     runs = [run(age * HOUR, status="FAILED", node=node) for age, node in ((3, "a"), (2, "b"), (1, "a"))]
     (trouble,) = night.last_night(runs, NOW).troubles

@@ -6,7 +6,6 @@ the console, requests, screenshots. https://chromedevtools.github.io/devtools-pr
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -101,16 +100,6 @@ class Page:
         """Press and release a key, such as ArrowLeft or Tab."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
-
-    def screenshot(self, path: Path, *, whole: bool = False, height: int | None = None) -> None:
-        """Write what is seen, or the whole page, as PNG."""
-        clip: dict[str, Any] = {}
-        if whole or height:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            tall = height or size["height"]
-            clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": tall, "scale": 1}}
-        done = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=bool(clip), **clip)
-        path.write_bytes(base64.b64decode(done["data"]))
 
     def troubles(self) -> list[str]:
         """Errors and warnings of the console, and uncaught exceptions, so far."""
