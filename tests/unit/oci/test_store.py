@@ -138,6 +138,17 @@ def test_no_digest_can_name_a_file_outside_the_layout(tmp_path: Path) -> None:
         OciLayout(tmp_path).has_blob("sha256:../../../../etc/passwd")
 
 
+def test_two_tags_can_name_one_manifest_and_go_one_by_one(tmp_path: Path) -> None:
+    image = make_image(tmp_path)
+    layout = OciLayout(tmp_path)
+    layout.write_manifest(layout.read_manifest("candidate"), "second")
+    layout.delete_tag("candidate")
+    assert layout.tags() == ("second",)
+    layout.delete_tag("second")
+    assert layout.tags() == ()
+    assert layout.read_manifest(image.manifest_digest).digest == image.manifest_digest
+
+
 def test_a_write_that_dies_leaves_no_file_behind(tmp_path: Path) -> None:
     def dying() -> Iterator[bytes]:
         yield b"ri"

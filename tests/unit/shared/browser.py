@@ -1,7 +1,7 @@
 """A real headless Chromium, driven by the DevTools protocol over a pipe: no driver, no port, no download.
 
 In: the browser's program and a page on disk. Out: what the page does there: values of expressions, errors of
-the console, requests, screenshots. https://chromedevtools.github.io/devtools-protocol/
+the console, requests. https://chromedevtools.github.io/devtools-protocol/
 """
 
 from __future__ import annotations

@@ -58,3 +58,27 @@ def test_a_list_of_machines_narrows_and_an_empty_one_shuts_every_machine_out() -
     assert reason == "the machine has H100 x8, and the stack names H200 x8 (tested_on in matrix.yaml)"
     (reason,) = reasons_of(STACKS["rocm5.7-debian13"], ["MI250X"] * 8)
     assert "the stack names none" in reason
+
+
+@pytest.mark.parametrize(
+    ("built", "arch", "runs"),
+    [
+        *(
+            ("sm_80", "sm_80", True),
+            ("sm_80", "sm_86", True),
+            ("sm_80", "sm_89", True),
+            ("sm_80", "sm_90", False),
+        ),
+        *(("sm_90", "sm_89", False), ("sm_100", "sm_103", True), ("sm_100", "sm_120", False)),
+        *(("gfx942", "gfx942", True), ("gfx942", "gfx950", False), ("gfx90a", "gfx942", False)),
+    ],
+)
+def test_code_runs_on_a_later_minor_of_its_major_and_on_amd_on_its_own(
+    built: str, arch: str, runs: bool
+) -> None:
+    assert certifiable.serves(built, arch) is runs
+    stack = dataclasses.replace(CUDA, archs=(built,))
+    devices = [name for name, row in ROWS.items() if row["arch"] == arch and row["vendor"] == "nvidia"]
+    for model in devices:
+        reasons = certifiable.reasons_against([model], machines=None, archs=stack.archs)
+        assert [("holds code for" in reason) for reason in reasons] == ([] if runs else [True])
