@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -20,12 +21,7 @@ from small_images import SmallImage, make_image
 from small_stacks import ROOT
 from small_target import Publisher
 from stackcheck.suite import inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from stackcheck.suite.inputs import InputDigests
+from stackcheck.suite.inputs import InputDigests
 
 settings.register_profile("busy machine", deadline=None)  # a limit of 200 ms would measure the machine
 settings.load_profile("busy machine")

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from small_checkout import CPU_STACK
+from small_flow import Job
 from stackcheck.certificate import keys, policy, signing
 from stackcheck.certificate.revoke import revoke
-from stackcheck.errors import CertificateError
-from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from small_flow import Job
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -51,12 +46,6 @@ def test_a_changed_input_repeats_the_run_and_only_the_run(job: Job, name: str) -
     assert (len(job.engine.builds), len(job.engine.runs)) == (1, 2)
 
 
-def test_force_runs_again_and_renews(job: Job) -> None:
-    job.outcome()
-    assert job.outcome(force=True).state == "certified"
-    assert (len(job.engine.builds), len(job.engine.runs)) == (1, 2)
-
-
 @pytest.mark.parametrize(("days", "state"), [(6, "unchanged"), (8, "certified")])
 def test_only_a_stale_certificate_is_renewed_and_without_a_new_run(
     job: Job, monkeypatch: pytest.MonkeyPatch, days: float, state: str
@@ -68,30 +57,6 @@ def test_only_a_stale_certificate_is_renewed_and_without_a_new_run(
     assert job.outcome().state == state
     assert len(job.engine.runs) == 1
     assert (job.verify().verified_at > before) == (state == "certified")
-
-
-def test_a_lost_dist_is_published_again_without_a_new_run(job: Job) -> None:
-    job.outcome()
-    job.dist.rename(job.dist.with_name("away"))
-    assert job.outcome().state == "certified"
-    assert len(job.engine.runs) == 1
-    assert job.verify()
-
-
-def test_a_damaged_image_in_dist_is_published_again(job: Job) -> None:
-    image = job.outcome().image
-    assert image is not None
-    store = OciLayout(job.dist)
-    manifest = store.read_manifest(image.manifest_digest)
-    parts = [blob.digest for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers"))]
-    for digest in (*parts, manifest.digest):
-        path = store.blob_path(digest)
-        path.write_bytes(path.read_bytes()[:-1] + b"~")
-        with pytest.raises(CertificateError):
-            job.verify()
-        assert job.outcome().state == "certified"
-        assert job.verify().digest == image.manifest_digest
-    assert len(job.engine.runs) == 1
 
 
 def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(job: Job) -> None:
@@ -110,24 +75,6 @@ def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(jo
             assert (outcome.state, outcome.error.exit_code) == ("not published", 8), path
             assert f"move {job.dist} away" in str(outcome.error)
             path.write_bytes(body)
-
-
-def test_another_key_signs_again_without_a_new_run(job: Job) -> None:
-    job.outcome()
-    other = job.root.parent / "other.key"
-    assert job.outcome(key=other).state == "certified"
-    assert len(job.engine.runs) == 1
-    assert job.verify(other)
-
-
-def test_a_target_that_refuses_leaves_the_run_for_the_next_try(job: Job) -> None:
-    job.dist.write_text("a file where a folder should be")
-    outcome = job.outcome()
-    assert outcome.error is not None
-    assert (outcome.state, outcome.error.exit_code) == ("not published", 10)
-    job.dist.unlink()
-    assert job.outcome().state == "certified"
-    assert len(job.engine.runs) == 1
 
 
 def test_a_run_that_was_not_published_is_published_by_the_next_try(job: Job) -> None:

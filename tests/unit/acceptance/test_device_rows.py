@@ -135,26 +135,6 @@ def test_a_row_lacks_the_links_that_it_does_not_have(row: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pci_id", "arch", "gib", "model"),
-    [
-        *(("10de:26b9", "sm_89", 45, "L40S"), ("10de:2684", "sm_89", 24, "RTX-4090")),
-        *(("10de:2b85", "sm_120", 32, "RTX-5090"), ("10de:2bb5", "sm_120", 95.6, "RTX-PRO-6000-Server")),
-        *(("10de:2342", "sm_90", 95.6, "GH200"), ("10de:2348", "sm_90", 144, "GH200-144GB")),
-        *(("10de:2941", "sm_100", 185, "GB200"), ("10de:3182", "sm_103", 268.6, "B300")),
-        *(("10de:31c2", "sm_103", 277.5, "GB300"), ("10de:2329", "sm_90", 95.6, "H20")),
-        ("10de:2324", "sm_90", 79.6, "H800"),
-    ],
-)
-def test_a_known_device_is_itself_whether_or_not_it_can_be_certified(
-    pci_id: str, arch: str, gib: float, model: str
-) -> None:
-    units = models.row(model)["compute_units"] or 148
-    one = device(pci_id, arch=arch, units=units, memory_bytes=int(gib * 2**30))
-    assert models.identify("nvidia", one)["model"] == model
-    assert host_side.model_of(pci_id, int(gib * 2**30), units, {}) == model
-
-
-@pytest.mark.parametrize(
     "row", [row for row in models.table() if row["pci_ids"]], ids=lambda row: row["model"]
 )
 def test_a_device_of_too_little_memory_is_still_its_product_and_one_of_more_is_not(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from harness.readings import links_of_pairs
 from harness.unfit import InvalidRun
 from vendors import Absence, Device, Host, Link, amd_device, amd_kernel, container
 from workloads import speed_outliers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 

@@ -6,14 +6,13 @@ import hashlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from harness import resultfile
 from stackcheck import vendors
 from vendors import cpu
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def head(run_file: dict[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from harness.monitor import MonitorError, Sampler
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MESSAGE = "the library stumbled"
 

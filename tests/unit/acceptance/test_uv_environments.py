@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from harness import requirements, startup
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODULE = "a module that corrects distutils\n"
 

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 import result_files
-from small_images import NOW, certify, new_key
+from small_images import NOW, SmallImage, certify, new_key
 from stackcheck.certificate import cluster_policies, keys
 from stackcheck.certificate.cluster_policies import Demand
 from stackcheck.certificate.keyring import Keyring, TrustedKey
 from stackcheck.certificate.statement import VSA
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from small_images import SmallImage
 
 KEY = new_key()
 IMAGES = ("registry.example.org/team/stacks*",)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,23 +14,15 @@ import pytest
 import asked
 from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
-from small_images import NOW, STACK_ID, certify, make_image, new_key, put, quiet
-from small_registry import repository, serving
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, put, quiet
+from small_registry import Answer, repository, serving
 from stackcheck.certificate import attachments, publish, reader, storage_forms, verify
 from stackcheck.errors import CertificateError
 from stackcheck.oci import documents, layout
+from stackcheck.oci.distribution import Repository
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, RegistryError, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.patience import GRACE_S, SLOWEST_BYTES_PER_S, Patience
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from http.server import BaseHTTPRequestHandler
-    from pathlib import Path
-
-    from small_images import SmallImage
-    from small_registry import Answer
-    from stackcheck.oci.distribution import Repository
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -110,13 +105,6 @@ def foreign_bundle(store: OciLayout, image: SmallImage, number: int) -> Manifest
     return manifest
 
 
-def test_a_changed_index_is_read_again(dist: Path) -> None:
-    one, two = OciLayout(dist), OciLayout(dist)
-    assert STACK_ID in one.tags()
-    two.delete_tag(STACK_ID)
-    assert STACK_ID not in one.tags()
-
-
 @pytest.mark.parametrize("cap", ["MOST_MANIFESTS", "MOST_LAYERS", "MOST_BYTES"])
 def test_more_attestations_than_years_of_renewals_give_are_refused(
     dist: Path, image: SmallImage, monkeypatch: pytest.MonkeyPatch, cap: str
@@ -191,14 +179,6 @@ def test_a_slow_registry_that_keeps_the_rate_is_waited_for() -> None:
     patience = Patience(clock=clock(0.2))  # some 16 KiB in each read, at most
     with serving(lambda _: (200, {}, body)) as (host, _):
         assert b"".join(repository(host, patience=patience).read_blob(sha256(body))) == body
-
-
-def test_each_request_has_the_grace_of_its_own() -> None:
-    patience = Patience(clock=clock(1.0))
-    with serving(lambda _: (200, {"Content-Type": OCI_MANIFEST}, b"{}")) as (host, _):
-        store = repository(host, patience=patience)
-        for _ in range(int(GRACE_S)):
-            store.read_manifest("x")
 
 
 def test_all_requests_of_a_verification_share_one_end(image: SmallImage) -> None:

@@ -9,11 +9,13 @@ import json
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sigstore", reason="the extra `keyless` is not installed")
+
+from collections.abc import Iterator
 
 import small_sigstore
 from small_checkout import call
@@ -22,9 +24,6 @@ from stackcheck.certificate import keyless, keys, statement
 from stackcheck.certificate.keyless import Identities, TrustedIdentity
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.proof import contribution
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 COMMITTED = ROOT / "docs" / "results" / "contributed"

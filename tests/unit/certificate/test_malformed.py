@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import result_files
 from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
-from small_images import NOW, certify
+from small_images import NOW, SmallImage, certify
 from stackcheck.certificate import attached_sbom, attachments, find, for_host, policy, reader, renew, verify
 from stackcheck.certificate import statement as statement_module
 from stackcheck.certificate.statement import VSA, Envelope, Statement, facts, open_envelope, sign
@@ -24,12 +26,6 @@ from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.store import parse_reference
 from stackcheck.report import published
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 DAY = dt.timedelta(days=1)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import asked
-from small_images import NOW, SmallImage, certify, make_image, new_key, quiet
+from small_images import NOW, SmallImage, make_image, new_key, quiet, release
 from stackcheck.certificate import publish, verify
 from stackcheck.errors import CertificateError, ConfigurationError, PublishError
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 KEY = new_key()
@@ -23,14 +21,7 @@ GOOD, OTHER = (label(f"registry.example.org/team/{name}:1") for name in ("good",
 
 def released(folder: Path, name: str, *, signed: str | None = None, tag: str | None = None) -> SmallImage:
     image = make_image(folder / name, name.encode(), stack_id=None)
-    publish.publish(
-        image.layout,
-        tag=tag or name,
-        envelopes=certify(image, KEY, name=signed or name),
-        target=f"oci:{folder / 'dist'}",
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
+    release(image, folder / "dist", KEY, tag=tag or name, name=signed or name)
     return image
 
 
@@ -84,14 +75,7 @@ def test_a_certificate_that_signed_no_name_is_found_by_digest_only(tmp_path: Pat
     """Certificates of before names were signed: their image is certified, and which tag is theirs is not."""
     image = make_image(tmp_path / "old", b"old", stack_id=None)
     with pytest.raises(PublishError, match="does not belong to the image"):
-        publish.publish(
-            image.layout,
-            tag=GOOD,
-            envelopes=certify(image, KEY, name=""),
-            target=f"oci:{tmp_path / 'dist'}",
-            public_key=KEY.public_key(),
-            report=quiet,
-        )
+        release(image, tmp_path / "dist", KEY, tag=GOOD, name="")
 
 
 def test_promoting_by_a_tag_of_another_image_is_refused(tmp_path: Path) -> None:

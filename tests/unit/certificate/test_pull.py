@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from small_dist import KEY, verified
-from small_images import STACK_ID, certify, quiet
-from stackcheck.certificate import job, publish, pull
-from stackcheck.certificate.verify import image_blobs
+from small_dist import verified
+from small_images import STACK_ID, SmallImage, quiet
+from stackcheck.certificate import job, pull
 from stackcheck.errors import CertificateError, EngineError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -55,38 +49,6 @@ def test_a_pull_gives_the_engine_exactly_the_verified_image_and_only_once(
     assert name == f"stackcheck/{STACK_ID}:{image.config_digest[7:19]}"
     assert pull.pull(verified(dist), engine, report=quiet) == name
     assert engine.loaded == [name]
-
-
-class Watching:
-    """A report that is shown the bytes of each copy, as a terminal's is."""
-
-    def __init__(self) -> None:
-        self.copies: list[tuple[int, int]] = []
-
-    def __call__(self, message: str) -> None:
-        pass
-
-    def copying(self, chunks: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
-        passed = 0
-        for chunk in chunks:
-            passed += len(chunk)
-            yield chunk
-        self.copies.append((passed, size_bytes))
-
-
-def test_the_bytes_of_each_copy_pass_through_a_report_that_shows_them(
-    dist: Path, image: SmallImage, tmp_path: Path
-) -> None:
-    sizes = [blob.size for blob in image_blobs(OciLayout(dist).read_manifest(image.manifest_digest))]
-    pulled, published = Watching(), Watching()
-    pull.pull(verified(dist), FakeEngine(image.manifest_digest), report=pulled)  # type: ignore[arg-type]
-    assert pulled.copies == [(size, size) for size in sizes]
-    envelopes = certify(image, KEY)
-    target, key = f"oci:{tmp_path}/other", KEY.public_key()
-    publish.publish(
-        image.layout, tag=STACK_ID, envelopes=envelopes, target=target, public_key=key, report=published
-    )
-    assert sorted(published.copies) == sorted((size, size) for size in sizes)
 
 
 def test_an_engine_that_made_another_image_of_it_is_an_error(dist: Path) -> None:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import asked
 import result_files
-from small_images import NOW, STACK_ID, certify, new_key, quiet
-from stackcheck.certificate import attachments, publish, renew
-from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, facts
+from small_images import NOW, SmallImage, certify, new_key
+from stackcheck.certificate import renew
+from stackcheck.certificate.statement import TEST_RESULT, VSA, Statement
 from stackcheck.errors import PublishError
-from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
-    from stackcheck.certificate.statement import Statement
 
 KEY = new_key()
 DAY = dt.timedelta(days=1)
@@ -70,11 +61,6 @@ def test_what_another_machine_or_a_higher_tier_says_is_kept(
     assert renew.obsolete(known, summary(image, **later)) == frozenset()
 
 
-def test_a_revocation_is_never_superfluous(image: SmallImage) -> None:
-    known = statements(image, outcome="failed")
-    assert VSA not in kinds(known, renew.obsolete(known, summary(image, now=NOW + DAY)))
-
-
 def asking(
     image: SmallImage, *, required: list[str], suites: str = result_files.DIGEST, **changes: Any
 ) -> Statement:
@@ -109,39 +95,3 @@ def test_a_renewal_never_asks_for_fewer_checks(
     assert f"by {'the same' if same else 'other'} suites" in str(caught.value.got)
     other = asking(image, required=sorted(new), host=result_files.host("cpu", "CPU", "CPU"), now=NOW + DAY)
     renew._require_no_fewer([earlier], other, "oci:dist@x")  # another machine has other checks
-
-
-def test_weeks_of_renewals_leave_one_certificate_for_each_driver(tmp_path: Path, image: SmallImage) -> None:
-    """By `attach`, as `renew` calls it: nothing of the twelve weeks is left in the store but the newest."""
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=NOW),
-        target=f"oci:{tmp_path / 'dist'}",
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
-    store = OciLayout(tmp_path / "dist")
-    manifest = store.read_manifest(STACK_ID)
-    for week in range(1, 13):
-        host = result_files.host(driver="6.16" if week % 2 else None)
-        made = certify(image, KEY, now=NOW + 7 * week * DAY, host=host)
-        newest = next(item.statement for item in made if item.statement.predicate_type == VSA)
-        with store.writing(quiet), store.tidied():
-            covered = functools.partial(renew.obsolete, summary=newest)
-            attachments.attach(store, manifest, made, KEY.public_key(), obsolete=covered)
-    left = [item.statement for item in attachments.read_envelopes(store, manifest.digest, KEY.public_key())]
-    assert len([item for item in left if item.predicate_type == VSA]) == 2
-    assert len([item for item in left if item.predicate_type == TEST_RESULT]) == 2
-    for driver in (None, "6.16"):
-        found = asked.verified(
-            f"oci:{tmp_path / 'dist'}:{STACK_ID}",
-            public_key=KEY.public_key(),
-            device_model="CPU",
-            driver=driver,
-            now=NOW + 85 * DAY,
-        )
-        assert found.facts["host"]["driver"] == driver
-    assert {item.predicate_type for item in left} == {VSA, TEST_RESULT, PROVENANCE, SBOM}
-    assert all("host" in facts(item) for item in left if item.predicate_type == VSA)

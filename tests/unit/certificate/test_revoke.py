@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,20 +15,13 @@ from small_images import NOW, STACK_ID, certify, new_key, quiet
 from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import attachments, predicates, publish, revoke
 from stackcheck.certificate.statement import (
-    VSA,
     Revocations,
-    evidence,
-    not_before,
     revocations,
     sign,
-    status,
 )
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import layout
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -41,15 +35,6 @@ def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(publisher: Pub
     assert publisher.verify().digest == first.manifest_digest
     with pytest.raises(CertificateError, match="FAILED"):
         publisher.verify(str(two.unique))
-
-
-def test_revoking_the_only_image_takes_its_tag_away(publisher: Publisher) -> None:
-    image = publisher.image(b"first")
-    one = publisher.publish(image)
-    assert publisher.revoke(publisher.reference).removed == (STACK_ID,)
-    assert STACK_ID not in publisher.tags()
-    with pytest.raises(CertificateError, match="FAILED"):
-        publisher.verify(str(one.unique))
 
 
 def test_a_tag_never_goes_back_to_an_image_that_was_revoked_before(publisher: Publisher) -> None:
@@ -66,31 +51,6 @@ def test_only_the_key_that_certified_can_revoke(publisher: Publisher) -> None:
     assert publisher.verify()
 
 
-def test_signing_the_old_run_again_does_not_supersede_a_revocation(publisher: Publisher) -> None:
-    image = publisher.image(b"first")
-    publisher.publish(image)
-    publisher.revoke(publisher.reference, now=NOW + HOUR)
-    assert "revoked after the run" in refused(publisher, image, now=NOW + HOUR).what
-    assert publisher.tags().get(STACK_ID) is None
-
-
-def test_a_later_run_supersedes_a_revocation_in_both_forms(publisher: Publisher) -> None:
-    image = publisher.image(b"first")
-    publisher.publish(image)
-    publisher.revoke(publisher.reference, now=NOW + HOUR)
-    publisher.publish(image, now=NOW + 2 * HOUR)
-    assert publisher.verify().verified_at == NOW + 2 * HOUR
-    store, digest = OciLayout(publisher.folder / "dist"), image.manifest_digest
-    reader = attachments.Reader(store, digest, publisher.key.public_key())
-    legacy = store.read_manifest(attachments.legacy_tag(digest))
-    for form in ((legacy,), attachments.bundles_of(store, digest)):
-        known = [item.statement for item in reader.envelopes(form).values()]
-        summaries = [(status(item), not_before(item)) for item in known if item.predicate_type == VSA]
-        assert summaries == [("PASSED", NOW + HOUR)]
-    mark = reader.envelopes([store.read_manifest(attachments.revoked_tag(digest))])
-    assert [status(item.statement) for item in mark.values()] == ["FAILED"]  # what was revoked stays known
-
-
 def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(publisher: Publisher) -> None:
     image = publisher.image(b"first")
     tested, elsewhere = (result_files.host("nvidia", "H200", driver=driver) for driver in ("580.1", "570.9"))
@@ -103,18 +63,6 @@ def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(p
     with pytest.raises(CertificateError, match="not certified for this host"):
         publisher.verify(device_model="H200", driver="570.9")
     assert "revoked after the run" in refused(publisher, image, envelopes=old).what
-
-
-def test_what_a_revocation_ended_does_not_count_when_a_mirror_attaches_it_again(publisher: Publisher) -> None:
-    image = publisher.image(b"first")
-    old = certify(image, publisher.key, host=result_files.host("nvidia", "H200", driver="570.9"))
-    publisher.publish(image)
-    publisher.revoke(publisher.reference, now=NOW + HOUR)
-    publisher.publish(image, now=NOW + 2 * HOUR)
-    store = OciLayout(publisher.folder / "dist")
-    attachments.attach(store, store.read_manifest(STACK_ID), old, publisher.key.public_key())
-    with pytest.raises(CertificateError, match="not certified for this host"):
-        publisher.verify(device_model="H200", driver="570.9")
 
 
 @pytest.mark.parametrize(("here", "there"), [(None, 1), (2, 1), (1, 2)])
@@ -190,20 +138,6 @@ def test_only_a_certificate_that_names_each_revocation_by_its_digest_lifts_them(
         publisher.verify(f"{publisher.target}@{image.manifest_digest}")
 
 
-def test_a_revocation_names_every_certificate_that_it_ends(publisher: Publisher) -> None:
-    image = publisher.image(b"first")
-    drivers = [result_files.host("nvidia", "H200", driver=driver) for driver in ("580.1", "570.9")]
-    signed = [certify(image, publisher.key, host=host) for host in drivers]
-    for envelopes in signed:
-        publisher.publish(image, envelopes=envelopes)
-    publisher.revoke(publisher.reference)
-    store = OciLayout(publisher.folder / "dist")
-    known = attachments.read_envelopes(store, image.manifest_digest, publisher.key.public_key())
-    summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
-    (failed,) = (item for item in summaries if status(item) == "FAILED")
-    assert evidence(failed) == {envelopes[-1].statement.digest for envelopes in signed}
-
-
 def test_nothing_of_a_revoked_image_that_cannot_be_read_or_is_gone_makes_it_valid(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,16 +167,3 @@ def test_nothing_of_a_revoked_image_that_cannot_be_read_or_is_gone_makes_it_vali
             monkeypatch.setattr(layout, "open_regular", fail)
             with pytest.raises(CertificateError):
                 publisher.verify(reference)
-
-
-def test_a_revoked_image_is_not_promoted(publisher: Publisher) -> None:
-    one = publisher.publish(publisher.image(b"first"))
-    publisher.revoke(publisher.reference)
-    with pytest.raises(PublishError):
-        publish.promote(
-            str(one.unique),
-            target=f"oci:{publisher.folder / 'other'}",
-            public_key=publisher.key.public_key(),
-            report=quiet,
-        )
-    assert not (publisher.folder / "other").exists()

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import asked
 from small_dist import DAY
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attachments, keyring, keys, publish, revoke, signers, verify
+from small_images import NOW, STACK_ID, SmallImage, make_image, new_key, quiet, release
+from stackcheck.certificate import attachments, keyring, keys, revoke, signers, verify
 from stackcheck.certificate.keyring import Keyring, TrustedKey
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import RetiredKeyError
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.certificate.signers import Signer
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -34,18 +31,6 @@ def ring(retired: dt.datetime | None = None) -> Keyring:
 
 def owner(retired: dt.datetime | None = None) -> Signer:
     return signers.RingSigner(key=NEW, ring=ring(retired))
-
-
-def release(image: SmallImage, dist: Path, key: Any, **changes: Any) -> None:
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, key, **changes),
-        target=f"oci:{dist}",
-        public_key=key.public_key(),
-        report=quiet,
-        key=key,
-    )
 
 
 def verified(dist: Path, public_key: Any, name: str = f":{STACK_ID}") -> verify.Verified:

@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
@@ -20,12 +21,8 @@ from small_images import new_key
 from stackcheck.certificate import keyring, keys, signers
 from stackcheck.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 Capsys = pytest.CaptureFixture[str]
 PASSPHRASE = "korrekt-Pferd-Batterie-7351"
-ROOT = Path(__file__).resolve().parents[3]
 # A token: it has the key, prints its signature, and has seen the bytes.
 TOKEN = """\
 import sys

@@ -11,7 +11,8 @@ import contextlib
 import datetime as dt
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,15 +21,12 @@ import asked
 from memory_registry import TARGET, WRITES, Host, MemoryRegistry
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, publish, reader, revoke, verify
-from stackcheck.certificate.statement import VSA, Envelope, open_envelope, status, time_verified
+from stackcheck.certificate.statement import VSA, Envelope, open_envelope, status
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import IntegrityError, RegistryError
 from stackcheck.oci.layout import OciLayout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Actor = Callable[..., Host]
+Actor = Callable[..., Host]
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 KEY = new_key()
@@ -326,18 +324,3 @@ def test_a_publisher_whose_image_is_revoked_meanwhile_is_told_so(world: World) -
     assert caught.value.exit_code == 8
     assert "NaN" in str(caught.value)
     assert registry.names[STACK_ID] == world.digest("good")
-
-
-def test_a_verdict_that_was_signed_later_but_ran_before_the_revocation_does_not_lift_it(world: World) -> None:
-    """Whatever the order in which the two became visible: only naming a revocation lifts it."""
-    registry = world.registry(referring=False)
-    revoker(world)(registry)
-    store: Any = registry
-    subject = store.read_manifest(world.digest("current"))
-    attachments.attach(store, subject, world.statements["renewal"], PUBLIC)
-    known = attachments.read_envelopes(store, subject.digest, PUBLIC)
-    newest = max(
-        (item.statement for item in known if item.statement.predicate_type == VSA), key=time_verified
-    )
-    assert status(newest) == "PASSED"
-    assert not accepted(registry, f"@{subject.digest}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,16 +13,11 @@ from typer.testing import CliRunner
 import result_files
 from small_checkout import call
 from small_dist import KEY, release, verified
-from small_images import STACK_ID
+from small_images import STACK_ID, SmallImage
 from stackcheck.certificate import keys
 from stackcheck.cli import consumer, published
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -82,33 +77,12 @@ def test_each_fact_of_verify_as_json_has_its_type(
     assert document["driver"] == ("580.1" if gpu else None)
 
 
-def test_verify_tells_the_known_issues_that_were_signed(
-    tmp_path: Path, image: SmallImage, public: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    issue = {"id": "K-planted", "symptom": "Every product is zero.", "issue": "OWNER/REPO#1"}
-    release(image, tmp_path / "known", known_issues=(issue,))
-    command = ["verify", f"oci:{tmp_path}/known:{STACK_ID}", "--key", public, "--max-age", "36500d"]
-    done = call(capsys, *command, "--device-model", "CPU", "--driver", "none")
-    assert done.code == 0
-    assert "note: known issue K-planted: Every product is zero (OWNER/REPO#1)" in done.err
-
-
 @pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "99999999999999d"])
 def test_an_invalid_duration_is_a_usage_error(dist: Path, public: str, age: str) -> None:
     command = ["verify", f"oci:{dist}:{STACK_ID}", "--key", public, f"--max-age={age}"]
     done = CliRunner().invoke(consumer.app, [*command, "--device-model", "CPU", "--driver", "none"])
     assert isinstance(done.exception, ConfigurationError)
     assert done.exception.what == "invalid duration"
-
-
-def test_a_revocation_in_a_folder_that_is_not_there_makes_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys.load_or_create(tmp_path / "k.key")
-    command = ("revoke", f"oci:{tmp_path}/nowhere:x", "--reason", "NaN", "--key", tmp_path / "k.key")
-    done = call(capsys, *command)
-    assert "does not exist" in done.err
-    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_dry_run_of_gc_removes_nothing_and_gc_says_how_many_bytes(

@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import small_fleet
-from small_checkout import AMD_STACK, CHECKS, CPU_STACK, FOREIGN, FakeEngine, call, verify
+from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, FakeEngine, call, verify
 from stackcheck.fleet.job import Job, subject_of
 from stackcheck.oci import tags
-from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.store import is_tag
+from stackcheck.oci.tags import label
 from stackcheck.suite import interpreter
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 Capsys = pytest.CaptureFixture[str]
-
-
-@pytest.mark.usefixtures("fake_engine")
-def test_an_image_from_elsewhere_is_tested_certified_and_published_under_its_own_name(
-    small_checkout: Path, capsys: Capsys
-) -> None:
-    done = call(capsys, "test", FOREIGN, "--json")
-    assert done.code == 0
-    assert sorted(json.loads(done.out)["required"]) == sorted(CHECKS)
-    assert call(capsys, "certify", FOREIGN).code == 0
-    assert call(capsys, "publish", FOREIGN).code == 0
-    label = tags.label(FOREIGN)
-    assert label in OciLayout(small_checkout / "dist").tags()
-    done = verify(capsys, f"oci:dist:{label}", "--json")
-    assert json.loads(done.out)["stack"] is None
-
-
-def test_an_image_that_names_a_stack_is_held_to_the_checks_of_that_stack(
-    fake_engine: FakeEngine, capsys: Capsys
-) -> None:
-    fake_engine.labels = {"stackcheck.stack": CPU_STACK}
-    done = call(capsys, "test", FOREIGN, "--json")
-    assert sorted(json.loads(done.out)["required"]) == sorted(CHECKS)
-    assert done.code == 0
-    call(capsys, "certify", FOREIGN)
-    assert call(capsys, "publish", FOREIGN).code == 0
 
 
 def test_an_image_that_names_a_stack_is_held_to_the_machines_of_that_stack(
@@ -57,16 +27,6 @@ def test_an_image_that_names_a_stack_is_held_to_the_machines_of_that_stack(
     done = call(capsys, "certify", FOREIGN, "--gpu-vendor", "cpu")
     assert done.code in {6, 9}
     assert "tested_on" in done.err
-
-
-def test_an_image_of_a_stack_that_the_matrix_lacks_is_refused(
-    fake_engine: FakeEngine, capsys: Capsys
-) -> None:
-    fake_engine.labels = {"stackcheck.stack": "cpu-*"}
-    done = call(capsys, "test", FOREIGN)
-    assert done.code == 2
-    assert "the image's stack is not in matrix.yaml" in done.err
-    assert fake_engine.runs == []
 
 
 @pytest.mark.parametrize("name", [f"{CPU_STACK}?", "[c]pu-*", "*"])
@@ -142,21 +102,6 @@ def test_a_python_of_no_package_is_certified_as_accepted_and_readers_can_refuse_
     assert "belongs to no package" in call(capsys, "nightly", "--force").err
 
 
-def test_a_python_of_a_package_is_a_level_that_readers_can_ask_for(
-    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys
-) -> None:
-    for verb in ("certify", "publish"):
-        assert call(capsys, verb, FOREIGN).code == 0
-    label = tags.label(FOREIGN)
-    assert verify(capsys, f"oci:dist:{label}", "--packaged-python").code == 0
-    signed = (small_checkout / "build" / label / "statements").glob("*.dsse.json")
-    payloads = [json.loads(base64.b64decode(json.loads(path.read_text())["payload"])) for path in signed]
-    levels = [item["predicate"].get("verifiedLevels", ()) for item in payloads]
-    assert any("STACKCHECK_PYTHON_PACKAGED" in each for each in levels)
-    assert "STACKCHECK_PYTHON_PACKAGED" in call(capsys, "policy", "cosign", "--packaged-python").out
-    assert fake_engine.runs
-
-
 def test_an_accepted_digest_in_any_spelling_counts_and_a_needless_one_is_said(
     fake_engine: FakeEngine, capsys: Capsys
 ) -> None:
@@ -172,15 +117,6 @@ def test_an_accepted_digest_in_any_spelling_counts_and_a_needless_one_is_said(
     done = call(capsys, "test", FOREIGN, *ACCEPTED, "--accept-python", other)
     assert done.code == 0
     assert f"--accept-python sha256:{other} is not needed: no file of the image's Python" in done.err
-
-
-def test_an_accepted_digest_for_a_python_of_a_package_is_said_to_be_needless(
-    fake_engine: FakeEngine, capsys: Capsys
-) -> None:
-    done = call(capsys, "certify", FOREIGN, *ACCEPTED)
-    assert done.code == 0
-    assert "--accept-python is not needed: deb:" in done.err
-    assert fake_engine.runs
 
 
 def test_a_pair_and_a_fleet_take_a_python_of_no_package_once_it_is_accepted(
@@ -275,8 +211,29 @@ def test_an_image_whose_python_only_root_can_start_is_refused_in_one_sentence(
     assert fake_engine.runs == []
 
 
-def test_the_digest_of_a_tag_is_said(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    done = call(capsys, "certify", FOREIGN, "--json")
-    digest = json.loads(done.out)["digest"]
-    assert f"{FOREIGN}: it is {digest}; what follows is about this digest, not the tag" in done.err
-    assert fake_engine.runs
+# A name that stands for nothing, or for nothing yet, leads to the command that helps.
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_an_image_outlives_its_stack(small_checkout: Path, capsys: Capsys) -> None:
+    call(capsys, "build", CPU_STACK)
+    (small_checkout / "matrix.yaml").unlink()
+    assert call(capsys, "export", CPU_STACK, "--dry-run").code == 0
+
+
+def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_reference() -> None:
+    names = [CPU_STACK, CPU_STACK.replace("-debian12", ":debian12"), CPU_STACK.replace("-torch", "/torch")]
+    labels = [label(name) for name in names]
+    assert labels[0] == CPU_STACK
+    assert len(set(labels)) == len(names)
+    assert all(is_tag(item) for item in (*labels, label(f"registry.example.org/{'a' * 200}:1")))
+    assert [tags.names(item, item, None) for item in labels] == [False, True, True]
+
+
+def test_the_tag_of_a_reference_is_never_read_as_one_that_stays() -> None:
+    # Among so many hashes some are digits alone, as the number of a unique tag is.
+    for number in range(1000):
+        found = label(f"registry.example.org/pytorch{number}:nightly-20250101")
+        assert tags.names(found, found, None)
+        assert not tags.is_unique(found)
+        assert tags.floating(f"{found}-20250102-1.0123abcd") == found

@@ -15,15 +15,15 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 import small_fleet
 import speed_results
-from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, FakeEngine, answer, call
+from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, Done, FakeEngine, answer, call
 from small_images import new_key
 from stackcheck import cli
 from stackcheck.certificate import keys
@@ -34,14 +34,9 @@ from stackcheck.fleet.slurm import Slurm
 from stackcheck.imaging import base_sources, bootstrap, host_base
 from stackcheck.imaging.dpkg import Database
 from stackcheck.imaging.wheels import installed
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.layout import OciLayout
 from stackcheck.proof import prove
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from small_checkout import Done
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

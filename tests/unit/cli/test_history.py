@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,6 @@ from stackcheck.cli import output, times
 from stackcheck.cli.history import sparkline
 from stackcheck.history import export
 from stackcheck.history.history import open_history
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

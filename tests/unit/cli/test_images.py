@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from small_checkout import AMD_STACK, CPU_STACK, FakeEngine, call, verify
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 
-GEMM = "test_kernels.py::test_gemm"
 Capsys = pytest.CaptureFixture[str]
 
 
 def tree(root: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
-
-
-def checks_of(fake_engine: FakeEngine) -> int:
-    """How many checks the last run reported."""
-    folder = vars(fake_engine.runs[-1].beside)["folder"]
-    return len(json.loads((folder / "result.json").read_text())["checks"])
-
-
-def test_one_command_ends_with_a_table_and_the_next_command_to_type(
-    fake_engine: FakeEngine,
-    capsys: Capsys,
-) -> None:
-    done = call(capsys, "images")
-    assert done.code == 0
-    table = done.out.splitlines()
-    assert table[0].split() == ["stack", "state", "passed/failed/skipped", "digest", "size", "time"]
-    assert table[1].split()[:3] == [CPU_STACK, "certified", f"{checks_of(fake_engine)}/0/0"]
-    assert f"next: stackcheck verify oci:dist:{CPU_STACK}" in done.out
-    assert f"stackcheck run oci:dist:{CPU_STACK} --" in done.out
-    assert verify(capsys).code == 0
 
 
 @pytest.mark.usefixtures("fake_engine")
@@ -82,25 +58,6 @@ def test_a_dry_run_changes_nothing(
     assert (fake_engine.builds, fake_engine.runs) == ([], [])
 
 
-@pytest.mark.parametrize("verb", ["images", "test", "certify"])
-def test_a_machine_that_the_stack_does_not_name_is_exit_9_with_both_and_the_way_on(
-    fake_engine: FakeEngine,
-    small_checkout: Path,
-    capsys: Capsys,
-    verb: str,
-) -> None:
-    path = small_checkout / "matrix.yaml"
-    path.write_text(path.read_text().replace("{device: CPU, count: 1}", "{device: CPU, count: 2}"))
-    done = call(capsys, verb, CPU_STACK, *(["--anyway"] if verb == "images" else []))
-    said = done.out + done.err
-    assert done.code == 9
-    assert "the machine has CPU x1, and the stack names CPU x2" in said
-    assert "next: run the same command on such a machine, or name this one under tested_on" in said
-    assert "stackcheck publish" not in said
-    assert not (small_checkout / "build" / CPU_STACK / "statements").exists()
-    assert len(fake_engine.runs) == 1
-
-
 def test_the_steps_one_by_one_lead_to_the_same_certificate(fake_engine: FakeEngine, capsys: Capsys) -> None:
     assert call(capsys, "publish", CPU_STACK).code == 2  # nothing is built
     assert call(capsys, "build", CPU_STACK).code == 0
@@ -119,17 +76,6 @@ def test_the_steps_one_by_one_lead_to_the_same_certificate(fake_engine: FakeEngi
     assert (len(fake_engine.builds), len(fake_engine.runs)) == (1, 1)
 
 
-def test_a_test_signs_nothing_and_always_runs(
-    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys
-) -> None:
-    for _ in range(2):
-        done = call(capsys, "test", CPU_STACK)
-        assert done.code == 0
-        assert f"stackcheck certify {CPU_STACK}" in done.out
-    assert len(fake_engine.runs) == 2
-    assert not (small_checkout / "build" / CPU_STACK / "statements").exists()
-
-
 @pytest.mark.usefixtures("fake_engine")
 def test_the_matrix_says_where_to_publish_unless_the_user_does(small_checkout: Path, capsys: Capsys) -> None:
     path = small_checkout / "matrix.yaml"
@@ -139,3 +85,50 @@ def test_the_matrix_says_where_to_publish_unless_the_user_does(small_checkout: P
     assert call(capsys, "publish", CPU_STACK, "--to", "oci:third").code == 0
     assert verify(capsys, f"oci:third:{CPU_STACK}").code == 0
     assert not (small_checkout / "dist").exists()
+
+
+# The verbs that take an image out of here, and that say what is in it.
+
+REFERENCE = f"oci:dist:{CPU_STACK}"
+
+
+def test_the_list_of_packages_is_printed_from_what_was_published(
+    fake_engine: FakeEngine, capsys: Capsys
+) -> None:
+    fake_engine.inventory[:0] = [
+        {"kind": "python", "place": "/x/a.dist-info", "head": "Name: a\nVersion: 1\nLicense-Expression: MIT"}
+    ]
+    assert call(capsys, "images").code == 0
+    done = call(capsys, "sbom", REFERENCE)
+    assert done.code == 0
+    assert [line.split() for line in done.out.splitlines()] == [
+        ["package", "version", "kind", "licence"],
+        ["python3-minimal", "3.11.2-1", "deb", "not", "stated"],
+        ["a", "1", "pypi", "MIT"],
+        ["numpy", "2.4.6", "pypi", "not", "stated"],
+        ["torch", "2.13.0+cpu", "pypi", "not", "stated"],
+    ]
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_the_json_is_the_document_that_was_signed(small_checkout: Path, capsys: Capsys) -> None:
+    call(capsys, "images")
+    done = call(capsys, "sbom", REFERENCE, "--json")
+    assert done.code == 0
+    kept = json.loads((small_checkout / "build" / CPU_STACK / "sbom.json").read_text())
+    assert json.loads(done.out) == kept
+    assert kept["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_an_export_can_be_asked_what_it_would_do_and_answers_machines(
+    small_checkout: Path, capsys: Capsys
+) -> None:
+    call(capsys, "build", CPU_STACK)
+    done = call(capsys, "export", CPU_STACK, "--dry-run")
+    assert done.code == 0
+    assert f"write {CPU_STACK}.tar, 0.0 MB" in done.out
+    assert not (small_checkout / f"{CPU_STACK}.tar").exists()
+    done = call(capsys, "export", CPU_STACK, "--json")
+    assert json.loads(done.out)["tar"] == f"{CPU_STACK}.tar"
+    assert (small_checkout / f"{CPU_STACK}.tar").exists()

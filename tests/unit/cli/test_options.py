@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import typer
+from typer.core import TyperOption
 
 from stackcheck import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typer.core import TyperOption
 
 # What options.py promises: where to, how to build, how to report; what a verb does itself comes first.
 ORDER = (

@@ -7,10 +7,12 @@ import json
 import random
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
+from typer._click import Command, Parameter
 
 from kept_runs import GEMM, PASSED, body
 from small_checkout import ROOT, call
@@ -18,13 +20,6 @@ from stackcheck import cli
 from stackcheck.cli.output import counted
 from stackcheck.history.history import open_history
 from stackcheck.matrix import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from typer._click import Command, Parameter
-
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
@@ -50,13 +45,6 @@ COMMANDS = dict(commands())
 def parameters(words: str) -> list[Parameter]:
     command = COMMANDS[words]
     return list(command.get_params(typer.Context(command)))
-
-
-PUBLIC_KEY = [
-    words
-    for words in COMMANDS
-    if any("--key" in parameter.opts and "URL" in str(parameter.metavar) for parameter in parameters(words))
-]
 
 
 def takes(words: str, option: str) -> bool:
@@ -116,24 +104,6 @@ def test_a_part_of_a_stack_id_names_those_that_have_it(part: str, capsys: Capsys
     assert all(name in IDS and part in name for name in named)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "axis"), [("roccm=7.2", "rocm"), ("tourch=2.13.0", "torch"), ("arc=gfx942", "arch")]
-)
-def test_a_wrong_axis_names_the_likely_one(wrong: str, axis: str, capsys: Capsys) -> None:
-    done = call(capsys, "explain", wrong, "--root", ROOT)
-    assert done.code == 2
-    assert f"did you mean {axis}" in done.err
-
-
-@pytest.mark.usefixtures("small_checkout")
-@pytest.mark.parametrize("words", PUBLIC_KEY)
-def test_a_public_key_that_is_not_there_is_a_wrong_argument(words: str, capsys: Capsys) -> None:
-    done = call(capsys, *words.split(), *([] if words == "find" else ["oci:dist:x"]), "--key", "missing.pub")
-    assert done.code == (125 if words == "run" else 2)
-    assert "missing.pub" in done.err
-    assert "make your own" not in done.err
-
-
 def test_a_number_goes_with_its_noun() -> None:
     assert [counted(number, "image") for number in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
 
@@ -146,19 +116,6 @@ def test_no_length_stands_before_a_plural(path: Path) -> None:
         for number, after in zip(getattr(node, "values", ()), getattr(node, "values", ())[1:], strict=False):
             if isinstance(number, ast.FormattedValue) and ast.unparse(number.value).startswith("len("):
                 assert not re.match(r" [a-z]+s\b", str(getattr(after, "value", ""))), ast.unparse(node)
-
-
-@pytest.mark.usefixtures("small_checkout", "fake_engine")
-@pytest.mark.parametrize("options", [(), ("--force",), ("--stack", "rocm*"), ("--stack", "cpu*")])
-def test_the_exit_code_of_a_dry_run_is_the_one_that_it_states(
-    options: tuple[str, ...], capsys: Capsys
-) -> None:
-    assert call(capsys, "images").code == 0
-    for _ in range(2):
-        done = call(capsys, "nightly", "--dry-run", "--json", *options)
-        assert json.loads(done.out)["exit_code"] == done.code == 0
-        done = call(capsys, "nightly", "--json", *options)
-        assert json.loads(done.out)["exit_code"] == done.code
 
 
 def test_a_dry_run_of_bisect_shows_no_python(capsys: Capsys) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,11 +15,7 @@ from small_checkout import call
 from stackcheck import vendors
 from stackcheck.cli import consumer, run
 from stackcheck.errors import ConfigurationError, FileError, StackcheckError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.vendors import Vendor
+from stackcheck.vendors import Vendor
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from stackcheck.cli import output
 from stackcheck.cli.output import Printable, Progress, print_error, print_note, print_styled, print_table
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 ROWS = [("cuda13.0-torch2.13.0-py3.12-debian12", "FAILED", "a reason that is longer than a terminal " * 4)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +14,6 @@ from small_checkout import CPU_STACK, call
 from stackcheck.errors import FileError
 from stackcheck.files.atomic import TEMPORARY
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -82,42 +79,6 @@ def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
     assert {name: after[name] for name in before} == before
     assert not [name for name in after if name.name.startswith(TEMPORARY)]
     assert all(name.is_relative_to(small_checkout / "build") for name in after.keys() - before.keys())
-
-
-@pytest.mark.usefixtures("fake_engine")
-@pytest.mark.parametrize(
-    ("command", "in_the_way"),
-    [
-        (("render", CPU_STACK), f"images/{CPU_STACK}"),
-        (("build", CPU_STACK), "build"),
-        (("build", CPU_STACK), f"build/{CPU_STACK}"),
-        (("images", CPU_STACK), "dist"),
-    ],
-    ids=["render", "build", "a stack's folder", "publish"],
-)
-def test_a_file_where_a_folder_has_to_be_is_exit_10_and_stays(
-    small_checkout: Path, capsys: Capsys, command: tuple[str, ...], in_the_way: str
-) -> None:
-    path = small_checkout / in_the_way
-    if path.is_dir():
-        path.rename(path.with_name("moved"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("in the way")
-    done = call(capsys, *command)
-    said = done.out + done.err
-    assert done.code == 10, said
-    assert in_the_way in said
-    assert "next: move away the file or folder that is in the way" in said
-    assert path.read_text() == "in the way"
-
-
-def test_a_folder_where_a_file_has_to_be_is_exit_10(small_checkout: Path, capsys: Capsys) -> None:
-    path = small_checkout / DOCKERFILE
-    path.unlink()
-    path.mkdir()
-    done = call(capsys, "render", CPU_STACK)
-    assert done.code == 10, done.err
-    assert DOCKERFILE in done.err
 
 
 def test_a_wheel_cache_on_a_full_disk_is_exit_10_and_holds_nothing(

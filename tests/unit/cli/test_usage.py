@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import string
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,11 +17,6 @@ from stackcheck import __version__, cli
 from stackcheck.cli import output
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files import checkout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

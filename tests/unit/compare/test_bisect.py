@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from small_checkout import CHECKS, CPU_STACK, FakeEngine, call
 from stackcheck.compare import bisect
 from stackcheck.matrix import resolve
 from stackcheck.recipe import lock, render
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

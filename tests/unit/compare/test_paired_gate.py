@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import result_files
 from small_checkout import CHECKS, CPU_STACK, FakeEngine, call, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes", "small_checkout")
 
@@ -99,12 +97,3 @@ def test_a_node_on_which_nothing_can_be_told_signs_nothing(
     assert call(capsys, "publish", CANDIDATE).code == 2  # the earlier verdict is gone
     (folder,) = (small_checkout / "build").glob("registry*candidate*")
     assert not list(folder.glob("statements/*.json"))
-
-
-@pytest.mark.usefixtures("certified")
-def test_a_dry_run_checks_the_reference(capsys: Capsys, fake_engine: FakeEngine) -> None:
-    before = len(fake_engine.runs)
-    done = call(capsys, "certify", CANDIDATE, "--against", REFERENCE, "--dry-run")
-    assert "test, judge, run in turn with oci:dist@sha256:" in done.out
-    assert call(capsys, "certify", CANDIDATE, "--against", "oci:dist:none", "--dry-run").code == 7
-    assert len(fake_engine.runs) == before

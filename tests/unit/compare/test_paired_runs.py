@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import result_files
 from small_checkout import CHECKS, CPU_STACK, FOREIGN, FakeEngine, call
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes", "small_checkout")
 
@@ -67,14 +65,6 @@ def test_the_runs_take_turns_and_choose_their_checks(
     assert written["rounds"] == 5
 
 
-def test_a_noisy_node_never_says_equal(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    fake_engine.answer = speed(0.0, noise=0.03)
-    done = call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--rounds", "3")
-    assert done.code == 0
-    assert "noisy" in done.out
-    assert "equal" not in done.out
-
-
 @pytest.mark.parametrize(("outcome", "code"), [("failed", 6), ("invalid", 9)])
 def test_a_check_that_misses_its_bound_is_compared_and_an_unfit_machine_is_not(
     fake_engine: FakeEngine, capsys: Capsys, outcome: str, code: int
@@ -83,12 +73,3 @@ def test_a_check_that_misses_its_bound_is_compared_and_an_unfit_machine_is_not(
     done = call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--rounds", "3")
     assert done.code == code
     assert ("B is slower than A" in done.err) == (outcome == "failed")
-
-
-def test_a_paired_run_is_no_result_of_the_image(
-    fake_engine: FakeEngine, capsys: Capsys, small_checkout: Path
-) -> None:
-    fake_engine.answer = speed(0.0, noise=0.0)
-    call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--rounds", "3")
-    assert not (small_checkout / "build" / CPU_STACK / "key.json").exists()
-    assert not (small_checkout / "build" / "history").exists()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from stackcheck.compare.bisect import Culprit, Outcome, Steps, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def broken_by(*culprits: set[int], unknown: Callable[[Steps], bool] = lambda _steps: False) -> Asked:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kept_runs import GEMM, PASSED, body, gemm, result
 from result_files import check, metric
 from stackcheck.compare import two_runs
+from stackcheck.compare.two_runs import Comparison
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import History
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.compare.two_runs import Comparison
 
 
 def compared(a: list[dict[str, Any]], b: list[dict[str, Any]], **changes: Any) -> Comparison:

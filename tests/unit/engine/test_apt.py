@@ -31,13 +31,6 @@ def test_only_enabled_binary_stanzas_count(deb822: Path) -> None:
     ]
 
 
-def test_a_key_written_into_a_stanza_survives(deb822: Path) -> None:
-    security = apt.sources(deb822)[1]
-    assert "BEGIN PGP PUBLIC KEY BLOCK" in (security.signed_by or "")
-    (deb822 / "sources.list.d" / "copy.sources").write_text(security.text())
-    assert apt.sources(deb822)[-1] == security
-
-
 def test_one_line_sources_keep_their_keyring(etc_apt: Path) -> None:
     shutil.copy(ASSETS / "debian12.list", etc_apt / "sources.list")
     shutil.copy(ASSETS / "debian12.list", etc_apt / "sources.list.d" / "switched-off.list.disabled")

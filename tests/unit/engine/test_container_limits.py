@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stackcheck.engine import container, output
 from stackcheck.engine.container import Mount, RunSpec
 from stackcheck.errors import ChecksFailedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 GIB = 1 << 30
 MIB = 1 << 20

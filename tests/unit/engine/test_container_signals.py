@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker
 import pytest
@@ -16,9 +17,6 @@ import pytest
 from stackcheck.engine import container, image_files, interrupts, leftovers
 from stackcheck.engine.container import RunSpec
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SPEC = RunSpec(image="x", command=("true",), network="none")
 

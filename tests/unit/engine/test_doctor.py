@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -11,9 +11,6 @@ from stackcheck.cli.host import app
 from stackcheck.engine import doctor, host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

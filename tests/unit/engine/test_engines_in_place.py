@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -17,9 +18,6 @@ from hypothesis import strategies as st
 
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # What docker.io 29.1 and podman 5.7 answer to GET /version, shortened.
 ANSWERS = {

@@ -4,17 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import waits
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -131,13 +128,6 @@ def test_a_named_daemon_that_is_silent_is_never_replaced(monkeypatch: pytest.Mon
     monkeypatch.setattr(host_setup, "install", lambda *_: pytest.fail("installed beside a named daemon"))
     with pytest.raises(EngineError, match="DOCKER_HOST"):
         host_setup.ensure_engine(print)
-
-
-def test_an_engine_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_setup, "socket_answers", lambda: True)
-    monkeypatch.setattr(host_setup, "has_buildx", lambda: True)
-    monkeypatch.setattr(host_setup, "install", lambda *_: pytest.fail("installed over a working engine"))
-    host_setup.ensure_engine(print)
 
 
 def test_settings_of_an_engine_that_could_not_be_installed_are_taken_back(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,9 +14,6 @@ from stackcheck import vendors
 from stackcheck.engine import launch_lines
 from stackcheck.engine.launch_lines import FORMS, LaunchedJob
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IMAGE = "registry.example.org/team/stacks@sha256:" + "a" * 64
 COMMAND = ("torchrun", "train.py", "--name", "it's $HOME; rm -rf /")

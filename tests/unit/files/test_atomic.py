@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from small_images import quiet
 from stackcheck.errors import FileError
 from stackcheck.files import checkout_lock
-from stackcheck.files.atomic import UNUSABLE, file_error, write_atomically
+from stackcheck.files.atomic import UNUSABLE, write_atomically
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import FrameType
 
 BODY = b"whole"
 
@@ -93,17 +91,6 @@ def test_a_disk_that_cannot_be_written_is_exit_10_and_named(tmp_path: Path, numb
         write_atomically(tmp_path / "file", chunks())
     assert (caught.value.where, caught.value.exit_code) == (str(tmp_path / "file"), 10)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_copy_that_does_not_fit_names_its_destination() -> None:
-    error = OSError(errno.ENOSPC, "no room", "/a/source", None, "/a/target")  # as shutil raises it
-    assert file_error(error).where == "/a/target"
-
-
-def test_a_folder_that_is_a_file_is_exit_10(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(FileError, match="cannot read or write"):
-        write_atomically(tmp_path / "file" / "below", (b"x",))
 
 
 def test_a_write_that_names_no_file_names_the_folder_of_builds(tmp_path: Path) -> None:

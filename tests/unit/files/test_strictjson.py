@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+from collections.abc import Iterator
 
 import pytest
 
 from stackcheck.files import strictjson
+from stackcheck.files.many_documents import without_collector
 
 LARGE = (
     *("1e309", "-1e309", "1E+400", "1.5e0400", "9" * 400, f"{'9' * 199}e111", f"-{'9' * 330}.5"),
@@ -36,3 +39,37 @@ def test_ambiguous_or_broken_text_is_refused(text: str) -> None:
 def test_healthy_text_passes_also_with_words_that_look_like_large_numbers() -> None:
     words = {"got 1.798e+308, bound 1": "e123", "digest": "1e999" + "0" * 400, "n": [1.5e99, -2, 1e-400]}
     strictjson.check(json.dumps(words).encode())
+
+
+# The collector is off while many documents are read, and as before afterwards.
+
+
+@pytest.fixture(autouse=True)
+def _same_collector_afterwards() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def read_nothing() -> None:
+    assert not gc.isenabled()
+    raise KeyError
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_before_also_after_an_error(*, enabled: bool) -> None:
+    if not enabled:
+        gc.disable()
+    with pytest.raises(KeyError), without_collector():
+        read_nothing()
+    assert gc.isenabled() == enabled
+
+
+def test_only_documents_that_are_kept_are_left_out_of_later_collections() -> None:
+    gc.unfreeze()
+    with without_collector():
+        pass
+    assert gc.get_freeze_count() == 0
+    with without_collector(kept=True):
+        pass
+    assert gc.get_freeze_count() > 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +18,10 @@ from stackcheck.fleet import collect, run
 from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import JobPatience, follow
 from stackcheck.fleet.job import Job, NodeState
+from stackcheck.fleet.run import FleetRun
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.fleet.run import FleetRun
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
@@ -66,27 +61,6 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_each_node_is_judged_alone_and_the_outliers_come_first(built: Path) -> None:
-    job, subject = small_fleet.make_job(built, 6)
-    for rank in (0, 2, 3):
-        small_fleet.leave(job, rank)
-    small_fleet.leave(job, 1, (GEMM, "failed"))
-    small_fleet.leave(job, 4, (GEMM, "invalid"))
-    history = open_history(built)
-    done = judged(job, subject, history=history)
-    assert [(node.rank, node.status) for node in done.nodes] == [
-        *((1, "FAILED"), (5, "FAILED"), (4, "UNFIT")),
-        *((0, "PASSED"), (2, "PASSED"), (3, "PASSED")),
-    ]
-    assert "never started" in reasons(done, 5)
-    assert GEMM in reasons(done, 1)
-    kept = history.runs(Query(limit=10))
-    assert sorted(each.status for each in kept) == ["FAILED", "PASSED", "PASSED", "PASSED", "UNFIT"]
-    assert json.loads((job.folder / "fleet.json").read_text())["status"] == "FAILED"
-    assert len(run.again(built, job.id, history).nodes) == 6, "from the files alone"
-    assert len(history.runs(Query(limit=20))) == 5, "and nothing is kept twice"
-
-
 def test_processes_judge_as_one_does(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, subject = small_fleet.make_job(built, 40)
     for rank in range(39):
@@ -121,17 +95,6 @@ def test_a_process_with_threads_is_never_copied_to_judge(
         over.set()
         watching.join()
     assert not copies
-
-
-def test_the_program_itself_judges_in_processes(built: Path) -> None:
-    """They begin with nothing of it: not with its arguments, nor with what it has imported."""
-    job, _ = small_fleet.make_job(built, collect.FEWEST_FOR_PROCESSES)
-    for rank in range(job.nodes):
-        small_fleet.leave(job, rank)
-    command = [sys.executable, "-m", "stackcheck", "fleet", "collect", job.id, "--root", str(built), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {node["status"] for node in json.loads(done.stdout)["nodes"]} == {"PASSED"}
 
 
 def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:

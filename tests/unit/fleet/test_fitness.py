@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,6 @@ from stackcheck.history.history import History
 from stackcheck.history.runs import Query
 from stackcheck.suite import results
 from stackcheck.suite.verdict import Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PASSED = {
     "status": "PASSED",
@@ -66,12 +64,6 @@ def test_the_first_gates_of_a_node_compare_nothing_and_say_so(tmp_path: Path) ->
     assert "6 earlier gates of this node: 7 are needed" in found.words
 
 
-def test_a_figure_below_the_nodes_own_past_names_the_device(tmp_path: Path) -> None:
-    (part,) = compared(tmp_path, 40.0, *PAST).slower
-    assert (part.kind, part.name) == ("slower", "GPU 1")
-    assert "h2d_device_gb_per_s 40 GB/s, the median of 7 gates here is 50" in part.evidence
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -112,13 +104,6 @@ def test_a_figure_is_refused_exactly_if_it_lost_more_than_the_nodes_spread_expla
         assert isinstance(found, own_past.Part) <= (value < max(past))
         if len(past) % 2:
             assert isinstance(found, own_past.Part) == (lost > limit)
-
-
-def test_only_gates_of_this_torch_count_where_no_image_holds_it(tmp_path: Path) -> None:
-    changes = {"software": result_files.result()["software"] | {"torch": "2.12.0"}}
-    made = history(tmp_path, *PAST, **changes)
-    assert own_past.compare(results.parse(body(99, 40.0)), made).gates == 0
-    assert own_past.compare(results.parse(body(99, 40.0, **changes)), made).slower
 
 
 FIT = Verdict(status="PASSED", **dict.fromkeys(set(PASSED) - {"status"}, ()))
@@ -193,24 +178,6 @@ def test_links_and_ports_are_named_with_their_addresses() -> None:
     assert fitness._part("throttled", "device 1 throttles", 1, addresses).name == "GPU 1 at 0000:43:00.0"
     port = fitness._part("nic", "mlx5_0/1 at 0000:05:00.0: state DOWN", None, addresses)
     assert (port.name, port.evidence) == ("mlx5_0/1 at 0000:05:00.0", "state DOWN")
-
-
-def test_a_device_that_is_only_in_use_drains_no_node(tmp_path: Path) -> None:
-    def of(kind: str) -> fitness.Fitness:
-        part = own_past.Part(kind=kind, name="GPU 0", evidence="words")
-        return fitness.Fitness(
-            state="unfit",
-            image=None,
-            result=results.parse(body(1, 1.0)),
-            compared=own_past.NodePast(0, 0, 0),
-            parts=(part,),
-            reasons=("words",),
-            seconds=1.0,
-        )
-
-    assert not of("shared").drains
-    assert of("link").drains
-    assert tmp_path
 
 
 def looking(tmp_path: Path, **changes: Any) -> fitness.NodeGate:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,6 @@ from stackcheck.fleet.link_stage import Report
 from stackcheck.fleet.together import LinkNode, TrainNode
 from stackcheck.fleet.torchrun import Torchrun
 from stackcheck.fleet.training import TrainingReport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 REFUSED = str(ConfigurationError("the image in the checkout is not the one of this job", got="sha256:f"))

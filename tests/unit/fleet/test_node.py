@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -17,16 +19,10 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.fleet import node, run, stored
 from stackcheck.fleet.engines import JobState
 from stackcheck.fleet.follow import Followed
-from stackcheck.fleet.job import NodeState, read_state
+from stackcheck.fleet.job import Job, NodeState, read_state
 from stackcheck.history.history import History
 from stackcheck.oci.documents import sha256
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from stackcheck.fleet.job import Job
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes", "same_signals")
 

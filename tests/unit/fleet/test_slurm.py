@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.fleet import slurm
 from stackcheck.fleet.job import NodeState
 from stackcheck.fleet.slurm import Slurm, parse_job, parse_nodes, parse_topology
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUNNING = (
     "JobId=7 JobName=stackcheck-1 UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 "

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from fake_files import HasFiles
 from small_fleet import bare_job
 from small_subjects import subject_of
+from stackcheck.engine.client import RunSpec
 from stackcheck.errors import ChecksFailedError
 from stackcheck.fleet.link_stage import LinkPlan, NodeGroup
 from stackcheck.fleet.rendezvous import Rendezvous
 from stackcheck.fleet.together import LinkNode
 from stackcheck.fleet.torchrun import Torchrun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.engine.client import RunSpec
 
 PLACE = Rendezvous(nodes=3, rank=1, address="10.0.0.1", port=29501, source="the plan")
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import small_fleet
 from stackcheck.fleet import link_stage, run, training
+from stackcheck.fleet.job import Job
 from stackcheck.fleet.run import FleetRun
 from stackcheck.fleet.training import Lost, Record, TrainingPlan, TrainingReport
-
-if TYPE_CHECKING:
-    from stackcheck.fleet.job import Job
 
 NAMES = ("a", "b", "c")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate("abcdef")}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from stackcheck.errors import EngineError
 from stackcheck.fleet import watching
 from stackcheck.fleet.watching import Watched
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 AWAY = EngineError("kubectl failed", got="connection refused")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,8 @@ import result_files
 from kept_runs import GEMM, PASSED, gemm, result
 from small_checkout import call
 from stackcheck.history import alerts
-from stackcheck.history.history import open_history
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.history.history import History
-    from stackcheck.history.runs import Run
+from stackcheck.history.history import History, open_history
+from stackcheck.history.runs import Run
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

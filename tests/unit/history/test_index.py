@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import gc
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from kept_runs import GEMM, PASSED, START, body, failed, gemm
 from result_files import check
+from stackcheck.history import history as history_module
 from stackcheck.history import index_loader
 from stackcheck.history.history import History, RecordIndex
-from stackcheck.history.runs import HistoryError, Query
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.history.runs import Run
+from stackcheck.history.runs import HistoryError, Query, Run
+from stackcheck.history.schema import engine
 
 LATER = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
 
@@ -84,20 +82,6 @@ def test_a_pattern_is_never_read_as_sql(history: History, text: str) -> None:
     assert len(history.runs(Query())) == 1
 
 
-def test_a_check_id_with_brackets_means_itself(history: History) -> None:
-    append(history, 0)
-    assert {point.check for _, point in history.points(Query(check=GEMM))} == {GEMM}
-    assert history.points(Query(check=GEMM.replace("[bf16]", "b"))) == []
-
-
-def test_points_hold_the_repeats_and_bounds_of_a_metric(history: History) -> None:
-    append(history, 0)
-    ((run, point),) = history.points(Query(metric="gemm_tflops[m=8192]"))
-    assert (point.value, point.unit, point.direction, point.bound) == (790.0, "TFLOP/s", "min", 5.0)
-    assert point.repeats == (790.0, 790.0 * 0.999, 790.0 * 1.001)
-    assert point.record == run.record
-
-
 def test_the_newest_verdict_on_a_result_counts(history: History) -> None:
     old = history.append(body(), failed(GEMM), None, source="test")
     new = history.append(body(), PASSED, None, source="test", judged=LATER)
@@ -109,12 +93,6 @@ def test_the_newest_verdict_on_a_result_counts(history: History) -> None:
     assert [run.record for run in history.runs(Query())] == [new]
     assert old in list(history.records)
     assert len(history.points(Query())) == 2
-
-
-def test_the_same_verdict_again_is_not_kept_again(history: History) -> None:
-    first = append(history, 0)
-    again = history.append(body(0), PASSED, None, source="test", judged=LATER)
-    assert (again, len(list(history.records))) == (first, 1)
 
 
 def everything(history: History) -> list[Any]:
@@ -203,7 +181,33 @@ def test_a_password_is_never_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_query_is_its_fields(history: History) -> None:
-    append(history, 0)
-    query = dataclasses.replace(Query(), limit=0)
-    assert history.runs(query) == []
+# The index is asked by its keys: docs/guides/history.md has what that takes.
+
+
+def plan(history: History, statement: sa.Select[tuple[object, ...]]) -> str:
+    """How SQLite would answer."""
+    made = engine(history.url)
+    with made.connect() as connection:
+        text = statement.compile(made, compile_kwargs={"literal_binds": True})
+        return "\n".join(row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}"))
+
+
+def filled(tmp_path: Path) -> History:
+    history = History(str(tmp_path / "records"), f"sqlite:///{tmp_path / 'index.sqlite'}")
+    for number in range(20):
+        history.append(body(number), PASSED, None, source="test")
+    assert history.rebuild() == []  # and the statistics that the database plans with
+    return history
+
+
+def test_one_metric_is_walked_in_its_order(tmp_path: Path) -> None:
+    found = plan(filled(tmp_path), history_module._points(Query(limit=5), [1]))
+    assert "SEARCH points USING PRIMARY KEY (series=?)" in found
+    assert "TEMP B-TREE" not in found
+
+
+def test_several_metrics_are_looked_up_run_by_run(tmp_path: Path) -> None:
+    found = plan(filled(tmp_path), history_module._points(Query(limit=5, driver="580*"), [1, 2]))
+    assert "SCAN runs USING INDEX ix_runs_started" in found
+    assert "SEARCH points USING PRIMARY KEY (series=? AND started=? AND run=?)" in found
+    assert "TEMP B-TREE FOR ORDER BY" not in found

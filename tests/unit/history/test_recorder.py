@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from small_checkout import CPU_STACK, FakeEngine, answer, call
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
@@ -35,16 +33,6 @@ def test_every_judged_run_is_kept(small_checkout: Path, fake_engine: FakeEngine,
         (CPU_STACK, "PASSED", ()),
     ]
     assert all(run.image and run.image.startswith("sha256:") for run in runs)
-
-
-def test_a_result_that_is_used_again_is_kept_once(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
-    assert fake_engine is not None
-    for _ in range(3):
-        assert call(capsys, "images").code == 0
-    assert len(kept(small_checkout)) == 1
-    assert len(list(open_history(small_checkout).records)) == 1
 
 
 @pytest.mark.parametrize("outcome", ["passed", "failed"])

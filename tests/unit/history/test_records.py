@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,6 @@ from stackcheck.errors import FileError
 from stackcheck.history import record_reader, records
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError
-from stackcheck.suite.results import ResultError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def record(number: int = 0) -> bytes:
@@ -99,14 +95,6 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
         assert digest in str(caught.value)
 
 
-def test_an_unfinished_file_is_no_record(tmp_path: Path) -> None:
-    store = Records(str(tmp_path))
-    digest = store.append(record())
-    (path,) = tmp_path.rglob("*.gz")
-    path.with_name(".tmp-0011223344").write_bytes(b"half")
-    assert list(store) == [digest]
-
-
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "records").write_text("")
     with pytest.raises(FileError, match="cannot read or write"):
@@ -116,11 +104,6 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
 def test_a_store_that_nobody_knows_is_refused() -> None:
     with pytest.raises(HistoryError, match="cannot open the store"):
         Records("nosuch://bucket/folder")
-
-
-def test_a_damaged_result_makes_no_record() -> None:
-    with pytest.raises(ResultError):
-        records.record(body()[:-30], PASSED, None, source="test")
 
 
 def test_the_abstract_of_another_version_is_made_anew(

@@ -55,17 +55,6 @@ def test_a_noisy_node_says_noisy_and_never_equal() -> None:
     assert found.resolves > regressions.RESOLUTION
 
 
-def test_more_time_is_slower_where_less_is_better() -> None:
-    healthy = recorded("gemm_tflops", "healthy")
-    slow = [value * 1.03 for value in healthy]
-    assert (
-        regressions.paired(healthy[:5], slow[:5], "max", again=(healthy[:5], healthy[5:])).verdict == "slower"
-    )
-    assert (
-        regressions.paired(healthy[:5], slow[:5], "min", again=(healthy[:5], healthy[5:])).verdict == "equal"
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "again", "decision"),
     [(95.0, None, "pass"), (85.0, None, "repeat"), (85.0, 99.0, "pass"), (85.0, 86.0, "fail")],
@@ -86,12 +75,6 @@ def nights(drop: float, seed: int = 0, count: int = 40) -> tuple[float, ...]:
     return tuple(chance.gauss(100, 0.4) * (1 - drop if night >= 30 else 1) for night in range(count))
 
 
-def test_a_step_is_found_at_its_night() -> None:
-    (step,) = regressions.steps(nights(0.05), "min")
-    assert step.night == 30
-    assert step.loss == pytest.approx(0.05, abs=0.005)
-
-
 @pytest.mark.parametrize("values", [nights(0.0), (1.0,) * 40, (1.0, 2.0), (), (0.0,) * 20])
 def test_no_step_is_found_where_there_is_none(values: tuple[float, ...]) -> None:
     assert regressions.steps(values, "min") == []
@@ -102,22 +85,12 @@ SERIES = regressions.Series(
 )
 
 
-def test_a_step_on_one_node_in_one_metric_warns_nobody() -> None:
-    quiet = dataclasses.replace(SERIES, node="n2", values=nights(0.0, seed=2))
-    assert regressions.warnings([SERIES, quiet]) == []
-
-
 @pytest.mark.parametrize("change", [{"node": "n2"}, {"metric": "other"}])
 def test_two_nodes_or_two_metrics_warn(change: dict[str, str]) -> None:
     second = dataclasses.replace(SERIES, values=nights(0.04, seed=3), **change)  # type: ignore[arg-type]
     (warned,) = regressions.warnings([SERIES, second])
     assert abs(warned.night - 30) <= 1
     assert warned.loss == pytest.approx(0.05, abs=0.01)
-
-
-def test_a_step_to_the_better_warns_nobody() -> None:
-    better = dataclasses.replace(SERIES, values=nights(-0.05))
-    assert regressions.warnings([better, dataclasses.replace(better, node="n2")]) == []
 
 
 def test_the_same_night_is_needed() -> None:

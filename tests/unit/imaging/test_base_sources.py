@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,15 +13,11 @@ from stackcheck.engine import apt
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.imaging import base_sources, bootstrap
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 SUITES = {"bookworm": "debian12", "trixie": "debian13"}
 LINE = "deb [signed-by=/k.gpg] https://mirror.example.org/debian {suite} main"
 PARTS = ("", "-security")
 LACKS = ", without security updates"
 TODAY, OLD = "B8B80B5B623EAB6AD8775C45B7C5D7D6350947F8", "1F89983E0081FDE018F3CC9673A4F27B8DD47936"
-Site = "Callable[..., None]"
 
 
 @pytest.fixture
@@ -104,15 +100,6 @@ def check_own(drawn: apt_layouts.Host, suite: str, told: list[dict[str, str]]) -
         assert stanza["Components"] == "main"
         assert stanza.get("Signed-By") == drawn.signed_by
         assert {name: stanza.get(name.title()) for name, _ in drawn.settings} == dict(drawn.settings)
-
-
-def test_a_host_of_another_distribution_is_never_asked_for_debians_suites(host) -> None:
-    drawn = [one for one in map(apt_layouts.draw, range(60)) if one.distribution == "ubuntu"]
-    for one in drawn:
-        host(one, TODAY, root=True)
-        assert [way.name for way in base_sources.ways("bookworm", "debian12", ())] == [
-            "the public archive of debian"
-        ]
 
 
 def test_a_keyring_package_that_is_too_old_is_refused_before_it_is_installed(host) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from small_checkout import CPU_STACK, FakeEngine, call
+from small_flow import Job
 from stackcheck.certificate.statement import PROVENANCE
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging import bootstrap, plans, stages
 from stackcheck.matrix import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from small_flow import Job
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from small_checkout import CPU_STACK, FakeEngine, call
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.imaging import bootstrap, build
 from stackcheck.imaging.wheels import wheel_cache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
@@ -26,13 +23,6 @@ def made_base(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry run finds the base that the build made."""
     base = bootstrap.bootstrap("bookworm", (), small_checkout)  # the stand-in of that checkout
     monkeypatch.setattr(bootstrap, "load_root_fs", lambda *_a, **_k: base)
-
-
-def test_without_a_base_no_key_is_known_and_none_is_made_up(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    done = call(capsys, "build", CPU_STACK, "--dry-run")
-    assert done.code == 0
-    assert done.out == f"{CPU_STACK}: build (its base is not made yet, so no key is known)\n"
-    assert fake_engine.builds == []
 
 
 @pytest.mark.usefixtures("made_base")
@@ -104,21 +94,6 @@ def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
     assert fake_engine.builds == []
 
 
-@pytest.mark.usefixtures("made_base")
-@pytest.mark.parametrize("verb", ["build", "images"])
-def test_a_folder_of_wheels_that_is_not_there_is_exit_2_also_when_nothing_changed(
-    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys, verb: str
-) -> None:
-    assert call(capsys, "build", CPU_STACK).code == 0
-    for options in (["--dry-run"], []):
-        done = call(capsys, verb, CPU_STACK, "--wheelhouse", tmp_path / "nowhere", *options)
-        said = done.out + done.err
-        assert done.code == 2
-        assert "--wheelhouse names a path that does not exist" in said
-        assert f"got: {tmp_path / 'nowhere'}" in said
-    assert (len(fake_engine.builds), fake_engine.runs) == (1, [])
-
-
 def test_images_takes_the_same_options_to_the_build(
     fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
 ) -> None:
@@ -171,14 +146,6 @@ def done_targets(definition: object) -> list[str]:
     return [name for name in definition["target"] if name.startswith("stage-")]
 
 
-@pytest.mark.usefixtures("fake_engine")
-def test_bytes_that_layers_share_are_counted_once(small_checkout: Path, capsys: Capsys) -> None:
-    call(capsys, "build", CPU_STACK)
-    image = build.load_image(small_checkout / "build" / CPU_STACK / "image.json")
-    assert build.shared_bytes(image, ()) == 0
-    assert build.shared_bytes(image, (image, image)) == image.size_bytes > 0
-
-
 def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -190,13 +157,3 @@ def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
     assert build_options(None, "off", None, no_cache=False).wheel_cache is None
     named = build_options(None, str(tmp_path / "x"), None, no_cache=False).wheel_cache
     assert named == tmp_path / "x"
-
-
-@pytest.mark.parametrize("verb", ["build", "images"])
-def test_the_help_says_what_each_option_is_when_left_out(capsys: Capsys, verb: str) -> None:
-    """Brackets would be markup, and vanish."""
-    said = " ".join(call(capsys, verb, "--help").out.replace("│", " ").split())
-    assert "[default: (this host's platform)]" in said
-    assert f"[default: (${wheel_cache.VARIABLE}, else the user's cache folder)]" in said
-    whole = verb == "images"
-    assert ("[default: (`publish` in matrix.yaml)]" in said, "made on first use)" in said) == (whole, whole)

@@ -43,14 +43,6 @@ def test_the_file_is_the_one_that_pip_would_take() -> None:
     assert best(("a-1-cp312-cp312-macosx_11_0_arm64.whl",)) is None
 
 
-def test_the_options_for_pip_name_the_newest_glibc_first() -> None:
-    options = AMD64.pip_options
-    assert options[:3] == ("--only-binary=:all:", "--python-version=3.11", "--platform=manylinux_2_36_x86_64")
-    assert options[-1] == "--platform=linux_x86_64"
-    assert "--platform=manylinux_2_{36..5}_x86_64" in AMD64.shell_options
-    assert "--platform=manylinux2014_aarch64" in ARM64.shell_options
-
-
 @pytest.mark.parametrize(
     ("machine", "name"), [("x86_64", "linux/amd64"), ("aarch64", "linux/arm64"), ("riscv64", None)]
 )
@@ -61,25 +53,6 @@ def test_the_hosts_own_platform(machine: str, name: str | None, monkeypatch: pyt
         return
     with pytest.raises(ConfigurationError, match="not built for this platform"):
         platforms.native()
-
-
-LOCK = """\
-# a comment that names torch==1.0
-torch==2.13.0+cpu \\
-    --hash=sha256:{a} \\
-    --hash=sha256:{b}
-My_Lib[extra]==1.0 ; python_version < "3.12" \\
-    --hash=sha256:{c}
-bare==3
-""".format(a="a" * 64, b="b" * 64, c="c" * 64)
-
-
-def test_a_lock_is_read_with_hashes_extras_and_markers() -> None:
-    torch, lib, bare = requirements.read_packages(LOCK)
-    assert (str(torch), torch.hashes) == ("torch==2.13.0+cpu", frozenset({"a" * 64, "b" * 64}))
-    assert (str(lib), lib.hashes) == ("my-lib==1.0", frozenset({"c" * 64}))
-    assert (str(bare), bare.hashes) == ("bare==3", frozenset())
-    assert lib.requirement == f"my-lib==1.0 --hash=sha256:{'c' * 64}"
 
 
 def test_an_instruction_that_pins_by_hash_is_read_too() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +11,9 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.imaging import bakefile, stages
 from stackcheck.imaging.plans import BuildPlan
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.recipe import render
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[3]
 DIGEST = "sha256:" + "7" * 64

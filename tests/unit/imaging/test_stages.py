@@ -63,11 +63,6 @@ def test_only_stages_that_the_last_one_is_made_from_count_each_after_what_it_nee
     assert read()["wheels"].files == ("requirements.lock", "stack.json")
 
 
-def test_a_builders_pin_changes_that_stage_and_what_is_made_from_it() -> None:
-    text = DOCKERFILE.replace("flash-attn==1.0", "flash-attn==1.1")
-    assert changed(text) == {"flash-build", "flash", "wheels", "final"}
-
-
 def test_a_file_changes_only_the_stages_that_copy_it() -> None:
     assert changed(**{"requirements.lock": "sha256:9"}) == {"wheels", "final"}
     assert changed(**{"rootfs.tar": "sha256:9"}) == {"base", "wheels", "final"}
@@ -87,11 +82,6 @@ def test_comments_unused_stages_and_where_lines_break_change_nothing() -> None:
 
 def test_a_global_argument_changes_every_stage() -> None:
     assert changed("ARG PYTHON=3.12\n" + DOCKERFILE) == set(read())
-
-
-def test_a_stage_of_nothing_but_handed_over_files_is_known() -> None:
-    assert [name for name, stage in read().items() if stage.hands_over] == ["flash"]
-    assert [name for name, stage in read().items() if stage.takes_wheels] == ["flash-build", "wheels"]
 
 
 def test_here_documents_belong_to_their_instruction() -> None:

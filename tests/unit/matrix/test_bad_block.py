@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,9 +13,6 @@ from small_stacks import ROOT
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
 from stackcheck.matrix import resolve
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD = {stack.id for stack in resolve.load_stacks(ROOT)}
 BAD: dict[str, tuple[dict[str, Any], str]] = {

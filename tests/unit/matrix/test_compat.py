@@ -7,7 +7,6 @@ import pytest
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import compat, explain
-from stackcheck.matrix.compat import contradictions
 from stackcheck.matrix.explain import parse_question
 from stackcheck.versions import matches
 
@@ -112,15 +111,6 @@ def test_what_is_not_confirmed_is_for_experimental_stacks_alone(rule: str, quest
     assert _ask(question).judgement.answer == "unknown"
 
 
-def test_the_combination_of_the_design_is_allowed_and_shows_the_rules_it_satisfies():
-    found = _ask("rocm=7.2 torch=2.13.0 python=3.12 arch=gfx942 flash_attn=2.8.3 driver=30.30.3")
-    assert found.judgement.answer == "allowed"
-    assert found.asked["rocm"] == "7.2.1"  # the newest 7.2 that a wheel of this torch carries
-    assert {"R1-upstream-rocm[2.13.0]", "R10-amdgpu[30.30]"} <= {
-        one.rule.id for one in found.judgement.findings
-    }
-
-
 @pytest.mark.parametrize(
     "question", ["rocm=10.2 torch=2.14.1", "rocm=7.2 torch=2.16.0", "cuda=12.8 arch=sm_103"]
 )
@@ -134,11 +124,6 @@ def test_every_nearest_combination_is_allowed():
     for near in found.nearest:
         assert explain.explain(near, RULES).judgement.answer == "allowed"
         assert sum(near[axis] != value for axis, value in found.asked.items()) == 1
-
-
-def test_a_nearest_combination_says_where_its_torch_comes_from():
-    near = {(one["rocm"], one["torch"]): one["wheels"] for one in _ask("rocm7.2.4 torch=2.6.0").nearest}
-    assert near["7.2.4", "2.8.0"] == "amd"
 
 
 def test_a_combination_wrong_on_many_axes_has_a_nearest_one_within_a_tenth_of_a_second():
@@ -160,41 +145,6 @@ def test_every_rule_carries_a_reason_and_a_source():
     assert all(rule.because and rule.source.startswith("[") for rule in RULES)
     wanted = {f"R{number}" for number in range(1, 13)}
     assert wanted <= {rule.id.split("-")[0] for rule in RULES}
-
-
-def test_the_committed_rules_do_not_contradict_each_other():
-    assert contradictions(RULES) == ()
-
-
-def test_contradicting_rules_are_named_in_pairs():
-    value = {
-        **MINIMAL,
-        "rules": [
-            {
-                "id": "R1-a",
-                "when": {"torch": ">=2.6"},
-                "require": {"rocm": "<7"},
-                "because": "a",
-                "source": "S",
-            },
-            {
-                "id": "R1-b",
-                "when": {"torch": "2.7"},
-                "require": {"rocm": ">=7.0"},
-                "because": "b",
-                "source": "S",
-            },
-            {
-                "id": "R1-c",
-                "when": {"torch": "2.5"},
-                "require": {"rocm": ">=7.0"},
-                "because": "c",
-                "source": "S",
-            },
-        ],
-    }
-    pairs = contradictions(compat.parse(value))
-    assert [(a.id, b.id, axis) for a, b, axis in pairs] == [("R1-a", "R1-b", "rocm")]
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.matrix import compat, explain, resolve
 from stackcheck.matrix.explain import parse_question
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load_rules(ROOT / "images" / "compat.yaml")

@@ -67,14 +67,6 @@ def test_what_the_matrix_leaves_out_is_named_with_its_reason():
     assert "rocm7.2.1-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04" in asked.stacks
 
 
-def test_a_question_finds_the_stacks_that_have_all_it_asks_for():
-    assert "cuda13.0-torch2.13.0-py3.11-debian12" in _ask("cuda=13.0 arch=sm_100 os=debian12").stacks
-    assert _ask("cuda=13.0 arch=sm_120 os=debian12").stacks == ()
-    assert _ask("rocm=7.14 driver=31.40.1 rccl=2.30.4").stacks == (
-        "rocm7.14.1-torch2.14.1-fa2.8.3-py3.12-ubuntu24.04",
-    )
-
-
 def test_an_id_that_is_in_no_matrix_is_explained_by_its_parts():
     name = "rocm7.2.4-torch2.6.0-fa2.8.3-py3.12-ubuntu24.04-amd"
     assert explain.explain_stack(name, MATRIX, RULES) is None
@@ -113,19 +105,3 @@ def test_what_no_source_names_is_unknown_even_where_no_other_rule_speaks(questio
 )
 def test_a_patch_of_a_known_version_or_a_newer_driver_is_not_unknown(question: str):
     assert _ask(question).judgement.answer == "allowed"
-
-
-def test_another_source_of_torch_speaks_only_where_the_source_is_what_is_wrong():
-    assert {rule.partition("[")[0] for rule in _rules(_ask("rocm=7.2 torch=2.6.0"), hold=False)} == {
-        "R1-upstream-rocm",
-        "R1-amd-rocm",
-    }
-    assert _rules(_ask("rocm=7.2 torch=2.13.0 beside=tensorflow"), hold=False) == {"R9-one-copy"}
-
-
-def test_an_experimental_stack_says_so_and_still_names_what_is_unknown():
-    found = _changed(torch="2.16.0", experimental="true", packages={"torchao": "0.18.0"})
-    told = explain.explain_stack("cuda12.6-torch2.16.0-fa2.8.3-py3.12-ubuntu24.04", found, RULES)
-    assert told.experimental
-    assert told.judgement.answer == "unknown"
-    assert "R0-known[torch]" in _rules(told, hold=False)

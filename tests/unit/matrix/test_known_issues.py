@@ -13,8 +13,7 @@ import pytest
 from stackcheck import policy
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
-from stackcheck.matrix import compat, explain, known_issues, matrix, resolve
-from stackcheck.matrix.explain import parse_question
+from stackcheck.matrix import compat, known_issues, matrix, resolve
 from stackcheck.matrix.rules import RuleSet
 
 ROOT = Path(__file__).parents[3]
@@ -90,12 +89,6 @@ def test_an_issue_of_a_driver_is_that_of_a_machine_that_the_stack_names():
     assert hit == {stack.id for stack in STACKS if "sm_90" in stack.archs}
 
 
-def test_an_issue_needs_every_axis_that_it_names():
-    assert [issue.id for issue in _issues().of({"torch": "2.13.0"}, ["sm_80", "sm_90"])] == ["K-planted"]
-    assert _issues().of({"torch": "2.13.0"}, ["sm_80"]) == ()
-    assert _issues().of({"torch": "2.13.0"}) == ()
-
-
 def test_refuse_refuses_as_a_rule_and_names_the_issue():
     issues = _issues(severity="refuse", fixed_in={"torch": "2.14.0"})
     with pytest.raises(ConfigurationError) as caught:
@@ -111,37 +104,6 @@ def test_experimental_does_not_lift_a_refusal():
         block["experimental"] = "true"
     with pytest.raises(ConfigurationError, match="breaks K-planted"):
         resolve.resolve(matrix.parse(value), RULES, _issues(severity="refuse"))
-
-
-def test_explain_refuses_what_an_issue_refuses_and_offers_what_has_no_such_issue():
-    asked = parse_question(["rocm=7.2.1", "torch=2.13.0", "arch=gfx942"], RULES)
-    told = explain.explain(asked, RULES, None, ISSUES)
-    assert told.judgement.answer == "refused"
-    assert [rule.id for rule in told.judgement.broken] == ["K-hip-graph-corruption"]
-    assert told.nearest
-    refusing = ISSUES.refusing(RULES)
-    assert all(explain.explain(near, refusing).judgement.answer == "allowed" for near in told.nearest)
-    assert explain.explain(asked, RULES).judgement.answer == "allowed"
-
-
-@pytest.mark.parametrize(
-    ("question", "issue"),
-    [("amdsmi=7.0.2", "K-amdsmi-without-library"), ("flash_attn=3.0.0", "K-flash-attn-3-rocm")],
-)
-def test_what_cannot_work_on_rocm_is_refused_with_the_reason(question: str, issue: str):
-    told = explain.explain(parse_question(["rocm=7.2", question], RULES), RULES, None, ISSUES)
-    assert told.judgement.answer == "refused"
-    assert issue in [rule.id for rule in told.judgement.broken]
-
-
-def test_explain_tells_the_issues_of_a_stack_and_of_a_question():
-    stack = explain.explain_stack("cuda13.0-torch2.13.0-py3.11-debian12", matrix.parse(VALUE), RULES, ISSUES)
-    assert stack
-    assert NAN in {issue.id for issue in stack.known_issues}
-    asked = parse_question(["cuda=12.8", "torch=2.8.0", "arch=sm_90"], RULES)
-    # It does not name a Triton: the rules decide it.
-    told = explain.explain(asked, RULES, None, ISSUES)
-    assert "K-triton-hopper-dqkwg" in {issue.id for issue in told.known_issues}
 
 
 @pytest.mark.parametrize(

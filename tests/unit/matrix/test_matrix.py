@@ -33,28 +33,11 @@ def test_the_axes_of_a_block_expand_as_a_product():
     ]
 
 
-def test_an_exclusion_takes_a_cell_out():
-    value = _changed(torch=["2.13.0", "2.12.1"])
-    value["exclude"] = [{"when": {"torch": "2.12.1", "runtime": "cpu"}, "because": "not wanted"}]
-    found = expand.expand(matrix.parse(value))
-    assert [cell.torch for cell in found if cell.runtime == "cpu"] == ["2.13.0"]
-
-
 def test_an_include_is_not_taken_out_by_an_exclusion():
     value = _changed()
     value["exclude"] = [{"when": {"runtime": "rocm"}, "because": "not wanted"}]
     ids = [cell.id for cell in expand.expand(matrix.parse(value)) if cell.runtime == "rocm"]
     assert ids == ["rocm5.7-debian13"]
-
-
-def test_a_later_override_wins():
-    value = _changed()
-    value["overrides"] = [
-        {"select": "cpu*", "set": {"size_budget_gb": "4"}},
-        {"select": "*", "set": {"size_budget_gb": "5"}},
-    ]
-    found = matrix.parse(value)
-    assert expand.settings_of(expand.expand(found)[0], found).size_budget_gb == 5
 
 
 def test_an_override_changes_what_it_sets_and_nothing_else():
@@ -130,12 +113,6 @@ def test_an_age_of_renewal_that_verify_would_not_survive_is_refused(days: str):
         matrix.parse(value)
 
 
-@pytest.mark.parametrize("id_", ["My-Stack", "a+b", "a..b", "x" * 129, "a-"])
-def test_an_id_that_names_no_image_is_refused(id_: str):
-    with pytest.raises(ConfigurationError, match=r"stacks\[0\]"):
-        expand.expand(matrix.parse(_changed(id=id_)))
-
-
 def test_a_file_with_many_problems_says_the_first_and_how_many_follow():
     with pytest.raises(ConfigurationError) as caught:
         matrix.parse(_changed(torch=[f"bad {number}" for number in range(400)]))
@@ -155,11 +132,6 @@ def test_a_file_with_many_problems_says_the_first_and_how_many_follow():
 def test_a_list_too_long_to_judge_is_refused(field: str, value: object):
     with pytest.raises(ConfigurationError, match=field):
         matrix.parse(_changed(**{field: value}))
-
-
-def test_python_3_10_is_not_read_as_3_1():
-    found = matrix.parse(yamlfile.parse(TEXT.replace(b"python: 3.11", b"python: 3.10"), "matrix.yaml"))
-    assert found.stacks[0].python == ("3.10",)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +177,6 @@ def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value: str):
 def test_flash_attention_is_chosen_by_its_axis_alone(name: str):
     with pytest.raises(ConfigurationError, match=f"packages: {name} is chosen by `flash_attn`"):
         matrix.parse(_changed(packages={name: "2.8.3"}))
-
-
-def test_two_stacks_of_one_id_are_refused():
-    value = _changed()
-    value["stacks"].append(value["stacks"][0])
-    with pytest.raises(ConfigurationError, match=r"is already at stacks\[0\]"):
-        expand.expand(matrix.parse(value))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +240,3 @@ def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_e
 def test_a_variable_that_changes_how_the_suites_run_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is set by the tool itself"):
         matrix.parse(_changed(env={name: "1"}))
-
-
-def test_a_variable_of_pytorch_is_the_matrix_s_to_set() -> None:
-    assert matrix.parse(_changed(env={"PYTORCH_TUNABLEOP_ENABLED": "1"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,10 +14,8 @@ from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, explain, matrix, resolve
 from stackcheck.matrix.compat import contradictions
 from stackcheck.matrix.explain import parse_question
+from stackcheck.matrix.rules import RuleSet
 from stackcheck.recipe import render
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.rules import RuleSet
 
 ROOT = Path(__file__).parents[3]
 # What the page says to add, table by table: ROCm 7.15 with PyTorch 2.16.

@@ -123,27 +123,6 @@ def test_what_is_no_package_of_its_own_cannot_be_chosen(block: dict[str, object]
         _chosen(**{"nccl": None, **block})
 
 
-def test_an_experimental_stack_may_be_unknown_and_never_refused():
-    unknown = {"torch": "2.16.0", "experimental": "true", "packages": {"torchao": "0.18.0"}}
-    assert any(stack.experimental for stack in _resolved(**unknown))
-    with pytest.raises(ConfigurationError):
-        _resolved(torch="2.16.0", packages={"torchao": "0.18.0"})
-    with pytest.raises(ConfigurationError):
-        _resolved(version="13.0", experimental="true")
-
-
-def test_a_driver_of_the_test_matrix_must_lie_in_its_window():
-    with pytest.raises(ConfigurationError, match="R10-nvidia"):
-        _resolved(tested_on=[{"device": "H200", "count": "8", "driver": "470.1"}])
-
-
-def test_a_driver_that_a_runtime_sets_for_all_its_stacks_must_lie_in_their_windows():
-    value = yamlfile.load_yaml(ROOT / "matrix.yaml")
-    value["runtimes"]["cuda"]["tested_on"] = [{"device": "H200", "count": "8", "driver": "570.1"}]
-    with pytest.raises(ConfigurationError, match=r"cuda13.* breaks R10-nvidia\[13\]"):
-        resolve.resolve(matrix.parse(value), RULES)
-
-
 @pytest.mark.parametrize(
     "stack", [stack for stack in STACKS.values() if stack.vendor != "cpu"], ids=lambda one: one.id
 )
@@ -193,8 +172,3 @@ def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path, text: str,
     with pytest.raises(ConfigurationError) as caught:
         pins.read_pins(tmp_path)
     assert re.search(place, str(caught.value))
-
-
-def test_a_stack_that_was_never_locked_says_so():
-    stack = resolve.resolve(matrix.load_matrix(ROOT / "matrix.yaml"), RULES)[0]
-    assert stack.missing == (f"{stack.id} was never locked",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck.matrix import compat, explain, known_issues, resolve
+from stackcheck.matrix import compat, explain, known_issues
 from stackcheck.matrix.explain import parse_question
 
 ROOT = Path(__file__).parents[3]
@@ -39,13 +39,3 @@ def test_gfx950_is_refused_until_a_release_without_the_slow_backward_is_known(ro
 @pytest.mark.parametrize(("rocm", "torch"), list(itertools.product(LISTED, TORCHES)))
 def test_pytorchs_own_wheels_do_not_exist(rocm: str, torch: str) -> None:
     assert answer(f"rocm={rocm} torch={torch} arch=gfx942 wheels=upstream") != "allowed"
-
-
-@pytest.mark.parametrize("rocm", LISTED)
-def test_its_rccl_is_in_no_list_so_a_stack_would_be_unknown(rocm: str) -> None:
-    assert answer(f"rocm={rocm} rccl=2.30.4") == "unknown"
-    assert not [one.id for one in resolve.load_stacks(ROOT) if one.id.startswith(f"rocm{rocm}")]
-
-
-def test_a_release_that_nobody_made_is_unknown() -> None:
-    assert answer("rocm=10.2 torch=2.14.1 wheels=amd") == "unknown"

@@ -12,8 +12,10 @@ import re
 import socketserver
 import ssl
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from cryptography import x509
@@ -26,13 +28,7 @@ from stackcheck.errors import ConfigurationError, EngineError, StackcheckError
 from stackcheck.nightly import alert, summary
 from stackcheck.nightly.alert import Addressees
 from stackcheck.nightly.decide import GOOD, Action
-from stackcheck.nightly.state import Ended
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from stackcheck.nightly.state import Plan
+from stackcheck.nightly.state import Ended, Plan
 
 Capsys = pytest.CaptureFixture[str]
 REVOKED = Ended(action="revoke", because="it failed twice\n<!channel> <b>&", failed=("a",), exit_code=6)

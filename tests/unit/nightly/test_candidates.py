@@ -5,26 +5,22 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import result_files
-from small_checkout import CPU_STACK, FOREIGN, answer, call, verify
-from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
-from stackcheck import vendors
-from stackcheck.certificate import publish, revoke
+import small_images
+from small_checkout import FOREIGN, FakeEngine, answer, call, verify
+from small_images import NOW, STACK_ID, make_image, new_key, quiet
+from stackcheck.certificate import revoke
 from stackcheck.nightly import fingerprint, planning
+from stackcheck.nightly.fingerprint import Fingerprint
 from stackcheck.nightly.planning import Tonight
 from stackcheck.nightly.state import Item, LastNight, NotRun
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_checkout import FakeEngine
-    from stackcheck.nightly.fingerprint import Fingerprint
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -45,17 +41,9 @@ def here(**changes: Any) -> Fingerprint:
     return fingerprint.Fingerprint.model_validate(fields)
 
 
-def release(folder: Path, content: bytes = b"first", tag: str = STACK_ID, **changes: Any) -> str:
-    image = make_image(folder / content.decode(), content)
-    publish.publish(
-        image.layout,
-        tag=tag,
-        envelopes=certify(image, KEY, **({"now": NOW} | changes)),
-        target=f"oci:{folder / 'dist'}",
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
+def release(folder: Path, **changes: Any) -> str:
+    image = make_image(folder / "first")
+    small_images.release(image, folder / "dist", KEY, **changes)
     return image.manifest_digest
 
 
@@ -69,13 +57,6 @@ def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Item | NotRun:
         "now": NOW + DAY,
     }
     return planning.assess(image, Tonight(**(fields | changes)))
-
-
-def test_a_fresh_certificate_of_an_unchanged_host_is_not_due(tmp_path: Path) -> None:
-    release(tmp_path)
-    found = assessed(tmp_path)
-    assert isinstance(found, NotRun)
-    assert (found.for_here, found.why[:8]) == (True, "not due:")
 
 
 @pytest.mark.parametrize(
@@ -93,22 +74,6 @@ def test_what_makes_an_image_due(tmp_path: Path, changes: dict[str, Any], reason
     found = assessed(tmp_path, **changes)
     assert isinstance(found, Item)
     assert found.reasons == (reason,)
-
-
-def test_what_the_last_night_did_not_settle_is_due_again(tmp_path: Path) -> None:
-    digest = release(tmp_path)
-    last = LastNight(ended=NOW, fingerprint=here(), unsettled={digest: "it failed"})
-    found = assessed(tmp_path, last=last)
-    assert isinstance(found, Item)
-    assert found.reasons == ("the last night did not settle it: it failed",)
-
-
-def test_an_expired_certificate_still_says_what_is_to_be_renewed(tmp_path: Path) -> None:
-    release(tmp_path)
-    found = assessed(tmp_path, now=NOW + 300 * DAY)
-    assert isinstance(found, Item)
-    assert found.standing == "same"
-    assert found.passed == ("test_a.py::test_one[1]", "test_a.py::test_one[2]")
 
 
 @pytest.mark.parametrize(
@@ -151,14 +116,6 @@ def test_a_tag_on_the_image_of_another_stack_is_not_believed(tmp_path: Path) -> 
     found = assessed(tmp_path, force=True)
     assert isinstance(found, NotRun)
     assert "the tag names an image of cpu-" in found.why
-
-
-def test_an_older_driver_on_a_node_is_a_configuration_that_is_certified_too(tmp_path: Path) -> None:
-    release(tmp_path)
-    release(tmp_path, now=NOW + DAY / 4, host=result_files.host(driver="6.16"))
-    found = assessed(tmp_path, force=True)
-    assert isinstance(found, Item)
-    assert found.standing == "same"
 
 
 # -- images that were not built here, and what the file of the last night keeps, by the command line
@@ -232,41 +189,6 @@ def test_a_python_of_no_package_is_accepted_in_the_matrix(
 
 
 @pytest.mark.usefixtures("own_home", "fake_engine")
-def test_an_image_from_elsewhere_for_another_device_is_listed(small_checkout: Path, capsys: Capsys) -> None:
-    assert call(capsys, "images").code == 0
-    add_foreign(small_checkout, vendor="amd", device="MI300X")
-    _, plan = night(capsys)
-    assert f"{FOREIGN} is for amd MI300X" in [skip["why"] for skip in plan["skipped"]]
-
-
-@pytest.mark.usefixtures("own_home", "fake_engine")
-def test_a_night_on_a_selection_leaves_the_rest_due(capsys: Capsys) -> None:
-    assert call(capsys, "images").code == 0
-    code, plan = night(capsys, "--stack", "rocm*")
-    assert (code, plan["images"]) == (3, [])
-    assert "NOTHING THAT IS DUE WAS SELECTED" in plan["line"]
-    code, plan = night(capsys)
-    assert (code, actions(plan)) == (0, ["renew"])
-    assert "not selected" in plan["images"][0]["reasons"][0]
-
-
-@pytest.mark.usefixtures("own_home")
-def test_suites_without_a_result_conclude_nothing(fake_engine: FakeEngine, capsys: Capsys) -> None:
-    """A full disk or a dead daemon must not revoke what it cannot judge."""
-    assert call(capsys, "images").code == 0
-    fake_engine.answer = lambda _told: None
-    code, plan = night(capsys)
-    assert (code, actions(plan)) == (6, ["error"])
-    assert "the suites ended without a result" in plan["line"]
-    assert (
-        call(capsys, "verify", f"oci:dist:{CPU_STACK}", "--device-model", "CPU", "--driver", "none").code == 0
-    )
-    fake_engine.answer = answer()
-    code, plan = night(capsys)
-    assert (code, actions(plan)) == (0, ["renew"])
-
-
-@pytest.mark.usefixtures("own_home", "fake_engine")
 def test_a_stack_that_left_the_matrix_is_an_error_and_not_silence(
     small_checkout: Path, capsys: Capsys
 ) -> None:
@@ -292,15 +214,3 @@ def test_a_damaged_file_of_the_last_night_is_refused(small_checkout: Path, capsy
     code, error = night(capsys)
     assert code == 2
     assert "rm " in error["error"]["next"]
-
-
-@pytest.mark.usefixtures("own_home", "fake_engine")
-def test_a_changed_kernel_makes_everything_due_and_renews(
-    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert call(capsys, "images").code == 0
-    assert night(capsys)[0] == 0
-    monkeypatch.setattr(vendors.platform, "release", lambda: "9.9.9")
-    code, plan = night(capsys)
-    assert (code, actions(plan), plan["images"][0]["standing"]) == (0, ["renew"], "changed")
-    assert plan["changes"][0].endswith("-> 9.9.9")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -24,12 +25,8 @@ from stackcheck.nightly.decide import (
 )
 from stackcheck.policy import Policy
 from stackcheck.suite import results
+from stackcheck.suite.results import RunResult
 from stackcheck.suite.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stackcheck.suite.results import RunResult
 
 GEMM, OTHER = "test_kernels.py::test_gemm", "test_devices.py::test_device_count"
 SUITES = "sha256:" + "5" * 64
@@ -185,30 +182,11 @@ def test_without_a_word_in_the_policy_two_nodes_have_to_agree() -> None:
             Policy(certifies={}, revoke=text)
 
 
-def test_a_check_that_the_certificate_does_not_name_revokes_nothing() -> None:
-    """New suites may ask more than the image was certified for; a person decides then."""
-    decision = decide(certified("same", OTHER), (FAILED, FAILED), ALONE)
-    assert decision.action == "hold"
-    assert GEMM in decision.because
-    both = ran("FAILED", GEMM, OTHER)
-    assert decide(certified("same", OTHER), (both, both), ALONE).action == "revoke"
-
-
 def test_what_must_not_be_rolled_out_is_named_with_the_failing_checks() -> None:
     decision = decide(certified("new driver"), (FAILED, FAILED))
     assert (decision.rollout, decision.failed) == (CHANGES, (GEMM,))
     for _, _, decision in every_night():
         assert bool(decision.rollout) == (decision.action == "warn")
-
-
-def test_a_failure_that_did_not_repeat_is_marked() -> None:
-    assert decide(certified("same"), (FAILED, PASSED, PASSED)) == Decision(
-        action="renew",
-        because="two of three runs of this configuration passed: it runs again next night",
-        failed=(GEMM,),
-        flaky=True,
-    )
-    assert not decide(certified("same"), (PASSED,)).flaky
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -221,12 +199,6 @@ def host(**changes: Any) -> dict[str, Any]:
         "nvls": "unavailable",
     }
     return {**common, "devices": [device] * 8, **changes}
-
-
-def test_a_configuration_is_the_same_whatever_node_it_is_on() -> None:
-    other = [{"model": "MI300X", "firmware": "1", "power_cap_w": 750.0, "id": f"x{n}"} for n in range(8)]
-    assert standing([host()], host(devices=other)) == ("same", (), 0)
-    assert standing([host(driver="6.16"), host()], host()) == ("same", (), 1)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +249,3 @@ def test_a_skip_without_an_accepted_reason_counts_as_a_failure_and_a_waived_chec
     )
     assert outcome(judged, result_of()).failed == (GEMM,)
     assert outcome(verdict(failed=(GEMM,), warned=(GEMM,)), result_of()).failed == ()
-
-
-def test_what_speaks_against_machine_and_suites_is_kept() -> None:
-    third = "test_a.py::test_b"
-    broken = result_files.check(third, "failed", cause="exception")
-    told = result_of(result_files.check(GEMM, "error"), result_files.check(OTHER, "invalid"), broken)
-    found = outcome(verdict(failed=(GEMM, third), invalid=(OTHER,)), told)
-    assert (found.broken, found.unfit, found.suites) == ((GEMM, third), (OTHER,), result_files.DIGEST)

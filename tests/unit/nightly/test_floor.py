@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from small_checkout import CHECKS
 from stackcheck.matrix import resolve
 from stackcheck.nightly import summary
 from stackcheck.vendors import amd
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

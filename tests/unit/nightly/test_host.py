@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from stackcheck.nightly import fingerprint
 from stackcheck.nightly.fingerprint import Fingerprint
 from stackcheck.vendors import kernel_module
 from stackcheck.vendors.kernel_module import DriverModule, ModuleVersion
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def version(text: str | None, srcversion: str | None) -> ModuleVersion:

@@ -7,12 +7,12 @@ import os
 import pathlib
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 import small_checkout as checkouts
-from nights import Nights
+from nights import Nights, Node
 from stackcheck.certificate import attachments, keys
 from stackcheck.certificate.statement import VSA, status
 from stackcheck.history.history import open_history
@@ -21,11 +21,6 @@ from stackcheck.matrix import resolve
 from stackcheck.nightly import night, state, summary
 from stackcheck.oci.stores import open_store
 from stackcheck.vendors import amd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from nights import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_disk_flushes")]
 

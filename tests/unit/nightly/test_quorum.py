@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import small_checkout as checkouts
-from nights import Nights
+from nights import Nights, Node
 from small_checkout import CHECKS
 from stackcheck.matrix import resolve
 from stackcheck.nightly import summary
 from stackcheck.vendors import amd
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nights import Node
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 

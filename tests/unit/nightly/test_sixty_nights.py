@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from nights import Nights
+from nights import Nights, Node
 from stackcheck.errors import CertificateError
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.nightly import summary
 from stackcheck.vendors import amd
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nights import Node
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_disk_flushes")]
 

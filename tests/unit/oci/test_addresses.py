@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from http.server import BaseHTTPRequestHandler
 from unittest import mock
 
 import pytest
@@ -13,9 +13,6 @@ from small_registry import Answer, repository, serving
 from stackcheck.oci.addresses import is_loopback
 from stackcheck.oci.documents import Descriptor, RegistryError, sha256
 from stackcheck.oci.transport import Transport
-
-if TYPE_CHECKING:
-    from http.server import BaseHTTPRequestHandler
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "http://x:port/", "http://x:99999/", ""])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from small_registry import Answer, repository, reset, serving
 from stackcheck.oci.documents import CHUNK_BYTES, IntegrityError, RegistryError, sha256
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from http.server import BaseHTTPRequestHandler
 
 BLOB = bytes(range(256)) * (5 * CHUNK_BYTES // 512)  # two and a half chunks
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,6 @@ from small_registry import Answer, repository, serving
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci import credentials
 from stackcheck.oci.documents import RegistryError
-
-if TYPE_CHECKING:
-    from http.server import BaseHTTPRequestHandler
-    from pathlib import Path
 
 
 def login(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:

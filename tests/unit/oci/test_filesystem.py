@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,9 +14,6 @@ from layered import FOLDER, HARD, LINK, Layer, Member
 from stackcheck.oci import filesystem
 from stackcheck.oci.documents import IntegrityError, RegistryError
 from stackcheck.oci.filesystem import Hashing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALL = Hashing(sums=("sha256",), body=True)
 
@@ -48,12 +45,6 @@ def test_a_later_layer_removes(tmp_path: Path, second: Layer, left: set[str]) ->
     tree = read(tmp_path, {"a/x": b"x", "a/y": b"y"}, second)
     assert {name for name, entry in tree.entries.items() if entry.kind == "file"} == left
     assert set(tree.bodies) == left
-
-
-def test_a_later_layer_writes_through_a_link(tmp_path: Path) -> None:
-    tree = read(tmp_path, {"usr/lib/x": b"old", "lib": "usr/lib"}, {"lib/x": b"new"})
-    assert tree.bodies == {"/usr/lib/x": b"new"}
-    assert tree.real("/lib/x") == "/usr/lib/x"
 
 
 def test_a_hard_link_is_the_file_that_it_names(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from stackcheck.matrix import matrix
 from stackcheck.policy import is_advisory
 from stackcheck.suite import expected
 from workloads import gated
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 SUITES = ROOT / "tests/acceptance"

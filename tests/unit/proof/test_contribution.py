@@ -6,8 +6,9 @@ import base64
 import json
 import random
 import string
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from small_checkout import call
 from stackcheck.certificate import keys, statement
 from stackcheck.errors import CertificateError, ChecksFailedError
 from stackcheck.proof import contribution
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.usefixtures("frozen_once", "suites_asked_here")
 ROOT = Path(__file__).parents[3]

@@ -8,19 +8,19 @@ import http.server
 import subprocess
 import threading
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck.engine import apt
+from stackcheck.errors import BuildError
 from stackcheck.files import requirements
 from stackcheck.imaging import base_sources, bootstrap, platforms
 from stackcheck.imaging.wheels import wheel_cache
 from stackcheck.recipe import indexes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+from stackcheck.recipe.lock import WheelFolder
 
 WHEEL = "torch-2.9.1+rocm7.2.4.lw.git39497456-cp312-cp312-linux_x86_64.whl"
 METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1+rocm7.2.4.lw.git39497456\n"
@@ -105,3 +105,19 @@ def test_no_password_of_an_address_is_an_argument_of_a_program(
     argv.append(" ".join(bootstrap._command("bookworm", (), bootstrap.NOTHING_SELECTED, tmp_path / "x", way)))
     assert len(argv) > 5
     assert [line for line in argv if SECRET in line] == []
+
+
+# A lock of one folder of wheels: the folder's own hashes, or a refusal that names what is absent.
+
+
+def test_a_lock_has_the_hashes_of_the_files_and_what_is_absent_is_named(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "house", word="one")
+    house = WheelFolder(wheel.parent)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    text = house.resolve(["small-package==1.0"], python="3.12")
+    assert text == f"small-package==1.0 \\\n    --hash=sha256:{digest}\n"
+    assert house.files(["small-package==1.0"]) == {"small-package==1.0": {wheel.name: digest}}
+    with pytest.raises(BuildError, match="lacks packages of the stack") as caught:
+        house.resolve(["small-package==1.0", "absent-one==2"], python="3.12")
+    assert "absent-one" in str(caught.value.got)
+    assert str(wheel.parent) in str(caught.value.next_step)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stackcheck import mirrors
 from stackcheck.errors import ConfigurationError
-from stackcheck.recipe import rocm
+from stackcheck.matrix import resolve
+from stackcheck.recipe import mirror_list, rocm
 from stackcheck.recipe.upstream import OutOfReachError, Upstream
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = """\
 schema: 1
@@ -103,3 +101,22 @@ def test_a_silent_mirror_is_named_by_the_public_host(tmp_path: Path) -> None:
     with pytest.raises(OutOfReachError, match=r"^the mirror of docker\.io is out of reach"):
         upstream.base_digest("ubuntu:24.04")
     assert "127.0.0.1" not in str(upstream.answers("https://repo.radeon.com/rocm/manylinux/rocm-rel-7.2.4/"))
+
+
+# What a site copies for a stack of which no index tells the files' names here.
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_an_unlocked_stack_lists_what_it_asks_for_and_says_that_more_follows() -> None:
+    (stack,) = resolve.load_stacks(ROOT, ("rocm7.2.1-torch2.13.0-*",))
+    found = mirror_list.wanted(stack, ROOT / "images", Upstream(), lambda _: None)
+    by_name = {one.name: one for one in found}
+    assert by_name["torch==2.13.0+rocm7.2"].place == "https://download.pytorch.org/whl/rocm7.2"
+    assert by_name["triton-rocm==3.7.1"].place == "https://download.pytorch.org/whl/rocm7.2"
+    assert by_name["numpy==2.4.6"].place == mirror_list.PACKAGE_INDEX
+    assert "not locked" in by_name["torch==2.13.0+rocm7.2"].note
+    assert by_name["flash_attn-2.8.3.tar.gz"].sha256
+    assert by_name["ubuntu:24.04"].kind == "image"
+    assert by_name["amd-smi-lib"].place == "https://repo.radeon.com/rocm/apt/7.2.1 noble main"
+    assert len(by_name) == len(found)

@@ -5,15 +5,12 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import render, stack_table
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"
@@ -21,20 +18,9 @@ STACKS = resolve.load_stacks(ROOT)
 every_stack = pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
 
 
-def _stages(dockerfile: str) -> list[str]:
-    return re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE)
-
-
 def test_committed_files_are_what_the_templates_say():
     assert render.check(STACKS, IMAGES) == ()
     assert stack_table.is_fresh(IMAGES / "README.md", STACKS)
-
-
-@every_stack
-def test_every_runtime_has_the_same_stages_and_the_final_one_last(stack: Stack):
-    stages = _stages(render.render(stack, IMAGES)["Dockerfile"])
-    assert [name for name in stages if name in {"base", "wheels", "final"}] == ["base", "wheels", "final"]
-    assert stages[-1] == "final"
 
 
 @every_stack
@@ -67,15 +53,6 @@ def test_architectures_are_always_named_where_something_compiles(stack: Stack):
     assert all(re.search(rf'{name}="[^"]+"', dockerfile) for name in names)
     assert "MAX_JOBS=" in dockerfile
     assert "native" not in dockerfile.replace("`native` by default", "")
-
-
-@pytest.mark.parametrize(
-    "stack", [stack for stack in STACKS if not stack.missing], ids=lambda stack: stack.id
-)
-def test_a_locked_registry_base_is_named_by_digest(stack: Stack):
-    if stack.base.kind == "registry":
-        assert stack.base.digest
-    assert (IMAGES / stack.id / "requirements.lock").is_file()
 
 
 def test_a_digest_in_the_pins_reaches_the_dockerfile():

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from stackcheck.files import yamlfile
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import rocm
 from stackcheck.versions import matches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).parents[3]
 FOUND = yamlfile.load_yaml(ROOT / "images" / "rocm-libraries.yaml")

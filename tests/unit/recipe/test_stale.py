@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from stackcheck.matrix import resolve
 from stackcheck.recipe import render, rocm
 from stackcheck.recipe.extensions import extensions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[3]
 STACKS = resolve.load_stacks(ROOT)

@@ -7,15 +7,12 @@ import hashlib
 import http.server
 import json
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from stackcheck.recipe.upstream import OutOfReachError, Upstream, split_reference
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DIGEST = "sha256:" + "7" * 64
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from report_content import MACHINE
 from stackcheck.history.history import History
 from stackcheck.report import content, page
 from stackcheck.report.standing import StandingMachine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
 VERDICT = {"status": "FAILED", "reasons": ["it failed"], "failed": ["test_a.py::test_one"], "warned": []}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import fleet_documents
 import report_content
 from stackcheck.report import fleet_file, markdown, page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_newest_run_is_shown_with_the_worst_rack_and_node_first(tmp_path: Path) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
 from report_content import HOSTILE, HOUR, NOW, STACK, certified, failed_detail, image, point, run, whole
 from stackcheck.errors import ConfigurationError
 from stackcheck.report import blocks, campaign, content, nightly_file, page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.report.content import Content
+from stackcheck.report.content import Content
 
 
 class Reader(HTMLParser):
@@ -114,12 +112,6 @@ def test_a_hostile_name_is_only_ever_text() -> None:
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
     assert not [name for _, found in hostile.tags for name in found if name.startswith("on")]
     assert "alert(1)" in hostile.text
-
-
-def test_a_hostile_name_survives_in_the_data_as_it_is() -> None:
-    found = shown(everything(HOSTILE))
-    assert HOSTILE in json.loads(found.blocks["data-runs"])["names"]["stack"]
-    assert all("<" not in text for text in found.blocks.values())
 
 
 def test_the_page_names_no_address_to_load_from() -> None:
@@ -249,14 +241,6 @@ def test_each_run_of_a_series_points_to_its_row() -> None:
     assert series["series"][0]["values"] == [650, 640]
 
 
-def test_only_runs_of_the_page_are_in_its_details() -> None:
-    kept = run()
-    made = whole(
-        [kept], details={kept.record: failed_detail("a", "b"), "sha256:gone": failed_detail("c", "d")}
-    )
-    assert list(json.loads(blocks.blocks(made)["data-details"])) == ["0"]
-
-
 @pytest.mark.parametrize(
     ("number", "text"),
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd"), (113, "113th")],
@@ -278,3 +262,34 @@ def test_the_campaign_is_what_prove_printed(tmp_path: Path) -> None:
 
 def test_the_time_of_the_page_is_its_own() -> None:
     assert page.moment(NOW) in shown(dataclasses.replace(whole(), made=NOW)).text
+
+
+# The library that the package carries, so that a page is made without a network: which one, unchanged.
+
+ASSETS = files("stackcheck.report").joinpath("assets")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def text(name: str) -> str:
+    return ASSETS.joinpath(name).read_text(encoding="utf-8")
+
+
+def test_uplot_is_the_release_that_the_page_of_the_report_names() -> None:
+    told = (ROOT / "docs" / "guides" / "report.md").read_text(encoding="utf-8")
+    version = re.search(r"\(v([0-9.]+)\)", text("uPlot.iife.min.js"))
+    assert version
+    assert f"uPlot {version[1]}" in told
+    for name in ("uPlot.iife.min.js", "uPlot.min.css"):
+        digest = hashlib.sha256(ASSETS.joinpath(name).read_bytes()).hexdigest()
+        assert digest in told, f"{name} has sha256 {digest}"
+
+
+def test_its_licence_lies_beside_it_and_in_the_page() -> None:
+    assert "MIT License" in text("uPlot.LICENSE")
+    assert "Leon Sorokin" in text("uPlot.LICENSE")
+    assert text("uPlot.LICENSE") in page.render(whole()).decode()
+
+
+def test_every_asset_is_used_or_named() -> None:
+    known = {*page.SCRIPTS, *page.STYLES, "page.html.j2", "grafana.json", "uPlot.LICENSE"}
+    assert {item.name for item in ASSETS.iterdir()} == known

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-import result_files
-from small_images import NOW, certify, new_key
+from small_images import NOW, new_key
+from small_target import Publisher
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.oci.documents import RegistryError
 from stackcheck.report.published import PublishedImage, is_there, published
-
-if TYPE_CHECKING:
-    from small_target import Publisher
 
 HOUR = dt.timedelta(hours=1)
 DAY = dt.timedelta(days=1)
@@ -51,18 +47,6 @@ def test_what_another_key_signed_certifies_nothing(publisher: Publisher) -> None
     publisher.publish(publisher.image(b"one"))
     (found,) = published(publisher.target, new_key().public_key(), NOW + HOUR, MAX_AGE)
     assert (found.standing, found.machines) == ("not certified", ())
-
-
-def test_an_image_is_certified_for_each_driver_that_a_run_passed_on(publisher: Publisher) -> None:
-    image = publisher.image(b"one")
-    for driver in ("580.1", "590.1"):
-        host = result_files.host("nvidia", "H200", "H200", driver=driver)
-        publisher.publish(image, envelopes=certify(image, publisher.key, host=host))
-    (found,) = read(publisher)
-    assert [(machine.driver, machine.device_count) for machine in found.machines] == [
-        ("580.1", 2),
-        ("590.1", 2),
-    ]
 
 
 def test_only_the_newest_image_of_a_stack_is_current(publisher: Publisher) -> None:

@@ -17,23 +17,9 @@ from stackcheck.suite import results
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_group_has_a_value_for_each_run_that_has_one() -> None:
-    first, second = run(2 * DAY), run(DAY)
-    (group,) = speed.groups([point(first, 650), point(second, 660), point(second, 5, "copy_gb_per_s")])
-    assert {series.name: series.values for series in group.series} == {
-        "copy_gb_per_s": (None, 5),
-        "gemm_tflops": (650, 660),
-    }
-
-
 def test_the_margin_is_positive_inside_the_bound_in_both_directions() -> None:
     (group,) = speed.groups([point(run(), 660), point(run(), 90, "latency_us", direction="max", bound=100)])
     assert [round(series.margin or 0, 3) for series in group.series] == [0.1, 0.1]
-
-
-def test_a_figure_outside_of_its_bound_has_a_negative_margin() -> None:
-    (group,) = speed.groups([point(run(), 540)])
-    assert group.series[0].margin == pytest.approx(-0.1)
 
 
 def test_last_month_is_the_median_of_the_two_weeks_a_month_before() -> None:
@@ -131,15 +117,3 @@ def test_a_step_is_shown_at_its_first_run_and_two_nodes_make_it_a_warning() -> N
         assert shift.loss == pytest.approx(0.046, abs=0.005)
     (warned,) = group.warned
     assert warned.nodes == ("a", "b")
-
-
-def test_a_step_of_one_figure_on_one_node_warns_of_nothing() -> None:
-    (group,) = speed.groups(steady(40, "a", 620))
-    assert len(group.series[0].shifts) == 1
-    assert group.warned == ()
-
-
-def test_nodes_are_never_mixed_in_a_search_for_steps() -> None:
-    taking_turns = [*steady(40, "a", 650), *steady(40, "b", 650, 60)]
-    (group,) = speed.groups(sorted(taking_turns, key=lambda one: one[0].started))
-    assert group.series[0].shifts == ()

@@ -21,10 +21,6 @@ def test_a_valid_certificate_is_certified_with_or_without_a_run_in_the_history()
     assert state([run(3 * HOUR)], [image(certified())]) == "certified"
 
 
-def test_a_pass_without_a_certificate_is_not_certified() -> None:
-    assert state([run()], []) == "passed"
-
-
 def test_a_failure_after_the_certificate_was_signed_hides_it() -> None:
     assert state([run(HOUR, status="FAILED")], [image(certified(2 * HOUR))]) == "failed"
 
@@ -48,14 +44,6 @@ def test_a_revoked_image_is_revoked() -> None:
     assert state([run(image="sha256:another")], [revoked]) == "revoked"
     assert state([run()], [dataclasses.replace(revoked, current=False)]) == "revoked"
     assert not standing.offers([revoked], MACHINE)[0].valid(NOW)
-
-
-def test_another_driver_is_another_machine() -> None:
-    found = standing.cells([run(driver="31.40.1")], [image(certified())], NOW)
-    assert [(cell.machine.driver, cell.state) for cell in found] == [
-        ("30.30.3", "certified"),
-        ("31.40.1", "passed"),
-    ]
 
 
 def test_a_driver_on_which_a_certified_stack_fails_is_not_to_be_rolled_out() -> None:

@@ -8,13 +8,10 @@ never ran" is exempt: an absence has neither.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (ROOT / "docs/reference/amd.md", ROOT / "docs/guides/first-amd-host.md")

@@ -6,12 +6,9 @@ import importlib.util
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[3]
 # From the plainest to the newest, as ATen's limit and oneDNN's stand beside each other.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 URL, REF = "https://git.example.org/team/stackcheck", "v0.1.0"

@@ -7,13 +7,10 @@ Python's comparisons, a tolerance as an argument, and a norm or a largest differ
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAINERS = ROOT / "tests" / "trainers"

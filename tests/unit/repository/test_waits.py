@@ -9,16 +9,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import scripted
 import waits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TESTS = Path(__file__).resolve().parents[2]
 PIPES, READS = {"stdout", "stderr"}, {"read", "readline", "readlines"}

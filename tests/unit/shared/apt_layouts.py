@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 RELEASES = {
     "debian12": ("debian", "bookworm", "oldstable"),

@@ -1,25 +1,22 @@
 """A real headless Chromium, driven by the DevTools protocol over a pipe: no driver, no port, no download.
 
 In: the browser's program and a page on disk. Out: what the page does there: values of expressions, errors of
-the console, requests, screenshots. https://chromedevtools.github.io/devtools-protocol/
+the console, requests. https://chromedevtools.github.io/devtools-protocol/
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 import select
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import waits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TIMEOUT_S = 300.0  # only for what hangs
 FLAGS = (
@@ -103,16 +100,6 @@ class Page:
         """Press and release a key, such as ArrowLeft or Tab."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
-
-    def screenshot(self, path: Path, *, whole: bool = False, height: int | None = None) -> None:
-        """Write what is seen, or the whole page, as PNG."""
-        clip: dict[str, Any] = {}
-        if whole or height:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            tall = height or size["height"]
-            clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": tall, "scale": 1}}
-        done = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=bool(clip), **clip)
-        path.write_bytes(base64.b64decode(done["data"]))
 
     def troubles(self) -> list[str]:
         """Errors and warnings of the console, and uncaught exceptions, so far."""

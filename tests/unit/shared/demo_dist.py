@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from demo_history import RESUME, ROCM_NEW, ROCM_REVOKED, ROOT, Simulated, certified
 from small_images import make_image, quiet, sbom_of
@@ -16,11 +19,6 @@ from stackcheck.certificate import predicates, publish, revoke
 from stackcheck.policy import Waiver
 from stackcheck.suite import results
 from stackcheck.suite.subject import Provenance
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 
 def publish_all(folder: Path, key: EllipticCurvePrivateKey, now: dt.datetime) -> str:

@@ -13,17 +13,14 @@ import functools
 import hashlib
 import json
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import result_files
+from stackcheck.history.history import History
 from stackcheck.suite import judgement
 from stackcheck.suite.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from stackcheck.history.history import History
 
 ROOT = Path(__file__).resolve().parents[3]
 NIGHTS = 60

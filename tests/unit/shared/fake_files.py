@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import posixpath
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from stackcheck.engine.image_files import FileEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 PYTHON = b"\x7fELF a Python"
 STATUS = "Package: python3-minimal\nStatus: install ok installed\nVersion: 3.11.2-1\nArchitecture: amd64\n"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import result_files
 from fake_files import HasFiles
 from small_subjects import subject_of
+from stackcheck.engine.client import RunSpec
 from stackcheck.suite import run as suite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.engine.client import RunSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 BAD_CHECK = "test_kernels.py::test_gemm_values[bf16]"
 CHECKS = ("test_devices.py::test_device_count", BAD_CHECK, "test_collectives.py::test_all_reduce")

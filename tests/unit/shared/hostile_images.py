@@ -14,17 +14,15 @@ import os
 import subprocess
 import sysconfig
 import tarfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fake_files import dpkg
 from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HOME = "/usr"
 VERSION = sysconfig.get_python_version()

@@ -8,16 +8,14 @@ import hashlib
 import io
 import subprocess
 import tarfile
+from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 ELF = b"\x7fELF a library"
 LINK, HARD, FOLDER, DEVICE = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE

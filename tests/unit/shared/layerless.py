@@ -8,12 +8,9 @@ them: a registry asks for every layer.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from stackcheck.oci.layout_index import REF_NAME
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def serve_from(data: Path, layout: Path, repository: str) -> None:

@@ -6,12 +6,10 @@ It has what a real registry has and no more: a tag is one value, which the last 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from stackcheck.oci.documents import Descriptor, Manifest, MissingError, RegistryError, checked, is_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 TARGET = "127.0.0.1:1/stacks/small"
 WRITES = ("write_manifest", "delete_manifest")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hypothesis import strategies as st
 
@@ -19,9 +20,6 @@ from stackcheck.matrix import compat, explain, matrix, resolve
 from stackcheck.matrix.compat import contradictions
 from stackcheck.matrix.explain import parse_question
 from stackcheck.recipe import render
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"

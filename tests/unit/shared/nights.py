@@ -12,7 +12,10 @@ import os
 import shutil
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 import asked
 import result_files
@@ -20,22 +23,16 @@ from small_checkout import CHECKS, FakeEngine
 from small_images import make_image
 from stackcheck import flow
 from stackcheck.certificate import keys
+from stackcheck.certificate.verify import Verified
 from stackcheck.history.history import open_history
 from stackcheck.imaging.image import describe
 from stackcheck.matrix import matrix, resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.nightly import night, summary
 from stackcheck.nightly.planning import NightSettings
+from stackcheck.nightly.state import Plan
 from stackcheck.suite import subject as subjects
 from stackcheck.vendors import amd, kernel_module
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from stackcheck.certificate.verify import Verified
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.nightly.state import Plan
 
 # The modules whose clock is the test's.
 TIMED = (

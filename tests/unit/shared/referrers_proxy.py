@@ -11,13 +11,11 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 HOP_BY_HOP = {"transfer-encoding", "content-length", "connection", "accept-encoding", "host"}

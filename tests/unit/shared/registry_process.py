@@ -6,14 +6,12 @@ import contextlib
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 TRIES = 5
 TIMEOUT_S = 300.0  # only for what hangs

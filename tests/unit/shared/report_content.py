@@ -6,13 +6,11 @@ import dataclasses
 import datetime as dt
 import hashlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from stackcheck.history.runs import Point, Run
 from stackcheck.report import content, details, night, published, speed, standing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NOW = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)
 DAY = dt.timedelta(days=1)

@@ -102,3 +102,9 @@ def exit_code(text: str | None) -> int:
         return 137
     bad = {"failed", "error", "invalid"}
     return int(any(check["outcome"] in bad for check in json.loads(text)["checks"]))
+
+
+def waiver(name: str, **changes: str) -> dict[str, Any]:
+    """A waiver of every stack, as matrix.yaml and a certificate state it."""
+    reason = {"reason": "known and harmless", "issue": "pytorch/pytorch#196678", "by": "an owner"}
+    return {"check": name, "stacks": ["*"], **reason, "until": "2999-12-31"} | changes

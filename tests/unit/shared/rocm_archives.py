@@ -11,18 +11,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rocm_standins as standins
 import rocm_wheels
+from rocm_mirror import Mirror
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import rocm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rocm_mirror import Mirror
-    from stackcheck.matrix.stack import Stack
 
 # In place of running pip to install pip, which is half of the time of a build of twenty environments: a copy
 # of what pip would install, with its byte code.

@@ -10,20 +10,17 @@ import gzip
 import io
 import tarfile
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rocm_archives import SUITES
 from small_images import CONFIG_TYPE, quiet, tar_of
 from stackcheck.imaging import bootstrap
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"

@@ -15,20 +15,17 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import rocm_archives
 import rocm_standins as standins
 import rocm_wheels
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import rocm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stackcheck.matrix.stack import Stack
 
 USER, PASSWORD = "reader", "not-to-be-found-anywhere-Zq7"
 GUARDED = ("/pypi", "/pytorch")

@@ -13,13 +13,10 @@ import io
 import subprocess
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import device_code
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 ARCHS = ("gfx90a", "gfx942", "gfx950")
 

@@ -6,17 +6,13 @@ In: a mirror, a stack. Out: files below the mirror's tree.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import device_code
 import rocm_standins as standins
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from rocm_mirror import Mirror
-    from stackcheck.matrix.stack import Stack
+from rocm_mirror import Mirror
+from stackcheck.matrix.stack import Stack
 
 
 def torch(mirror: Mirror, stack: Stack) -> None:

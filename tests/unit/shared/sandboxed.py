@@ -14,11 +14,8 @@ import shlex
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NEWNS, NEWUTS = 0x00020000, 0x04000000

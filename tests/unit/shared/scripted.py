@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import result_files
 import shell_image
@@ -21,9 +21,6 @@ from fake_files import STATUS, dpkg
 from small_checkout import CHECKS, write_checks
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.tags import label
-
-if TYPE_CHECKING:
-    import signal
 
 ROOT = Path(__file__).resolve().parents[3]
 ENDS_S = 1800.0  # a whole night of scripted suites on a busy machine takes a part of it

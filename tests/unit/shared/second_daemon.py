@@ -9,14 +9,11 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 from stackcheck.engine import host_setup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 START_TIMEOUT_S = 300
 END_TIMEOUT_S = 120  # a killed daemon leaves its containerd running

@@ -6,15 +6,13 @@ import io
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
 from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def of_host(programs: Sequence[str]) -> dict[str, bytes]:

@@ -11,9 +11,10 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,17 +24,13 @@ from fake_files import STATUS, HasFiles
 from small_images import make_image
 from stackcheck import cli, vendors
 from stackcheck.engine.buildx import BakeResult
+from stackcheck.engine.client import RunSpec
 from stackcheck.imaging import bootstrap
 from stackcheck.imaging.wheels import host_settings, wheel_cache
 from stackcheck.oci.documents import is_digest
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import inputs, needed, sbom
 from stackcheck.vendors import amd, nvidia
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from stackcheck.engine.client import RunSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU_STACK = "cpu-torch2.13.0-py3.11-debian12"

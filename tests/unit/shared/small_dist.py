@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asked
-from small_images import NOW, STACK_ID, certify, new_key, quiet
-from stackcheck.certificate import publish, verify
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from small_images import SmallImage
+import small_images
+from small_images import NOW, STACK_ID, SmallImage, new_key
+from stackcheck.certificate import verify
 
 KEY = new_key()
 DAY = dt.timedelta(days=1)
 
 
 def release(image: SmallImage, dist: Path, **changes: Any) -> None:
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, **changes),
-        target=f"oci:{dist}",
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
+    small_images.release(image, dist, KEY, **changes)
 
 
 def verified(dist: Path, **changes: Any) -> verify.Verified:

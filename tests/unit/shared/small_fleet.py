@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import result_files
 from small_checkout import CHECKS, CPU_STACK
 from stackcheck import vendors
 from stackcheck.fleet.engines import JobState, NodeFacts
 from stackcheck.fleet.job import Job, NodeState, new_job, read_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Subject
 
 JOB_ID = "0123abcd"
 DIGEST = "sha256:" + "a" * 64

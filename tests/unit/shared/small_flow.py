@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asked
+import result_files
 from small_checkout import CPU_STACK, FakeEngine
 from stackcheck import flow
 from stackcheck.certificate import keys, signing, verify
+from stackcheck.certificate.statement import Statement
 from stackcheck.matrix import resolve
 from stackcheck.oci.layout import OciLayout
 from stackcheck.recipe import render
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.certificate.statement import Statement
 
 
 class Job:
@@ -47,14 +45,7 @@ class Job:
 
     def waive(self, check: str, **changes: str) -> dict[str, Any]:
         """Give every stack a waiver in matrix.yaml; the waiver as a certificate states it."""
-        waiver = {
-            "check": check,
-            "stacks": ["*"],
-            "reason": "known and harmless",
-            "issue": "pytorch/pytorch#196678",
-            "by": "a name",
-            "until": "2999-12-31",
-        } | changes
+        waiver = result_files.waiver(check, **changes)
         path = self.root / "matrix.yaml"
         path.write_text(
             path.read_text().replace("policy:\n", f"policy:\n  waivers: [{json.dumps(waiver)}]\n", 1)

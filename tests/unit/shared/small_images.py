@@ -5,25 +5,21 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import result_files
-from stackcheck.certificate import predicates
+from stackcheck.certificate import predicates, publish
+from stackcheck.certificate.statement import Envelope
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
+from stackcheck.policy import Waiver
 from stackcheck.suite import results, verdict
-from stackcheck.suite.bounds import Bound, Bounds
+from stackcheck.suite.bounds import Bound, BoundClass, Bounds
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.subject import Provenance
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.certificate.statement import Envelope
-    from stackcheck.policy import Waiver
-    from stackcheck.suite.bounds import BoundClass
 
 STACK_ID = "cpu-torch2.13.0-py3.11-debian12"
 NOW = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)
@@ -89,7 +85,7 @@ def tar_of(name: str, content: bytes) -> bytes:
 
 
 def sbom_of(image: SmallImage) -> dict[str, Any]:
-    """A minimal SBOM of the real form; `test_sbom.py` makes real ones."""
+    """A minimal SBOM of the real form; `suite/test_sbom.py` makes real ones."""
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -160,4 +156,20 @@ def certify(
             name=image.stack_id if name is None else name,
             derived=derived,
         ),
+    )
+
+
+def release(
+    image: SmallImage, dist: Path, key: Any, *, tag: str = STACK_ID, **changes: Any
+) -> publish.Published:
+    """Publish the image into a layout on disk, with the given envelopes or those of `certify`."""
+    envelopes = changes.pop("envelopes", None) or certify(image, key, **changes)
+    return publish.publish(
+        image.layout,
+        tag=tag,
+        envelopes=envelopes,
+        target=f"oci:{dist}",
+        public_key=key.public_key(),
+        report=quiet,
+        key=key,
     )

@@ -7,14 +7,11 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from stackcheck.recipe import indexes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def add_wheel(index: Path, name: str, version: str, *needs: str) -> str:

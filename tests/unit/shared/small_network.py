@@ -20,18 +20,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from small_stacks import ROOT
 from stackcheck.engine.leftovers import LABEL
 from stackcheck.fleet.engines import JobState, NodeFacts
-from stackcheck.fleet.job import read_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stackcheck.fleet.job import Job, NodeState
+from stackcheck.fleet.job import Job, NodeState, read_state
 
 DAEMON = "/var/run/docker.sock"
 FABRIC = "fabric0"  # the device that has a node's address, whatever link its packets take

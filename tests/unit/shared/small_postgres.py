@@ -10,14 +10,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 

@@ -5,14 +5,10 @@ In: a checkout, a stack, a Dockerfile text. Out: the generated files, as `stackc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import render
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.matrix.stack import Stack
 
 
 def render_from(dockerfile: str, stack: Stack, checkout: Path) -> Path:

@@ -6,13 +6,11 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.oci.distribution import Repository
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 Answer = tuple[
     int, dict[str, str], "bytes | Iterable[bytes]"

@@ -15,13 +15,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NODES = ("node1", "node2", "node3", "node4")
 TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes

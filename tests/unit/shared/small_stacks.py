@@ -9,19 +9,16 @@ import os
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from small_recipe import render_from
 from stackcheck.engine import buildx
+from stackcheck.engine.client import Engine
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import bootstrap, build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix import resolve
+from stackcheck.matrix import resolve
 
 ROOT = Path(__file__).resolve().parents[3]
 ASSETS = ROOT / "tests" / "integration" / "assets"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import result_files
 from stackcheck.imaging.image import Image
 from stackcheck.policy import Policy
 from stackcheck.suite.subject import Provenance, Subject
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.vendors import Vendor
+from stackcheck.vendors import Vendor
 
 
 def subject_of(reference: str, folder: Path, *accepted: str, vendor: Vendor = "cpu") -> Subject:

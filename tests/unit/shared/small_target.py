@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 import asked
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from small_images import NOW, STACK_ID, SmallImage, make_image, new_key, quiet, release
 from stackcheck.certificate import publish, revoke, verify
 from stackcheck.errors import PublishError, StackcheckError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 HOUR = dt.timedelta(hours=1)
 
@@ -35,16 +32,7 @@ class Publisher:
         return make_image(self.folder / content.decode(), content)
 
     def publish(self, image: SmallImage, **changes: Any) -> publish.Published:
-        envelopes = changes.pop("envelopes", None) or certify(image, self.key, **changes)
-        return publish.publish(
-            image.layout,
-            tag=STACK_ID,
-            envelopes=envelopes,
-            target=self.target,
-            public_key=self.key.public_key(),
-            report=quiet,
-            key=self.key,
-        )
+        return release(image, self.folder / "dist", self.key, **changes)
 
     def revoke(self, reference: str, now: dt.datetime = NOW + HOUR) -> revoke.Revoked:
         return revoke.revoke(reference, reason="NaN", key=self.key, now=now, report=quiet)

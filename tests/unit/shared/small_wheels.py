@@ -8,14 +8,11 @@ import http.server
 import os
 import threading
 import zipfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
+import pytest
 
 
 def make_wheel(

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from harness import bounds as of_suites
 from small_stacks import ROOT
 from stackcheck import vendors
 from stackcheck.suite import bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 MODELS = {str(row["model"]) for row in vendors.device_table()}
 REAL = bounds.ask_suites

@@ -10,9 +10,9 @@ import dataclasses
 import os
 import shutil
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from stackcheck.engine import buildx, host_setup
 from stackcheck.files import requirements
@@ -21,11 +21,7 @@ from stackcheck.imaging.wheels import host_settings, wheelhouse
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Package, Stack
 from stackcheck.recipe import lock, render
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.recipe.upstream import Upstream
+from stackcheck.recipe.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parents[3]
 IMAGES = ROOT / "images"

@@ -10,10 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import IO, TYPE_CHECKING, AnyStr, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import IO, AnyStr, TypeVar
 
 LIMIT_S = 600.0
 T = TypeVar("T")

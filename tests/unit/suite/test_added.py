@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,6 @@ import layered
 from layered import DEVICE, ELF, FOLDER, HARD, Layer, Member
 from stackcheck.errors import ConfigurationError
 from stackcheck.suite import added
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 NAMES = b"import optional_name\nfor tool in ('gcc', 'quoted-name'): which(tool)\nopen('/cache/x')\n"

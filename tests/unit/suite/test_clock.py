@@ -7,18 +7,16 @@ import json
 import time
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import result_files
+from stackcheck import vendors
 from stackcheck.suite import bounds, figures, results
+from stackcheck.suite.results import RunResult
 from stackcheck.vendors import HostDevice, amd, nvidia, seen
 from stackcheck.vendors.seen import Seen
-
-if TYPE_CHECKING:
-    from stackcheck import vendors
-    from stackcheck.suite.results import RunResult
 
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]

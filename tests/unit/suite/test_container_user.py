@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.suite import container_user
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIRST = container_user.UNUSED.start
 

@@ -9,19 +9,17 @@ import datetime as dt
 import fnmatch
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+import result_files
 from stackcheck import vendors
 from stackcheck.matrix import matrix
 from stackcheck.policy import Waiver, names
 from stackcheck.suite import bounds, expected, results, skips, verdict
 from stackcheck.suite.requirements import Requirements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,7 +33,6 @@ RESULTS = {
 # Result -> the checks that the suites have since that run: `make lists` writes it.
 NEWER_FILE = Path(__file__).with_name("newer_checks.json")
 NEWER = json.loads(NEWER_FILE.read_text(encoding="utf-8"))
-PASSED_AND_SKIPPED = {("H200", 1): (187, 43), ("H200", 2): (203, 27), ("H100", 1): (176, 99)}
 # What fails on that host -> why. The last one is about the bare host: nobody builds an image with such files.
 KNOWN = {
     "test_attention.py::test_attention_of_models[default-*]": "pytorch/pytorch#196678",
@@ -46,20 +43,9 @@ KNOWN = {
 }
 
 
-def waiver(check: str, issue: str) -> Waiver:
-    return Waiver.model_validate(
-        {
-            "check": check,
-            "stacks": ["*"],
-            "reason": "a fault of this version",
-            "issue": issue,
-            "by": "a name",
-            "until": "2999-12-31",
-        }
-    )
-
-
-WAIVERS = tuple(waiver(check, issue) for check, issue in KNOWN.items())
+WAIVERS = tuple(
+    Waiver.model_validate(result_files.waiver(check, issue=issue)) for check, issue in KNOWN.items()
+)
 POLICY = matrix.load_matrix(ROOT / "matrix.yaml").policy
 # The waivers of the matrix for our own image, as on the day of its run: they end, and its result stays.
 OURS = tuple(
@@ -130,16 +116,6 @@ def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] =
     return gate(result, asked, waivers, result.image.config_digest)
 
 
-def test_an_image_of_our_own_is_refused_for_what_its_page_names() -> None:
-    """docs/results/stack-h200-fa4.md. Newer checks are not asked for."""
-    found = of_image("stack-h200-x1-fa4", 1, *OURS, newer=("head_dims", "trains_with", *NEWER_EVERYWHERE))
-    assert found.status == "FAILED"
-    assert checks_of(found.reasons) == {
-        "test_attention.py::test_flash_attn_package",
-        "test_collectives.py::test_groups_set_up_and_torn_down",
-    }
-
-
 def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_none_of_them() -> None:
     """docs/results/stack-h200-fa4.md: the image that was published, on two H200s."""
     found = of_image("stack-h200-x2-fa4", 2, *OURS, newer=NEWER_EVERYWHERE)
@@ -149,13 +125,6 @@ def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_n
             "stack-h200-x2-fa4", 2, *(one for one in OURS if one is not missing), newer=NEWER_EVERYWHERE
         )
         assert (found.status, checks_of(found.reasons)) == ("FAILED", {missing.check})
-
-
-@on_every_host
-def test_torch_2_11_is_refused_for_what_is_known_to_be_broken_and_nothing_else(host: tuple[str, int]) -> None:
-    found = judged(host)
-    assert (found.status, len(found.passed), len(found.skipped)) == ("FAILED", *PASSED_AND_SKIPPED[host])
-    assert checks_of(found.reasons) == set(KNOWN)
 
 
 @on_every_host
@@ -179,9 +148,3 @@ def test_with_the_waivers_of_the_matrix_only_the_bare_host_is_left_to_blame(host
     found = judged(host, *OURS)
     assert checks_of(found.reasons) == {"test_image.py::test_nothing_runs_unasked_when_python_starts"}
     assert judged(host, *OURS, WAIVERS[-1]).status == "PASSED"
-
-
-def test_every_bound_of_one_h100_is_measured_and_kept_from_its_own_run() -> None:
-    found = judged(("H100", 1), *WAIVERS)
-    assert found.bounds == {"measured": 26}
-    assert bounds.missing(ROOT, "H100", 1, "standard") == ()

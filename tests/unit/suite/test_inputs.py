@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.suite import inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,11 +56,6 @@ def test_a_changed_byte_changes_exactly_the_digest_of_its_part(
         file.write("#")
     after = inputs.freeze(checkout, tmp_path / "frozen").as_json()
     assert {name for name in before if before[name] != after[name]} == ({part} if part else set())
-
-
-def test_the_tools_own_tests_do_not_travel(checkout: Path, tmp_path: Path) -> None:
-    inputs.freeze(checkout, tmp_path / "frozen")
-    assert not (tmp_path / "frozen" / "tests" / "unit").exists()
 
 
 def test_a_private_checkout_is_readable_by_the_containers_user(checkout: Path, tmp_path: Path) -> None:

@@ -105,11 +105,6 @@ def test_invalid_that_names_nothing_is_failed() -> None:
     assert "names no state of the machine" in verdict.reasons[0]
 
 
-def test_evidence_about_another_device_is_none() -> None:
-    verdict = judged("throttled", before={}, after={"0": CLEAN, "1": CLEAN | {"unfit": ["hardware thermal"]}})
-    assert verdict.status == "FAILED"
-
-
 def test_a_library_of_the_image_that_answers_an_error_is_no_evidence_about_the_machine() -> None:
     silent = CLEAN | {"throttle_reading": "the library answered NVML_ERROR_UNKNOWN"}
     assert judged("no answer", before={}, after={"0": silent}).status == "FAILED"

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,15 +18,13 @@ from stackcheck import vendors
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import matrix, resolve
 from stackcheck.matrix.rules import one_of
+from stackcheck.matrix.stack import Stack
 from stackcheck.policy import is_advisory, names
 from stackcheck.suite import certifiable, expected, outlook, results, skips, verdict
-from stackcheck.suite.bounds import Bounds, DriverSupport
+from stackcheck.suite.bounds import Bounds
 from stackcheck.suite.outlook import Known, Machine, Outlook
 from stackcheck.suite.requirements import Requirements
 from suites_answers import asked_here
-
-if TYPE_CHECKING:
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,12 +136,6 @@ def test_every_stack_can_be_certified_exactly_on_the_machines_where_its_run_woul
         agrees(stack, machine)
 
 
-@UNHURRIED
-@given(st.one_of(st.sampled_from(NAMED), st.sampled_from(PAIRS)))
-def test_a_stack_can_be_certified_exactly_where_its_run_would_pass(pair: tuple[Stack, Machine]):
-    agrees(*pair)
-
-
 def agrees(stack: Stack, machine: Machine) -> None:
     found = said(stack, machine)
     refused = known(machine).drivers.get(stack.runtime_version or "")
@@ -190,12 +182,6 @@ def test_every_reason_is_true(stack: Stack, machine: Machine):
             ]
 
 
-def test_the_stack_that_was_certified_on_h200_lacks_a_lock_alone():
-    assert kinds(said(FIXED[FA4], H200)) == {"lock"}
-    with_wheels = outlook.of_all([FIXED[FA4]], H200, ROOT, POLICY, site_locks=True)
-    assert with_wheels == (Outlook(stack_id=FA4),)
-
-
 def test_without_its_waiver_a_known_fault_is_a_reason_and_names_its_issue():
     about = known(H200)
     without = about.policy.model_copy(update={"waivers": ()})
@@ -217,21 +203,6 @@ def test_a_driver_that_is_too_old_is_a_reason_with_the_words_of_the_documents():
     )
     assert reason.says.startswith("driver 550.54.15 is older than 580")
     assert "driver" not in kinds(said(FIXED[PLAIN], outlook.named("H200:2")))  # nobody named one
-
-
-def test_a_refused_driver_of_one_runtime_says_nothing_of_another():
-    drivers = {"13.0": DriverSupport(state="refused", says="too old")}
-    about = Known(**{**vars(known(H200)), "drivers": drivers})
-    assert "driver" in kinds(outlook.outlook(FIXED[PLAIN], H200, about))
-    assert "driver" not in kinds(outlook.outlook(FIXED["cuda13.2-torch2.15.0-py3.11-debian12"], H200, about))
-
-
-def test_a_laptop_certifies_the_cpu_stack_and_names_the_gpus_of_the_others():
-    laptop = outlook.named("CPU")
-    assert [stack.id for stack in STACKS if not said(stack, laptop).reasons] == [
-        "cpu-torch2.13.0-py3.11-debian12"
-    ]
-    assert all("vendor" in kinds(said(stack, laptop)) for stack in STACKS if stack.vendor != "cpu")
 
 
 @pytest.mark.parametrize("text", ["H100:0", "H100:", "H100:-1", "H100:x", "8xH100", "TPU:4", "", ":8"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -117,13 +116,3 @@ def test_the_verdict_is_that_of_the_whole_file(text: bytes) -> None:
     assert answer(functools.partial(results.parse_to_judge, strict=True), text) == plain
     if not isinstance(plain, str):  # else no node hands it over as read
         assert answer(functools.partial(results.parse_to_judge, strict=False), text) == plain
-
-
-def test_a_file_of_a_run_is_judged_without_its_readings_and_with_its_bounds() -> None:
-    text = json.dumps(WHOLE).encode()
-    plain, fast = results.parse(text), results.parse_to_judge(text, where="", strict=False)
-    assert not isinstance(fast.checks[0].evidence, results.Evidence), "half of the file stays unread"
-    wanted = dataclasses.replace(required(), checks=tuple(check.id for check in plain.checks))
-    first, second = (verdict.judge(run, wanted, bounds.look_up(run, ROOT)) for run in (plain, fast))
-    assert first == second
-    assert sum(first.bounds.values()) > 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck.matrix import compat, known_issues, resolve
+from stackcheck.matrix import compat, resolve
 
 ROOT = Path(__file__).parents[3]
 STACKS = resolve.load_stacks(ROOT)
@@ -44,16 +44,3 @@ def test_no_patch_of_the_matrix_is_another_than_the_wheels(stack) -> None:
     minor = stack.runtime_version.rpartition(".")[0]
     assert stack.runtime_version in whole or minor in row.require["rocm"]
     assert not any(one.startswith(f"{minor}.") for one in whole if one != stack.runtime_version)
-
-
-def test_a_refusal_below_a_patch_reaches_the_stacks_by_their_true_release() -> None:
-    (graphs,) = [
-        issue
-        for issue in known_issues.load_known_issues(ROOT / "images/known-issues.yaml")
-        if issue.id == "K-hip-graph-corruption"
-    ]
-    below = [stack for stack in STACKS if stack.runtime_version in {"7.2.0", "7.2.1"}]
-    assert below
-    for stack in below:
-        assert graphs.hits({**stack.values, "arch": "gfx942"})
-        assert "gfx942" not in stack.archs

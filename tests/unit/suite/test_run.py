@@ -11,7 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -142,13 +141,6 @@ def test_the_user_of_the_container_has_no_account_and_only_root_comes_to_its_fol
             pwd.getpwuid(number)
 
 
-def test_suites_and_trainers_are_mounted_beside_each_other(tmp_path: Path) -> None:
-    (spec,) = run(make_plan(tmp_path), tmp_path).specs
-    targets = {mount.target: mount.source for mount in spec.mounts}
-    assert (targets["/stackcheck/tests"] / "pytest.ini").exists()
-    assert targets["/stackcheck/trainers"].is_dir()
-
-
 def of_vendor(plan: suite.RunPlan, vendor: str) -> suite.RunPlan:
     return dataclasses.replace(plan, host=dataclasses.replace(plan.host, vendor=vendor))
 
@@ -187,13 +179,6 @@ def test_a_lease_folder_that_all_users_can_write_is_closed_and_another_user_s_is
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
         controller.folders("amd")
-
-
-def test_the_lease_folder_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
-    with mock.patch.object(controller, "folders", wraps=controller.folders) as asked:
-        run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)
-    asked.assert_called_once()
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])

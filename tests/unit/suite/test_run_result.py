@@ -23,13 +23,6 @@ pytestmark = pytest.mark.usefixtures("frozen_once")
 HOUR, NONE = dt.timedelta(hours=1), dt.timedelta()
 
 
-def test_an_unchanged_plan_may_keep_its_result(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path)
-    assert suite.earlier_result(plan, tmp_path) is None
-    run(plan, tmp_path)
-    assert suite.earlier_result(make_plan(tmp_path), tmp_path) is not None
-
-
 def test_another_tier_may_not_keep_the_result(tmp_path: Path) -> None:
     run(make_plan(tmp_path), tmp_path)
     assert suite.earlier_result(make_plan(tmp_path, tier="standard"), tmp_path) is None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cyclonedx.model.bom import Bom
@@ -16,19 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_files import PYTHON, STATUS, HasFiles, dpkg
-from small_images import NOW, STACK_ID, certify, make_image, new_key, quiet
-from stackcheck.certificate import attached_sbom, attachments, publish
-from stackcheck.certificate.statement import SBOM, VSA
-from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
+from small_images import STACK_ID, make_image, new_key, quiet, release
+from stackcheck.engine.client import RunSpec
+from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json
-from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import interpreter, inventory, sbom, sbom_document
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stackcheck.engine.client import RunSpec
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -214,41 +207,8 @@ def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None
 
 @pytest.fixture
 def dist(image: Image, tmp_path: Path) -> Path:
-    release(image, tmp_path / "dist")
+    release(image, tmp_path / "dist", KEY)  # type: ignore[arg-type]
     return tmp_path / "dist"
-
-
-def release(image: Image, dist: Path, **changes: Any) -> None:
-    small: Any = image
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(small, KEY, **changes),
-        target=f"oci:{dist}",
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
-
-
-def test_the_attached_document_is_given_back_for_the_right_key_alone(dist: Path) -> None:
-    reference = f"oci:{dist}:{STACK_ID}"
-    document = attached_sbom.attached(reference, public_key=KEY.public_key())
-    assert document["components"][0]["name"] == "torch"
-    with pytest.raises(CertificateError, match="no SBOM signed"):
-        attached_sbom.attached(reference, public_key=new_key().public_key())
-    with pytest.raises(CertificateError):
-        attached_sbom.attached(f"oci:{dist}:other", public_key=KEY.public_key())
-
-
-def test_a_renewed_certificate_does_not_store_the_same_document_again(image: Image, dist: Path) -> None:
-    release(image, dist, now=NOW + dt.timedelta(days=8))
-    store = OciLayout(dist)
-    legacy = store.read_manifest(attachments.legacy_tag(image.manifest_digest)).descriptors("layers")
-    kinds = [layer.annotations["predicateType"] for layer in legacy]
-    assert (kinds.count(VSA), kinds.count(SBOM)) == (2, 1)
-    listed = attachments.bundles_of(store, image.manifest_digest)
-    kinds = [item.document["annotations"]["dev.sigstore.bundle.predicateType"] for item in listed]
-    assert (kinds.count(VSA), kinds.count(SBOM)) == (2, 1)
 
 
 def test_the_reader_finds_distributions_wherever_they_lie_and_says_what_it_may_not_read(

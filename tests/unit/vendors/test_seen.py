@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from stackcheck import vendors
 from stackcheck.vendors import Host, HostDevice, amd, cpu, nvidia, seen
 from stackcheck.vendors.seen import HostLink
 from vendors import amd_kernel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PORT, GPU, OTHER = "0000:00:01.0", "0000:1b:00.0", "0000:1f:00.0"
 SPEEDS = {

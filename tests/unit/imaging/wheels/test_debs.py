@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stackcheck.engine import apt, apt_archive
 from stackcheck.errors import EngineError
 from stackcheck.imaging.wheels import wheel_supply
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def pinned(data: bytes) -> wheel_supply.Pinned:

@@ -10,19 +10,15 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.errors import BuildError, ConfigurationError, FileError
 from stackcheck.files import atomic, origins
 from stackcheck.imaging.wheels import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stackcheck.imaging.wheels.environment import Made
+from stackcheck.imaging.wheels.environment import Made
 
 SCRIPT = b"#!python\nprint('hello')\n"
 FILES = {

@@ -46,20 +46,10 @@ def test_local_places_become_the_wheelhouse_and_remote_ones_pass(
     assert "/srv" not in text
 
 
-def test_an_empty_wheelhouse_is_not_named(settings: host_settings.HostSettings) -> None:
-    assert "/stackcheck-wheelhouse" not in settings.pip_conf(wheelhouse=False)
-
-
 def test_a_host_with_only_a_local_index_asks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_settings, "pip_settings", lambda: {"index-url": ("file:///srv/index/simple",)})
     monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
     assert "no-index = true" in host_settings.host_settings().pip_conf(wheelhouse=True)
-
-
-def test_a_host_without_settings_gives_an_empty_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_settings, "pip_settings", dict)
-    monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
-    assert host_settings.host_settings().pip_conf(wheelhouse=False) == ""
 
 
 def test_a_bundle_too_large_for_a_secret_is_refused_before_the_build(tmp_path: Path) -> None:
@@ -125,18 +115,6 @@ def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
         "my_lib-2.0-py3-none-any.whl",
         "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
     )
-
-
-def test_a_wheel_with_another_hash_than_the_lock_is_left_out(tmp_path: Path) -> None:
-    host = host_with(tmp_path, {"torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl": b"tampered"})
-    assert gather(entry("torch==2.13.0+cpu", b"torch"), host, tmp_path / "house") == ()
-
-
-def test_a_second_gathering_forgets_the_first(tmp_path: Path) -> None:
-    host = host_with(tmp_path, {"a-1.0-py3-none-any.whl": b"a"})
-    gather("a==1.0\n", host, tmp_path / "house")
-    assert gather("b==1.0\n", host, tmp_path / "house") == ()
-    assert list((tmp_path / "house").iterdir()) == []
 
 
 def test_a_users_wheel_is_left_as_it_is_and_one_of_the_cache_is_linked(tmp_path: Path) -> None:

@@ -6,23 +6,19 @@ import configparser
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stackcheck.imaging.wheels import host_settings, wheel_supply, wheelhouse
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.recipe import indexes, lock
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream, torch_places
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stackcheck.matrix.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[4]
 PUBLIC, AMDS = "https://download.pytorch.org/whl/", "https://repo.radeon.com/rocm/manylinux/"

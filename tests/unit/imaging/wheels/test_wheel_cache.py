@@ -19,28 +19,6 @@ from stackcheck.imaging.wheels import wheel_cache
 TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
 
 
-def lines() -> tuple[list[str], object]:
-    said: list[str] = []
-    return said, said.append
-
-
-def test_what_was_downloaded_once_is_taken_by_hash_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wheel = make_wheel(tmp_path / "index")
-    wanted = requirements.read_packages(locked_line(wheel))
-    cache = wheel_cache.WheelCache(tmp_path / "cache")
-    with index_of(wheel) as (address, fetched):
-        only_index(monkeypatch, address)
-        assert cache.find(wanted, print) == {}
-        assert cache.fill(wanted, TARGET, ()) == {}
-        assert len(fetched) == 1
-    (path,) = wheel_cache.WheelCache(tmp_path / "cache").find(wanted, print).values()
-    assert path.read_bytes() == wheel.read_bytes()
-    assert path.parent.name in wanted[0].hashes
-    assert not list(cache.folder.glob(".unfinished*"))
-
-
 def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = make_wheel(tmp_path / "index")
     wanted = requirements.read_packages(locked_line(wheel))
@@ -75,19 +53,6 @@ def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
         assert [path.name for path in cache.find(wanted, print).values()] == [fits.name]
         arm = platforms.InstallTarget(platform="linux/arm64", python="3.11", glibc=36)
         assert {package.name for package in cache.fill(wanted, arm, ())} == {"newer-glibc"}
-
-
-def test_a_wheel_of_another_hash_than_the_lock_never_enters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest, tampered = make_wheel(tmp_path / "honest"), make_wheel(tmp_path / "index")
-    tampered.write_bytes(honest.read_bytes() + b"more")
-    wanted = requirements.read_packages(locked_line(honest))
-    cache = wheel_cache.WheelCache(tmp_path / "cache")
-    with index_of(tampered) as (address, _):
-        only_index(monkeypatch, address)
-        assert set(cache.fill(wanted, TARGET, ())) == set(wanted)
-    assert not list((tmp_path / "cache").rglob("*.whl"))
 
 
 def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -164,18 +129,6 @@ def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) 
     with pytest.raises(FileError, match="cannot write the wheel cache") as caught:
         cache.keep("k" * 64, tmp_path)
     assert "--wheel-cache DIR, or off" in str(caught.value)
-
-
-def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_wanted: object, folder: Path, *_more: object) -> None:
-        (folder / "half-1.0-py3-none-any.whl").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(wheel_cache, "_pip_download", interrupt)
-    cache = wheel_cache.WheelCache(tmp_path / "cache")
-    with pytest.raises(KeyboardInterrupt):
-        cache.fill(requirements.read_packages(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
-    assert list(cache.folder.iterdir()) == []
 
 
 def test_an_index_that_never_answers_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
