@@ -9,9 +9,12 @@ import pytest
 
 from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, answer
 from small_flow import Job
+from stackcheck import flow
 from stackcheck.certificate.statement import TEST_RESULT, VSA, facts
 from stackcheck.imaging import build
+from stackcheck.matrix import matrix
 from stackcheck.oci.documents import is_digest
+from stackcheck.suite import subject as subjects
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -134,3 +137,19 @@ def test_what_is_certified_of_a_moving_tag_is_what_the_tag_named_once(
     image = build.adopt(FOREIGN, engine, folder=job.settings.folder("foreign"), report=job.lines.append)
     assert saved == [image.reference]
     assert is_digest(image.reference)
+
+
+def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(job: Job) -> None:
+    engine: Any = job.engine
+    policy = matrix.load_matrix(job.root / "matrix.yaml").policy
+    image = build.adopt(FOREIGN, engine, folder=job.settings.folder("foreign"), report=job.lines.append)
+    subject = subjects.of_image(image, policy, None, name="foreign", vendor=None)
+    assert (subject.vendor, subject.stack, subject.machines) == ("cpu", None, None)
+    judged = flow.test(subject, engine, job.settings, job.lines.append)
+    assert judged.verdict.status == "PASSED"
+    assert sorted(judged.verdict.required) == sorted(CHECKS)
+    flow.sign(subject, judged, job.settings)
+    predicate = job.signed("foreign")[PROVENANCE].document["predicate"]
+    assert predicate["buildDefinition"]["externalParameters"]["origin"] == "not built by this project"
+    assert predicate["buildDefinition"]["resolvedDependencies"] == []
+    assert job.signed("foreign")[TEST_RESULT].document["predicate"][RUN_FIELD]["id"] == judged.result.run_id

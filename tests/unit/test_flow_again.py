@@ -11,6 +11,8 @@ from small_checkout import CPU_STACK
 from small_flow import Job
 from stackcheck.certificate import keys, policy, signing
 from stackcheck.certificate.revoke import revoke
+from stackcheck.errors import CertificateError
+from stackcheck.oci.layout import OciLayout
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -133,3 +135,19 @@ def test_a_revoked_image_needs_a_new_run_that_began_after_it_by_any_clock(
     monkeypatch.setattr(policy, "CLOCK_SKEW", dt.timedelta(0))
     assert job.outcome(force=True).state == "certified"
     assert job.verify().verified_at > now
+
+
+def test_a_damaged_image_in_dist_is_published_again(job: Job) -> None:
+    image = job.outcome().image
+    assert image is not None
+    store = OciLayout(job.dist)
+    manifest = store.read_manifest(image.manifest_digest)
+    parts = [blob.digest for blob in (*manifest.descriptors("config"), *manifest.descriptors("layers"))]
+    for digest in (*parts, manifest.digest):
+        path = store.blob_path(digest)
+        path.write_bytes(path.read_bytes()[:-1] + b"~")
+        with pytest.raises(CertificateError):
+            job.verify()
+        assert job.outcome().state == "certified"
+        assert job.verify().digest == image.manifest_digest
+    assert len(job.engine.runs) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from small_target import HOUR, Publisher, refused
-from stackcheck.certificate import publish
+from stackcheck.certificate import attachments, publish
 from stackcheck.errors import PublishError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, RegistryError
@@ -219,3 +219,24 @@ def test_a_certificate_that_nobody_would_accept_is_not_promoted(publisher: Publi
             report=quiet,
             now=NOW + dt.timedelta(days=31),
         )
+
+
+def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    publisher.publish(image)
+    store = OciLayout(publisher.folder / "dist")
+    legacy = store.read_manifest(attachments.legacy_tag(image.manifest_digest))
+    assert [
+        layer.annotations["dev.cosignproject.cosign/signature"] for layer in legacy.descriptors("layers")
+    ] == ([""] * 4)
+    listed = store.read_manifest(image.manifest_digest.replace(":", "-")).descriptors("manifests")
+    tagged = {store.read_manifest(name).digest for name in store.tags() if name.startswith("cert-")}
+    assert {entry.digest for entry in listed} == tagged
+    assert len(tagged) == 4
+    for entry in listed:
+        document = store.read_manifest(entry.digest).document
+        assert (
+            entry.artifact_type == document["artifactType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
+        )
+        assert entry.annotations == document["annotations"]
+        assert document["subject"]["digest"] == image.manifest_digest

@@ -15,9 +15,12 @@ from small_images import NOW, STACK_ID, certify, new_key, quiet
 from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import attachments, predicates, publish, revoke
 from stackcheck.certificate.statement import (
+    VSA,
     Revocations,
+    evidence,
     revocations,
     sign,
+    status,
 )
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import layout
@@ -167,3 +170,26 @@ def test_nothing_of_a_revoked_image_that_cannot_be_read_or_is_gone_makes_it_vali
             monkeypatch.setattr(layout, "open_regular", fail)
             with pytest.raises(CertificateError):
                 publisher.verify(reference)
+
+
+def test_revoking_the_only_image_takes_its_tag_away(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    one = publisher.publish(image)
+    assert publisher.revoke(publisher.reference).removed == (STACK_ID,)
+    assert STACK_ID not in publisher.tags()
+    with pytest.raises(CertificateError, match="FAILED"):
+        publisher.verify(str(one.unique))
+
+
+def test_a_revocation_names_every_certificate_that_it_ends(publisher: Publisher) -> None:
+    image = publisher.image(b"first")
+    drivers = [result_files.host("nvidia", "H200", driver=driver) for driver in ("580.1", "570.9")]
+    signed = [certify(image, publisher.key, host=host) for host in drivers]
+    for envelopes in signed:
+        publisher.publish(image, envelopes=envelopes)
+    publisher.revoke(publisher.reference)
+    store = OciLayout(publisher.folder / "dist")
+    known = attachments.read_envelopes(store, image.manifest_digest, publisher.key.public_key())
+    summaries = [item.statement for item in known if item.statement.predicate_type == VSA]
+    (failed,) = (item for item in summaries if status(item) == "FAILED")
+    assert evidence(failed) == {envelopes[-1].statement.digest for envelopes in signed}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,20 @@ def test_a_wrong_content_type_of_a_registry_is_named_and_not_called_another_imag
             asked.verified(f"{host}/a/b:{STACK_ID}", now=NOW, **told)
     assert caught.value.got == (media_type or "none")
     assert OCI_MANIFEST in (caught.value.expected or "")
+
+
+def test_a_revocation_that_is_left_in_one_form_only_still_counts(dist: Path, image: SmallImage) -> None:
+    from stackcheck.certificate.revoke import revoke
+
+    before = dist.with_name("before")
+    shutil.copytree(dist, before)
+    one = next(name for name in OciLayout(dist).tags() if name.startswith(f"{STACK_ID}-"))
+    revoke(f"oci:{dist}:{one}", reason="NaN", key=KEY, now=NOW + DAY / 2, report=quiet)
+    store, old = OciLayout(dist), OciLayout(before)
+    legacy = attachments.legacy_tag(image.manifest_digest)
+    restored = old.read_manifest(legacy)
+    for blob in (*restored.descriptors("config"), *restored.descriptors("layers")):
+        store.write_blob(blob, lambda digest=blob.digest: old.read_blob(digest))
+    store.write_manifest(restored, legacy)
+    with pytest.raises(CertificateError, match="FAILED"):
+        asked.verified(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import result_files
 from small_checkout import CPU_STACK, call
 from stackcheck import cli
 
@@ -63,3 +65,15 @@ def test_publishing_with_a_mistyped_key_makes_no_key(small_checkout: Path, capsy
     done = call(capsys, "publish", CPU_STACK, "--key", typo)
     assert done.code == 2
     assert not typo.exists()
+
+
+def test_a_result_cannot_rewrite_what_judge_says_of_it(
+    small_checkout: Path, tmp_path: Path, capsys: Capsys
+) -> None:
+    check = result_files.check("test_kernels.py::test_gemm", "failed", reason=EVIL)
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result_files.result(check)))
+    done = call(capsys, "judge", path, "--root", small_checkout)
+    assert done.code == 6
+    assert "\x1b" not in done.out + done.err
+    assert r"\x1b]0;owned" in done.out

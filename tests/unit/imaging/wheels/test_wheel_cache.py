@@ -159,3 +159,15 @@ def test_the_environment_says_where(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert wheel_cache.default_folder() == expected
+
+
+def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_wanted: object, folder: Path, *_more: object) -> None:
+        (folder / "half-1.0-py3-none-any.whl").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wheel_cache, "_pip_download", interrupt)
+    cache = wheel_cache.WheelCache(tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        cache.fill(requirements.read_packages(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
+    assert list(cache.folder.iterdir()) == []
