@@ -6,10 +6,13 @@ In: arguments. Out: results on stdout, progress and errors on stderr, an exit co
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import logging
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +22,7 @@ from typer.exceptions import TyperException
 from stackcheck import __version__
 from stackcheck.cli import output, usage
 from stackcheck.cli.output import Printable, print_error, print_json_error
-from stackcheck.errors import StackcheckError
+from stackcheck.errors import FileError, StackcheckError
 from stackcheck.files.atomic import UNUSABLE, file_error
 
 if TYPE_CHECKING:
@@ -181,6 +184,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal, unless under nohup
         signal.signal(signal.SIGHUP, _interrupt)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: a file that a verb opens would get its number
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # to the end
     # Tags, packages, results and lines of containers are foreign: in no verb do they steer the terminal.
     out, err = Printable(sys.stdout), Printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -190,6 +196,7 @@ def main() -> None:
 def _run(out: Printable) -> None:
     try:
         ended = app(prog_name="stackcheck", standalone_mode=False)
+        out.flush()
         sys.exit(ended if isinstance(ended, int) else 0)
     except StackcheckError as error:
         _fail(error, out)
@@ -198,14 +205,14 @@ def _run(out: Printable) -> None:
             print(error.format_message(), file=sys.stderr)
             sys.exit(2)
         _fail(usage.as_error(error), out)
-    except BrokenPipeError:
-        sys.exit(0)
     except ModuleNotFoundError as error:
         missing = usage.missing_library(error)
         if missing is None:
             raise
         _fail(missing, out)
     except OSError as error:
+        if error.errno == errno.ENOENT and error.filename is None:  # as os.getcwd alone raises it
+            _fail(file_error(error, Path(os.environ.get("PWD", ".")), "go to a folder that exists"), out)
         if error.errno not in UNUSABLE:
             raise  # a defect of stackcheck: the traceback is needed
         _fail(file_error(error), out)
@@ -218,7 +225,11 @@ def _run(out: Printable) -> None:
 def _fail(error: StackcheckError, out: Printable) -> None:
     """Report an error, with --json on stdout too unless the verb's own document is there already."""
     error.exit_code = usage.exit_code(error, sys.argv[1:])
-    print_error(error)
-    if usage.asks_for_json(sys.argv[1:]) and not out.written:
-        print_json_error(error)
+    with contextlib.suppress(FileError):  # the code of the first error is the one to end with
+        out.flush()
+    with contextlib.suppress(FileError):
+        print_error(error)
+        if usage.asks_for_json(sys.argv[1:]) and not out.written:
+            print_json_error(error)
+            out.flush()
     sys.exit(error.exit_code)

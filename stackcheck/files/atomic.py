@@ -28,7 +28,7 @@ NEXT_STEP = "free disk space or fix the permissions, then run the same command a
 MOVE_AWAY = "move away the file or folder that is in the way, then run the same command again"
 
 
-def file_error(error: OSError, path: Path | None = None) -> FileError:
+def file_error(error: OSError, path: Path | None = None, next_step: str = NEXT_STEP) -> FileError:
     """The error for a user: which file, and what the operating system said."""
     # Of a copy, `filename2` is the destination.
     where = path or error.filename2 or error.filename
@@ -36,7 +36,7 @@ def file_error(error: OSError, path: Path | None = None) -> FileError:
         "cannot read or write a file",
         where=str(where) if where else None,
         got=error.strerror or str(error),
-        next_step=MOVE_AWAY if error.errno in IN_THE_WAY else NEXT_STEP,
+        next_step=MOVE_AWAY if error.errno in IN_THE_WAY else next_step,
     )
 
 
