@@ -211,8 +211,9 @@ def _run(out: Printable) -> None:
             raise
         _fail(missing, out)
     except OSError as error:
-        if error.errno == errno.ENOENT and error.filename is None:  # as os.getcwd alone raises it
-            _fail(file_error(error, Path(os.environ.get("PWD", ".")), "go to a folder that exists"), out)
+        if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd and tempfile alone
+            step = "go to a folder that exists, or name one for temporary files: export TMPDIR=FOLDER"
+            _fail(file_error(error, Path(os.environ.get("PWD", ".")), step), out)
         if error.errno not in UNUSABLE:
             raise  # a defect of stackcheck: the traceback is needed
         _fail(file_error(error), out)

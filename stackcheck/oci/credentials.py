@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import users
 
 DOCKER_HUB = "https://index.docker.io/v1/"  # the key under which docker keeps the credentials of docker.io
 TOKEN_USER = "<token>"  # noqa: S105  # the user name of a helper whose secret is an identity token
@@ -36,7 +37,7 @@ def find(host: str) -> Credentials | None:
     Raises:
         ConfigurationError: docker's config.json is broken, or its credential helper failed.
     """
-    path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    path = Path(os.environ.get("DOCKER_CONFIG") or users.home() / ".docker") / "config.json"
     if not path.exists():
         return None
     try:

@@ -168,7 +168,7 @@ def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...]
     """
     options = ["--python-version", python, *(["--pre"] if pre else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", name, *options],
+        [sys.executable, "-P", "-m", "pip", "index", "versions", name, *options],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -231,7 +231,7 @@ def _uv_settings(places: Mapping[str, Sequence[str]]) -> list[str]:
 @functools.lru_cache(maxsize=1)
 def _pip_config(_environment: tuple[tuple[str, str], ...]) -> str:
     """What `pip config list` prints: asked once a command, not half a second for each lock of each stack."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:  # without its answer a site's own index would be left out in silence
         raise ConfigurationError(
