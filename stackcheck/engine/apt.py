@@ -182,7 +182,7 @@ def options() -> tuple[str, ...]:
     """The host's apt settings that decide whether an archive is reached: proxies, CA file, date checks."""
     try:
         dump = subprocess.run(
-            ["apt-config", "dump"], capture_output=True, text=True, check=True, timeout=30
+            ["apt-config", "dump"], capture_output=True, errors="replace", check=True, timeout=30
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()

@@ -171,5 +171,5 @@ def _registry(host: str) -> HostFinding:
 
 
 def _first_line(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, errors="replace", check=False, timeout=30)
     return (done.stdout + done.stderr).strip().splitlines()[0]

@@ -209,7 +209,9 @@ def kubectl(*words: str, namespace: str | None = None) -> str:
     place = ["--namespace", namespace] if namespace else []
     command = ["kubectl", *place, *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, errors="replace", timeout=COMMAND_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise EngineError(
             "the cluster does not answer",

@@ -316,7 +316,7 @@ def _slurm(*command: str) -> str:
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
+            errors="replace",
             timeout=COMMAND_TIMEOUT_S,
             check=False,
             start_new_session=True,

@@ -294,7 +294,7 @@ def _run(command: list[str]) -> str | None:
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
+            errors="replace",
             check=False,
             env=environment,
             umask=0o022,

@@ -43,12 +43,13 @@ def find(host: str) -> Credentials | None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         names = (DOCKER_HUB, host) if host == "docker.io" else (host, f"https://{host}")
-        helper = next((config.get("credHelpers", {}).get(name) for name in names), None)
+        helper = next(((config.get("credHelpers") or {}).get(name) for name in names), None)
         if helper := helper or config.get("credsStore"):
             return _from_helper(helper, names[0])
-        entry = next((config["auths"][name] for name in names if name in config.get("auths", {})), None)
+        logins = config.get("auths") or {}
+        entry = next((logins[name] for name in names if name in logins), None)
         return _from_entry(entry) if entry else None
-    except (ValueError, AttributeError, TypeError, OSError) as error:
+    except (ValueError, AttributeError, TypeError, OSError, RecursionError) as error:
         raise ConfigurationError(
             "docker's configuration cannot be read", where=str(path), got=str(error), next_step="docker login"
         ) from error
@@ -69,7 +70,7 @@ def _from_helper(helper: str, host: str) -> Credentials | None:
             [program, "get"],
             input=host,
             capture_output=True,
-            text=True,
+            errors="replace",
             timeout=HELPER_TIMEOUT_S,
             check=False,
         )

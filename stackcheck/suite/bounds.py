@@ -198,7 +198,7 @@ def ask_suites(root: Path, question: Mapping[str, Any]) -> str:
         input=json.dumps(question),
         env={**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
-        text=True,
+        errors="replace",
         timeout=TIMEOUT_S,
         check=False,
     )

@@ -83,7 +83,7 @@ def _installed(name: str, kernel: str) -> tuple[ModuleVersion | None, str]:
     done = subprocess.run(
         [program, "-b", str(BASE), "-k", kernel, name],
         capture_output=True,
-        text=True,
+        errors="replace",
         timeout=TIMEOUT_S,
         check=False,
     )

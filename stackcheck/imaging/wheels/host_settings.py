@@ -125,7 +125,7 @@ def pip_settings() -> dict[str, tuple[str, ...]]:
     """
     command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        listed = subprocess.run(command, capture_output=True, errors="replace", check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(
             "cannot read pip's configuration",

@@ -243,7 +243,9 @@ def _pip(wanted: Sequence[Locked], folder: Path, options: Sequence[str]) -> subp
         command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         command += [*others, "--dest", str(folder), "--requirement", str(listed)]
         try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            return subprocess.run(
+                command, capture_output=True, errors="replace", timeout=TIMEOUT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             said = f"ERROR: pip did not end within {TIMEOUT_S:.0f} s"
             return subprocess.CompletedProcess(command, returncode=1, stdout="", stderr=said)
