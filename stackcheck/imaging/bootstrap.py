@@ -199,7 +199,7 @@ def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
 
 def _has_subordinate_ids(user: str) -> bool:
     try:
-        lines = SUBORDINATE_IDS.read_text(encoding="utf-8").splitlines()
+        lines = SUBORDINATE_IDS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
     return any(line.split(":")[0] in {user, str(os.geteuid())} for line in lines)

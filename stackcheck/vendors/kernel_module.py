@@ -97,6 +97,6 @@ def _installed(name: str, kernel: str) -> tuple[ModuleVersion | None, str]:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
