@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,7 @@ from typer.exceptions import TyperException
 from stackcheck import __version__
 from stackcheck.cli import output, usage
 from stackcheck.cli.output import Printable, print_error, print_json_error
-from stackcheck.errors import FileError, StackcheckError
+from stackcheck.errors import FileError, MachineUnfitError, StackcheckError
 from stackcheck.files.atomic import UNUSABLE, file_error
 
 if TYPE_CHECKING:
@@ -217,6 +218,12 @@ def _run(out: Printable) -> None:
         if error.errno not in UNUSABLE:
             raise  # a defect of stackcheck: the traceback is needed
         _fail(file_error(error), out)
+    except subprocess.TimeoutExpired as error:
+        words = error.cmd if isinstance(error.cmd, str) else " ".join(map(str, error.cmd))
+        slow = MachineUnfitError(
+            "a program of this host does not end", where=words, got=f"{error.timeout:g} s"
+        )
+        _fail(slow, out)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     finally:

@@ -129,10 +129,10 @@ def _name_of_group(number: int) -> str:
 
 def has_buildx() -> bool:
     """Whether the Docker client on PATH has the buildx plugin; podman's `docker` only has the word."""
-    if not shutil.which("docker"):
-        return False
-    done = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False, timeout=30)
-    return done.returncode == 0 and b"docker/buildx" in done.stdout
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False, timeout=30)
+        return done.returncode == 0 and b"docker/buildx" in done.stdout
+    return False
 
 
 def recipe_for_host() -> Recipe:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
-# What a full or failing disk, a quota, a read-only disk and a missing permission raise.
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+# What a full or failing disk, a quota, a limit, a read-only disk and a missing permission raise.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 # What a file where a folder is expected raises, or a folder where a file is expected.
 IN_THE_WAY = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY}
 UNUSABLE = NO_ROOM | IN_THE_WAY | {errno.ENAMETOOLONG, errno.ELOOP}
