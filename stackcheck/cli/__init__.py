@@ -206,28 +206,28 @@ def _run(out: Printable) -> None:
             print(error.format_message(), file=sys.stderr)
             sys.exit(2)
         _fail(usage.as_error(error), out)
-    except ModuleNotFoundError as error:
-        missing = usage.missing_library(error)
-        if missing is None:
-            raise
-        _fail(missing, out)
-    except OSError as error:
-        if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd and tempfile alone
-            step = "go to a folder that exists, or name one for temporary files: export TMPDIR=FOLDER"
-            _fail(file_error(error, Path(os.environ.get("PWD", ".")), step), out)
-        if error.errno not in UNUSABLE:
+    except (ModuleNotFoundError, OSError, subprocess.TimeoutExpired) as error:
+        found = _of_this_host(error)
+        if found is None:
             raise  # a defect of stackcheck: the traceback is needed
-        _fail(file_error(error), out)
-    except subprocess.TimeoutExpired as error:
-        words = error.cmd if isinstance(error.cmd, str) else " ".join(map(str, error.cmd))
-        slow = MachineUnfitError(
-            "a program of this host does not end", where=words, got=f"{error.timeout:g} s"
-        )
-        _fail(slow, out)
+        _fail(found, out)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     finally:
         _default_signals()
+
+
+def _of_this_host(error: ModuleNotFoundError | OSError | subprocess.TimeoutExpired) -> StackcheckError | None:
+    """The error of what the host lacks or does; None: a defect of stackcheck."""
+    if isinstance(error, ModuleNotFoundError):
+        return usage.missing_library(error)
+    if isinstance(error, subprocess.TimeoutExpired):
+        words = error.cmd if isinstance(error.cmd, str) else " ".join(map(str, error.cmd))
+        return MachineUnfitError("a program does not end", where=words, got=f"{error.timeout:g} s")
+    if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd and tempfile alone
+        step = "go to a folder that exists, or name one for temporary files: export TMPDIR=FOLDER"
+        return file_error(error, Path(os.environ.get("PWD", ".")), step)
+    return file_error(error) if error.errno in UNUSABLE else None
 
 
 def _fail(error: StackcheckError, out: Printable) -> None:
