@@ -31,7 +31,7 @@ VERBS = {
     "refused": ("explain", "rocm=7.2.4", "torch=99"),
     "wrong": ("list", "--jsn"),
 }
-MODULES = ("json", "random", "types", "typing", "logging", "queue", "pip", "harness", "vendors", "re")
+MODULES = ("json", "random", "types", "queue", "pip", "harness", "vendors", "re")
 
 
 @dataclasses.dataclass
@@ -173,8 +173,7 @@ def test_an_environment_changes_no_answer(
         change(place)
     done = call(place, verb)
     said = done.stdout + done.stderr
-    assert "Traceback" not in said, said
-    assert "Exception ignored" not in said, said
+    assert not {"Traceback", "Exception"} & {*said.split()}, said
     assert done.returncode in {usual.returncode, *place.own_codes}, said
     if place.said and done.returncode == usual.returncode:
         assert done.stdout.replace(str(place.root or ROOT), str(ROOT)) == usual.stdout
