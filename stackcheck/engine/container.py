@@ -347,7 +347,7 @@ def opened(timeout_s: float) -> DockerClient:
     """A client of the daemon that `DOCKER_HOST` names, or else of the default socket.
 
     Raises:
-        EngineError: `DOCKER_HOST` or docker's own configuration is none; the SDK checks neither.
+        EngineError: `DOCKER_HOST` or docker's own configuration is wrong; the SDK checks neither.
     """
     import docker
 

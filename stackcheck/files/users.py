@@ -31,7 +31,7 @@ def home() -> Path:
     """The home that the environment names, else the one of the user's account.
 
     Raises:
-        FileError: There is none, as in a container that was started with a number.
+        FileError: Nobody named one, as in a container that was started with a number.
     """
     named = os.environ.get("HOME", "")
     if not named:
