@@ -14,6 +14,7 @@ import gzip
 import importlib
 import json
 import struct
+import zlib
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,13 @@ _CODES = {
     65: "int64",
 }
 _SHAPES = ("uint8", "uint16", "uint32", "uint64")
-_HERE = {"gz": gzip.decompress, "bz2": bz2.decompress}
-_MODULES = {"zstd": "zstd", "br": "brotli", "snappy": "snappy"}  # with the names of their packages below
-_PACKAGES = {"zstd": "zstd", "br": "brotli", "snappy": "python-snappy"}
+# How each compression's package is named, its module, and what it raises for damaged bytes.
+_PACKAGES = {
+    "br": ("brotli", "brotli", "error"),
+    "snappy": ("python-snappy", "snappy", "UncompressError"),
+    "zstd": ("zstandard", "zstandard", "ZstdError"),
+}
+_COMPRESSIONS = ("gz", "bz2", *_PACKAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,22 +242,33 @@ def _raw(folder: Path, shard: dict[str, Any]) -> Path:
 
 def _unpacked(packed: Path, compression: str, expected: int) -> bytes:
     family = compression.partition(":")[0]
-    if family not in {**_HERE, **_MODULES}:
-        raise RefusedError(
-            f"{packed}: unknown compression {compression}; known: {', '.join({**_HERE, **_MODULES})}"
-        )
+    if family not in _COMPRESSIONS:
+        raise RefusedError(f"{packed}: unknown compression {compression}; known: {', '.join(_COMPRESSIONS)}")
+    unpack, damaged = _reader(packed, family)
     try:
-        unpack = _HERE.get(family) or importlib.import_module(_MODULES[family]).decompress
-    except ImportError as error:
-        raise RefusedError(
-            f"{packed}: compressed with {compression}; pip install {_PACKAGES[family]}"
-        ) from error
-    data: bytes = unpack(packed.read_bytes())
+        data: bytes = unpack(packed.read_bytes())
+    except damaged as error:
+        raise RefusedError(f"{packed}: damaged, {family} says {error}; copy it again") from error
     if len(data) != expected:
         raise RefusedError(
             f"{packed}: {len(data)} bytes when unpacked, {INDEX} says {expected}; copy it again"
         )
     return data
+
+
+def _reader(packed: Path, family: str) -> tuple[Callable[[bytes], Any], tuple[type[Exception], ...]]:
+    """The function that unpacks bytes of this compression, and what it raises for damaged ones."""
+    if family in {"gz", "bz2"}:
+        return (gzip if family == "gz" else bz2).decompress, (OSError, EOFError, ValueError, zlib.error)
+    package, name, error = _PACKAGES[family]
+    try:
+        module = importlib.import_module(name)
+    except ImportError as missing:
+        raise RefusedError(f"{packed}: compressed with {family}; pip install {package}") from missing
+    if family == "zstd":
+        reader = module.ZstdDecompressor().stream_reader
+        return lambda data: reader(data, read_across_frames=True).read(), (module.ZstdError,)
+    return module.decompress, (getattr(module, error),)
 
 
 def write(folder: Path, rows: list[npt.NDArray[Any]], *, per_shard: int = 64) -> None:

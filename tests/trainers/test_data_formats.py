@@ -1,6 +1,7 @@
 """Data that users bring, in files of the real packages: every token as it was written, in one order."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,20 @@ def test_what_is_not_known_is_refused_with_its_encoding(tmp_path: Path) -> None:
         opened(short).sample(0)
 
 
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "other bytes"])
+@pytest.mark.parametrize("compression", ["gz", "bz2", "zstd", "br", "snappy"])
+def test_a_damaged_compressed_shard_is_refused(compression: str, damage: str, tmp_path: Path) -> None:
+    folder = mosaic.write(tmp_path / "shards", "ndarray:int32", rows_of("int32"), compression=compression)
+    assert epoch(opened(folder)), "it is read before it is damaged"
+    (packed,) = folder.glob("shard.*")
+    whole = packed.read_bytes()
+    flipped = bytes([whole[0] ^ 0xFF, *whole[1:]])
+    new = {"cut": whole[:-9], "empty": b"", "flipped": flipped, "other bytes": bytes(range(256)) * 9}[damage]
+    packed.write_bytes(new)
+    with pytest.raises(RefusedError, match=f"{re.escape(str(packed))}: .*; copy it again"):
+        epoch(opened(folder))
+
+
 def test_our_shards_are_read_by_the_real_package(tmp_path: Path) -> None:
     rows = rows_of("uint16", top=60_000)
     shards.write(tmp_path, rows, per_shard=5)
@@ -111,7 +126,8 @@ def test_our_shards_are_read_by_the_real_package(tmp_path: Path) -> None:
 
 def saved(folder: Path, rows: list[dict[str, Any]]) -> Any:
     """A data set as its users have it: made from JSON lines (from_dict cannot pickle pyarrow 26's types)."""
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     lines = folder.with_suffix(".json")
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = datasets.Dataset.from_json(str(lines), cache_dir=str(folder.with_suffix(".cache")))
@@ -120,7 +136,8 @@ def saved(folder: Path, rows: list[dict[str, Any]]) -> Any:
 
 
 def test_a_saved_data_set_is_read_by_rows_or_tokenized(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = rows_of("int64")
     saved(tmp_path / "ids", [{"input_ids": row.tolist()} for row in rows])
     assert epoch(opened(tmp_path / "ids")) == sorted(row.tobytes() for row in rows)

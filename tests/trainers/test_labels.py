@@ -40,7 +40,8 @@ def rows_of(drawn: random.Random, count: int = 64) -> list[dict[str, list[int]]]
 
 
 def saved(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     lines = folder.with_suffix(".json")
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     datasets.Dataset.from_json(str(lines), cache_dir=str(folder.with_suffix(".cache"))).save_to_disk(folder)

@@ -103,7 +103,8 @@ def come():  # as a signal that comes just before a wait: known to Python, and n
 
 launch.stop_runs_on_sigterm()
 threading.Thread(target=come, daemon=True).start()
-compare_runs.main(["--arm", "a: @sh -c 'sleep 600'", "--arm", "b: @sh -c 'sleep 600'", "--steps", "100", *sys.argv[1:]])
+arms = ["--arm", "a: @sh -c 'sleep 600'", "--arm", "b: @sh -c 'sleep 600'", "--steps", "100"]
+compare_runs.main([*arms, *sys.argv[1:]])
 """
 
 
