@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
 
-from stackcheck.files import yamlfile
+from stackcheck.files import users, yamlfile
 from stackcheck.files.border import Closed
 
 VARIABLE = "STACKCHECK_MIRRORS"
@@ -110,8 +110,7 @@ def load_mirrors(named: Path | None = None) -> Mirrors:
 
 def default_file() -> Path:
     """The user's own file."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "stackcheck" / "mirrors.yaml"
+    return users.folder("XDG_CONFIG_HOME") / "stackcheck" / "mirrors.yaml"
 
 
 def _below(address: str, begins: str) -> bool:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from stackcheck.certificate import keyring, passphrase
 from stackcheck.errors import CertificateError, ConfigurationError
+from stackcheck.files import users
 from stackcheck.files.regular import read_regular
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ MOST_STEPS = 400  # folders and links on the way to a file
 
 def default_path() -> Path:
     """Where this user's signing key is: $XDG_CONFIG_HOME/stackcheck, or ~/.config/stackcheck."""
-    home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path.home() / ".config") / "stackcheck" / KEY_NAME
+    return users.folder("XDG_CONFIG_HOME") / "stackcheck" / KEY_NAME
 
 
 def public_path(path: Path) -> Path:

@@ -6,10 +6,14 @@ In: arguments. Out: results on stdout, progress and errors on stderr, an exit co
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import logging
+import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +24,7 @@ from stackcheck import __version__
 from stackcheck.cli import options as opt
 from stackcheck.cli import output, usage
 from stackcheck.cli.output import Printable, print_error, print_json_error
-from stackcheck.errors import StackcheckError
+from stackcheck.errors import FileError, MachineUnfitError, StackcheckError
 from stackcheck.files.atomic import UNUSABLE, file_error
 
 if TYPE_CHECKING:
@@ -181,6 +185,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal, unless under nohup
         signal.signal(signal.SIGHUP, _interrupt)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: a file that a verb opens would get its number
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # to the end
     # Tags, packages, results and lines of containers are foreign: in no verb do they steer the terminal.
     out, err = Printable(sys.stdout), Printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -190,6 +197,7 @@ def main() -> None:
 def _run(out: Printable) -> None:
     try:
         ended = app(prog_name="stackcheck", standalone_mode=False)
+        out.flush()
         sys.exit(ended if isinstance(ended, int) else 0)
     except StackcheckError as error:
         _fail(error, out)
@@ -198,27 +206,38 @@ def _run(out: Printable) -> None:
             print(error.format_message(), file=sys.stderr)
             sys.exit(2)
         _fail(usage.as_error(error), out)
-    except BrokenPipeError:
-        sys.exit(0)
-    except ModuleNotFoundError as error:
-        missing = usage.missing_library(error)
-        if missing is None:
-            raise
-        _fail(missing, out)
-    except OSError as error:
-        if error.errno not in UNUSABLE:
+    except (ModuleNotFoundError, OSError, subprocess.TimeoutExpired) as error:
+        found = _of_this_host(error)
+        if found is None:
             raise  # a defect of stackcheck: the traceback is needed
-        _fail(file_error(error), out)
+        _fail(found, out)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     finally:
         _default_signals()
 
 
+def _of_this_host(error: ModuleNotFoundError | OSError | subprocess.TimeoutExpired) -> StackcheckError | None:
+    """The error of what the host lacks or does; None: a defect of stackcheck."""
+    if isinstance(error, ModuleNotFoundError):
+        return usage.missing_library(error)
+    if isinstance(error, subprocess.TimeoutExpired):
+        words = error.cmd if isinstance(error.cmd, str) else " ".join(map(str, error.cmd))
+        return MachineUnfitError("a program does not end", where=words, got=f"{error.timeout:g} s")
+    if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd and tempfile alone
+        step = "go to a folder that exists, or name one for temporary files: export TMPDIR=FOLDER"
+        return file_error(error, Path(os.environ.get("PWD", ".")), step)
+    return file_error(error) if error.errno in UNUSABLE else None
+
+
 def _fail(error: StackcheckError, out: Printable) -> None:
     """Report an error, with --json on stdout too unless the verb's own document is there already."""
     error.exit_code = usage.exit_code(error, sys.argv[1:])
-    print_error(error)
-    if usage.asks_for_json(sys.argv[1:]) and not out.written:
-        print_json_error(error)
+    with contextlib.suppress(FileError):  # the code of the first error is the one to end with
+        out.flush()
+    with contextlib.suppress(FileError):
+        print_error(error)
+        if usage.asks_for_json(sys.argv[1:]) and not out.written:
+            print_json_error(error)
+            out.flush()
     sys.exit(error.exit_code)

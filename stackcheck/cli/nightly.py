@@ -4,7 +4,6 @@ Out: what the night concluded, and an exit code; or the files of a timer that ca
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from stackcheck.cli import options as opt
 from stackcheck.cli import report as page
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError, StackcheckError
+from stackcheck.files import users
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.oci.store import parse_target
@@ -225,7 +225,7 @@ def install_timer(
     wanted = install.TimerSettings(
         root=root.resolve(),
         program=".venv/bin/stackcheck" if github else str(Path(sys.executable).parent / "stackcheck"),
-        user=user or getpass.getuser(),
+        user=user or users.name(),
         # On GitHub the key is a secret, which the workflow itself hands over.
         options=_passed_on(target, None if github else opt.key_path(key, sign_with), sign_with, vendor),
         alerts=("--alerts", str(alerts.absolute())) if alerts and not github else (),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import json
 import os
@@ -9,9 +11,11 @@ import shutil
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from stackcheck.errors import StackcheckError
+from stackcheck.files.atomic import file_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +44,8 @@ def shown(text: str, *, lines: bool = False) -> str:
 class Printable(io.TextIOBase):
     """A stream for text alone: it escapes each character that controls a terminal.
 
-    A program that `run` starts writes to `buffer`, past this: it may draw what it likes.
+    A reader that ends early, as `head` does, stops no work and changes no exit code. A program that `run`
+    starts writes to `buffer`, past this: it may draw what it likes.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -62,18 +67,31 @@ class Printable(io.TextIOBase):
         """Write a text as `shown` has it."""
         if not isinstance(text, str):
             raise TypeError(f"a text was expected, not {type(text).__name__}")
-        self._stream.write(shown(text, lines=True))
-        self.written = True
+        self.write_styled(shown(text, lines=True))
         return len(text)
 
     def write_styled(self, text: str) -> None:
         """Write a coloured text, whose foreign parts went through `shown` before."""
-        self._stream.write(text)
         self.written = True
+        with self._to_nobody():
+            self._stream.write(text)
 
     def flush(self) -> None:
         """Flush the stream itself."""
-        self._stream.flush()
+        with self._to_nobody():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _to_nobody(self) -> Iterator[None]:
+        """Throw away what comes after a failure; it is an error unless a pipe's reader has ended."""
+        try:
+            yield
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if error.errno != errno.EPIPE:
+                raise file_error(error, Path(self._stream.name)) from error
 
     def fileno(self) -> int:
         """The descriptor of the stream itself."""

@@ -110,7 +110,7 @@ def host_release() -> dict[str, str]:
     """`/etc/os-release`: ID, VERSION_ID, VERSION_CODENAME and the rest."""
     try:
         return platform.freedesktop_os_release()
-    except OSError:
+    except (OSError, ValueError):  # absent, or not UTF-8
         return {}
 
 
@@ -120,7 +120,7 @@ def sources(folder: Path = APT) -> tuple[AptSource, ...]:
     for path in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         if not path.is_file() or path.name.startswith(OWN_PREFIX):
             continue
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".list":
             found += one_line_sources(text)
         elif path.suffix == ".sources":
@@ -182,7 +182,7 @@ def options() -> tuple[str, ...]:
     """The host's apt settings that decide whether an archive is reached: proxies, CA file, date checks."""
     try:
         dump = subprocess.run(
-            ["apt-config", "dump"], capture_output=True, text=True, check=True, timeout=30
+            ["apt-config", "dump"], capture_output=True, errors="replace", check=True, timeout=30
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()

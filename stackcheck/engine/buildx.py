@@ -165,7 +165,7 @@ def platforms() -> tuple[str, ...]:
         EngineError: buildx is missing or the daemon does not answer.
     """
     command = ["docker", "buildx", "inspect", "default", "--bootstrap"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, errors="replace", check=False, timeout=60)
     found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)
     if done.returncode or not found:
         raise EngineError("the builder does not list its platforms", got=(done.stderr or done.stdout)[-500:])
@@ -185,7 +185,6 @@ def _spawn_bake(targets: Sequence[str]) -> subprocess.Popen[str]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             errors="replace",
         )
     except OSError as error:

@@ -68,7 +68,7 @@ class Engine:
         import docker
 
         try:
-            client = docker.from_env(timeout=API_TIMEOUT_S)
+            client = container.opened(API_TIMEOUT_S)
             client.ping()
             answers = client.version()
         except (docker.errors.DockerException, OSError) as error:

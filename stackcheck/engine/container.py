@@ -342,6 +342,27 @@ def _kill(container: Container) -> None:
         container.kill()
 
 
+def opened(timeout_s: float) -> DockerClient:
+    """A client of the daemon that `DOCKER_HOST` names, or else of the default socket.
+
+    Raises:
+        EngineError: `DOCKER_HOST` or docker's own configuration is wrong; the SDK checks neither.
+    """
+    import docker
+
+    try:
+        return docker.from_env(timeout=timeout_s)  # type: ignore[arg-type]
+    except (docker.errors.DockerException, OSError):
+        raise
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise EngineError(
+            "docker's settings cannot be read",
+            where="DOCKER_HOST, DOCKER_CONFIG or ~/.docker/config.json",
+            got=str(error),
+            next_step="docker info, which names the one that is wrong",
+        ) from error
+
+
 @contextlib.contextmanager
 def engine_errors(doing: str) -> Iterator[None]:
     """Turn exceptions of the Docker SDK into errors of stackcheck."""

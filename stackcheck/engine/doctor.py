@@ -94,7 +94,7 @@ def _buildx() -> HostFinding:
         name="buildx",
         ok=ok,
         needed=True,
-        found=_first_line(["docker", "buildx", "version"]) if ok else "no buildx plugin",
+        found=_first_line(["docker", "buildx", "version"]),  # or why it cannot tell
         fix=None if ok else "stackcheck doctor --fix",
     )
 
@@ -171,5 +171,8 @@ def _registry(host: str) -> HostFinding:
 
 
 def _first_line(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return (done.stdout + done.stderr).strip().splitlines()[0]
+    try:
+        done = subprocess.run(command, capture_output=True, errors="replace", check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return next(iter((done.stdout + done.stderr).strip().splitlines()), f"{command[0]} prints nothing")

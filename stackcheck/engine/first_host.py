@@ -9,7 +9,6 @@ that follow measure the bounds of this machine.
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
 import platform
 import re
@@ -17,14 +16,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import __version__, vendors
 from stackcheck.errors import ChecksFailedError, MachineUnfitError
+from stackcheck.files import users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 RUNS = 3
 OF_A_VERDICT = (ChecksFailedError.exit_code, MachineUnfitError.exit_code)
@@ -159,7 +159,7 @@ def private(value: Any, words: Sequence[str]) -> Any:
 def _names() -> Iterator[str]:
     """The names of this host, its user and the user's folder."""
     name = socket.gethostname()
-    found = (name, name.partition(".")[0], platform.node(), getpass.getuser(), str(Path.home()))
+    found = (name, name.partition(".")[0], platform.node(), users.name(), str(users.home()))
     yield from (one for one in found if len(one) >= SHORTEST and one not in {"root", "/root", "localhost"})
 
 
@@ -167,7 +167,11 @@ def _run(arguments: Sequence[str], show: Callable[[str], object]) -> tuple[int, 
     command = (sys.executable, "-m", "stackcheck", *arguments)
     lines: list[str] = []
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        errors="replace",
     ) as process:
         for line in process.stdout or ():
             show(line)

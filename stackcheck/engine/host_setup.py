@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stackcheck.engine import apt
+from stackcheck.engine import apt, container
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ def _name_of_group(number: int) -> str:
 
 def has_buildx() -> bool:
     """Whether the Docker client on PATH has the buildx plugin; podman's `docker` only has the word."""
-    if not shutil.which("docker"):
-        return False
-    done = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False, timeout=30)
-    return done.returncode == 0 and b"docker/buildx" in done.stdout
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False, timeout=30)
+        return done.returncode == 0 and b"docker/buildx" in done.stdout
+    return False
 
 
 def recipe_for_host() -> Recipe:
@@ -171,7 +171,7 @@ def _installed(packages: Sequence[str]) -> set[str]:
     """Which of these packages are installed; none where there is no dpkg."""
     asked = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *packages]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(asked, capture_output=True, errors="replace", check=False, timeout=30)
     except OSError:
         return set()
     return {line.split()[0] for line in done.stdout.splitlines() if line.endswith(" installed")}
@@ -261,7 +261,7 @@ def apt_install(packages: Sequence[str]) -> None:
             done = subprocess.run(
                 command,
                 capture_output=True,
-                text=True,
+                errors="replace",
                 check=False,
                 env=environment,
                 timeout=INSTALL_TIMEOUT_S,
@@ -282,16 +282,14 @@ def socket_answers(timeout_s: float = 5.0) -> bool:
     """Whether Docker's daemon answers at `DOCKER_HOST`, or else at the default socket.
 
     Raises:
-        EngineError: podman answers in its place.
+        EngineError: podman answers in its place, or docker's settings cannot be read.
     """
     import docker
-    import requests
 
-    with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
-        client = docker.from_env(timeout=timeout_s)  # type: ignore[arg-type]
-        with contextlib.closing(client):
-            refuse_podman(client.version())
-            return True
+    gone = (docker.errors.DockerException, OSError)  # also of requests
+    with contextlib.suppress(*gone), contextlib.closing(container.opened(timeout_s)) as client:
+        refuse_podman(client.version())
+        return True
     return False
 
 
@@ -358,7 +356,9 @@ def free_build_cache(enough: Callable[[], bool], report: Callable[[str], None]) 
 
 def _prune(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PRUNE_TIMEOUT_S)
+        done = subprocess.run(
+            command, capture_output=True, errors="replace", check=False, timeout=PRUNE_TIMEOUT_S
+        )
         problem = done.stderr.strip() if done.returncode else None
     except subprocess.TimeoutExpired as error:
         problem = f"no end within {error.timeout:g} s"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
-# What a full or failing disk, a quota, a read-only disk and a missing permission raise.
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+# What a full or failing disk, a quota, a limit, a read-only disk and a missing permission raise.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 # What a file where a folder is expected raises, or a folder where a file is expected.
 IN_THE_WAY = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY}
 UNUSABLE = NO_ROOM | IN_THE_WAY | {errno.ENAMETOOLONG, errno.ELOOP}
@@ -30,7 +30,7 @@ NEXT_STEP = "free disk space or fix the permissions, then run the same command a
 MOVE_AWAY = "move away the file or folder that is in the way, then run the same command again"
 
 
-def file_error(error: OSError, path: Path | None = None) -> FileError:
+def file_error(error: OSError, path: Path | None = None, next_step: str = NEXT_STEP) -> FileError:
     """The error for a user: which file, and what the operating system said."""
     # Of a copy, `filename2` is the destination.
     where = path or error.filename2 or error.filename
@@ -38,7 +38,7 @@ def file_error(error: OSError, path: Path | None = None) -> FileError:
         "cannot read or write a file",
         where=str(where) if where else None,
         got=error.strerror or str(error),
-        next_step=MOVE_AWAY if error.errno in IN_THE_WAY else NEXT_STEP,
+        next_step=MOVE_AWAY if error.errno in IN_THE_WAY else next_step,
     )
 
 

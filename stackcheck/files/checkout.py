@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from stackcheck.errors import ConfigurationError, FileError
+from stackcheck.files import users
 
 MARK, RULES = "matrix.yaml", "images/compat.yaml"
 PARTS = (MARK, "images", "tests", "trainers")
@@ -46,8 +47,7 @@ def users_own() -> Path:
         ConfigurationError: As `shipped`.
         FileError: The folder cannot be written.
     """
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    folder = Path(base).absolute() / "stackcheck"
+    folder = users.folder("XDG_DATA_HOME") / "stackcheck"
     source = shipped()
     try:
         folder.mkdir(parents=True, exist_ok=True)

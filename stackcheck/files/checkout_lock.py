@@ -42,7 +42,7 @@ def _held(file: FileIO, path: Path, what: str, report: Callable[[str], None]) ->
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = path.read_text(encoding="utf-8").strip() or "another process"
+        holder = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
         report(f"waiting for {holder}, which works in this checkout ({path})")
         fcntl.flock(file, fcntl.LOCK_EX)
     file.truncate(0)

@@ -118,7 +118,7 @@ def ask(system: str, *command: str, package: str, look: str) -> str:
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
+            errors="replace",
             timeout=COMMAND_TIMEOUT_S,
             check=False,
             start_new_session=True,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck import vendors
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
+from stackcheck.files import users
 from stackcheck.files.atomic import file_error
 from stackcheck.fleet.job import subject_of
 from stackcheck.fleet.node import load_image
@@ -338,4 +339,4 @@ def default_state() -> Path:
     """Where a node keeps its gates: never below a checkout that many nodes share."""
     if os.geteuid() == 0:
         return Path("/var/lib/stackcheck/gate")
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "stackcheck/gate"
+    return users.folder("XDG_STATE_HOME") / "stackcheck/gate"

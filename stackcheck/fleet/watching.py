@@ -138,7 +138,7 @@ class Watched:
             (*self.command, "get", "--raw", url),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
+            errors="replace",
             start_new_session=True,  # Ctrl-C is for stackcheck, which then closes this
         ) as self._child:
             if self._over.is_set():

@@ -165,7 +165,7 @@ def _candidate_too_old(of: Distribution) -> str:
         shown = subprocess.run(
             ["apt-cache", "show", "--no-all-versions", of.keyring_package],
             capture_output=True,
-            text=True,
+            errors="replace",
             check=False,
             timeout=30,
         ).stdout

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
-from stackcheck.files import dpkg_status
+from stackcheck.files import dpkg_status, users
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import base_sources
 
@@ -186,7 +185,7 @@ def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
             expected="what makes base images from packages, without root in a user namespace",
             next_step=f"sudo apt-get install -y {' '.join(lacking)}",
         )
-    user = _user()
+    user = users.name()
     if not _has_subordinate_ids(user):
         raise EngineError(
             "this user has no subordinate ids, with which mmdebstrap works without root",
@@ -197,17 +196,9 @@ def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
     return found
 
 
-def _user() -> str:
-    """This user's name, or its number where no file knows it, as in a container that was started with one."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
-
-
 def _has_subordinate_ids(user: str) -> bool:
     try:
-        lines = SUBORDINATE_IDS.read_text(encoding="utf-8").splitlines()
+        lines = SUBORDINATE_IDS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
     return any(line.split(":")[0] in {user, str(os.geteuid())} for line in lines)
@@ -302,7 +293,7 @@ def _run(command: list[str]) -> str | None:
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
+            errors="replace",
             check=False,
             env=environment,
             umask=0o022,

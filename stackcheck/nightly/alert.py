@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
 
 from stackcheck.errors import ConfigurationError, NothingSelectedError, StackcheckError
-from stackcheck.files import yamlfile
+from stackcheck.files import users, yamlfile
 from stackcheck.files.border import Closed
 from stackcheck.nightly import summary
 from stackcheck.nightly.decide import GOOD
@@ -267,8 +267,7 @@ def load_addressees(named: Path | None = None) -> Addressees:
     """
     path = named or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is None:
-        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-        path = Path(base) / "stackcheck" / "alerts.yaml"
+        path = users.folder("XDG_CONFIG_HOME") / "stackcheck" / "alerts.yaml"
         if not path.is_file():
             return NOBODY
     content = yamlfile.load_yaml(path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import users
 
 DOCKER_HUB = "https://index.docker.io/v1/"  # the key under which docker keeps the credentials of docker.io
 TOKEN_USER = "<token>"  # noqa: S105  # the user name of a helper whose secret is an identity token
@@ -36,18 +37,19 @@ def find(host: str) -> Credentials | None:
     Raises:
         ConfigurationError: docker's config.json is broken, or its credential helper failed.
     """
-    path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    path = Path(os.environ.get("DOCKER_CONFIG") or users.home() / ".docker") / "config.json"
     if not path.exists():
         return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         names = (DOCKER_HUB, host) if host == "docker.io" else (host, f"https://{host}")
-        helper = next((config.get("credHelpers", {}).get(name) for name in names), None)
+        helper = next(((config.get("credHelpers") or {}).get(name) for name in names), None)
         if helper := helper or config.get("credsStore"):
             return _from_helper(helper, names[0])
-        entry = next((config["auths"][name] for name in names if name in config.get("auths", {})), None)
+        logins = config.get("auths") or {}
+        entry = next((logins[name] for name in names if name in logins), None)
         return _from_entry(entry) if entry else None
-    except (ValueError, AttributeError, TypeError, OSError) as error:
+    except (ValueError, AttributeError, TypeError, OSError, RecursionError) as error:
         raise ConfigurationError(
             "docker's configuration cannot be read", where=str(path), got=str(error), next_step="docker login"
         ) from error
@@ -68,7 +70,7 @@ def _from_helper(helper: str, host: str) -> Credentials | None:
             [program, "get"],
             input=host,
             capture_output=True,
-            text=True,
+            errors="replace",
             timeout=HELPER_TIMEOUT_S,
             check=False,
         )

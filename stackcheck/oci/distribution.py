@@ -12,11 +12,11 @@ import functools
 import hashlib
 import os
 import time
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import requests
 
+from stackcheck.files import users
 from stackcheck.oci.documents import (
     CHUNK_BYTES,
     DOCKER_INDEX,
@@ -37,6 +37,7 @@ from stackcheck.oci.upload import Uploading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from stackcheck.oci.patience import Patience
     from stackcheck.oci.store import Store
@@ -269,7 +270,7 @@ def _lock_folder() -> Path:
 
     XDG_RUNTIME_DIR is not used: a login has it and cron does not, so two writers would use two locks.
     """
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "stackcheck"
+    return users.folder("XDG_STATE_HOME") / "stackcheck"
 
 
 def _opened(path: Path) -> IO[str]:

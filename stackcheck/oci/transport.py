@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import email.utils
 import json
-import os
 import re
 import ssl
 import time
@@ -20,6 +19,7 @@ import requests
 
 from stackcheck import __version__
 from stackcheck.errors import ConfigurationError
+from stackcheck.files import users
 from stackcheck.oci import credentials
 from stackcheck.oci.addresses import is_loopback, origin
 from stackcheck.oci.documents import CHUNK_BYTES, TIMEOUT_S, MissingError, RegistryError
@@ -325,6 +325,6 @@ def _tls(host: str) -> ssl.SSLContext | None:
 
 
 def _folders(host: str) -> list[Path]:
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    home = users.folder("XDG_CONFIG_HOME")
     places = (*CERTIFICATES, home / "docker" / "certs.d", home / "containers" / "certs.d")
     return [place / host for place in places if (place / host).is_dir()]

@@ -215,7 +215,7 @@ def _started(command: Sequence[str], root: Path, output: int | IO[str]) -> Itera
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=output,
         stderr=subprocess.STDOUT,
-        text=True,
+        errors="replace",
     ) as process:
         try:
             yield process

@@ -168,9 +168,9 @@ def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...]
     """
     options = ["--python-version", python, *(["--pre"] if pre else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", name, *options],
+        [sys.executable, "-P", "-m", "pip", "index", "versions", name, *options],
         capture_output=True,
-        text=True,
+        errors="replace",
         timeout=TIMEOUT_S,
         check=False,
         env={**os.environ, **_variables([*pip_places(find_links=True), *also])},
@@ -231,8 +231,8 @@ def _uv_settings(places: Mapping[str, Sequence[str]]) -> list[str]:
 @functools.lru_cache(maxsize=1)
 def _pip_config(_environment: tuple[tuple[str, str], ...]) -> str:
     """What `pip config list` prints: asked once a command, not half a second for each lock of each stack."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
+    done = subprocess.run(command, capture_output=True, errors="replace", timeout=60, check=False)
     if done.returncode:  # without its answer a site's own index would be left out in silence
         raise ConfigurationError(
             "pip cannot be asked where this site's packages are",
@@ -270,7 +270,9 @@ def _compile(
         command += ["--index-strategy", "unsafe-best-match", *options, "-o", str(output)]
         command.append(str(folder / "wanted.in"))
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, errors="replace", timeout=TIMEOUT_S, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise UnresolvedError(requirements[0], silent=True) from error
         if done.returncode != 0:

@@ -2,7 +2,7 @@
 
 The image under test wrote the result, so the bounds in it are compared with these and never trusted. Which
 bound applies to which metric is known to tests/acceptance/harness alone; stackcheck never imports the suites,
-so it runs that module as a program (`python -m harness.bounds`).
+so it runs that module as a program.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Ask = Callable[[Path, Mapping[str, Any]], str]
 
 TIMEOUT_S = 60
+# -P and no PYTHONPATH: a module of the current folder is not the suites', and their path may have a colon.
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from harness import bounds; bounds.main()"
 # What a bound rests on, from the strongest to the weakest.
 BoundClass = Literal["measured", "published", "derived"]
 CLASSES: tuple[BoundClass, ...] = ("measured", "published", "derived")
@@ -192,11 +194,11 @@ def ask_suites(root: Path, question: Mapping[str, Any]) -> str:
     """
     suites = root / "tests" / "acceptance"
     ended = subprocess.run(
-        [sys.executable, "-m", "harness.bounds"],
+        [sys.executable, "-P", "-c", PROGRAM, str(suites)],
         input=json.dumps(question),
-        env={**os.environ, "PYTHONPATH": str(suites), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
-        text=True,
+        errors="replace",
         timeout=TIMEOUT_S,
         check=False,
     )

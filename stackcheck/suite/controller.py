@@ -65,7 +65,6 @@ class Controller:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C is for the tool, which ends this process in order
         ) as process:

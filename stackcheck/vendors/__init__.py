@@ -348,7 +348,7 @@ def _nvls(vendor: Vendor) -> Nvls:
 
 def cpu_model() -> str:
     """The processor's name as the kernel gives it."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()

@@ -182,6 +182,6 @@ def _properties(node: Path) -> dict[str, int]:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None

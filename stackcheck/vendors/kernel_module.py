@@ -83,7 +83,7 @@ def _installed(name: str, kernel: str) -> tuple[ModuleVersion | None, str]:
     done = subprocess.run(
         [program, "-b", str(BASE), "-k", kernel, name],
         capture_output=True,
-        text=True,
+        errors="replace",
         timeout=TIMEOUT_S,
         check=False,
     )
@@ -97,6 +97,6 @@ def _installed(name: str, kernel: str) -> tuple[ModuleVersion | None, str]:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None

@@ -100,7 +100,7 @@ def _generations(ports: Sequence[Path], name: str) -> list[int]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 

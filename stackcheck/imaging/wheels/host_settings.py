@@ -121,9 +121,9 @@ def pip_settings() -> dict[str, tuple[str, ...]]:
     Raises:
         ConfigurationError: pip is not installed.
     """
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        listed = subprocess.run(command, capture_output=True, errors="replace", check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(
             "cannot read pip's configuration",

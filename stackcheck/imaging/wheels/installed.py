@@ -119,7 +119,7 @@ def environment(interpreter: Path) -> Environment:
     """
     command = [str(interpreter), "-I", "-c", _ASK]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, errors="replace", check=True, timeout=TIMEOUT_S)
         answer = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigurationError(

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import FileError
+from stackcheck.files import users
 from stackcheck.files.digest import sha256_of
 from stackcheck.files.requirements import split_places
 
@@ -50,14 +51,14 @@ def default_folder() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named == OFF:
         return None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(named).expanduser() if named else Path(base) / "stackcheck" / "wheel-cache"
+    if named:
+        return Path(named).expanduser()
+    return users.folder("XDG_CACHE_HOME") / "stackcheck" / "wheel-cache"
 
 
 def secret_path() -> Path:
     """Where the secret is that seals stages: $XDG_CONFIG_HOME/stackcheck, or ~/.config/stackcheck."""
-    home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path.home() / ".config") / "stackcheck" / "wheel-cache.secret"
+    return users.folder("XDG_CONFIG_HOME") / "stackcheck" / "wheel-cache.secret"
 
 
 class WheelCache:
@@ -239,10 +240,12 @@ def _pip(wanted: Sequence[Locked], folder: Path, options: Sequence[str]) -> subp
         lines = [f"--{option} {place}" for option, of in places.items() for place in of]
         lines += [package.requirement for package in wanted]
         listed.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         command += [*others, "--dest", str(folder), "--requirement", str(listed)]
         try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            return subprocess.run(
+                command, capture_output=True, errors="replace", timeout=TIMEOUT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             said = f"ERROR: pip did not end within {TIMEOUT_S:.0f} s"
             return subprocess.CompletedProcess(command, returncode=1, stdout="", stderr=said)

@@ -68,3 +68,10 @@ def test_the_second_source_is_pinned_away_but_for_the_engine(
     assert "Package: docker.io docker-cli\nPin: release n=trixie\nPin-Priority: 990" in pins
     assert "Package: *\nPin: release n=trixie\nPin-Priority: -1" in pins
     assert apt.sources(deb822) == before  # what this tool wrote is never taken for the host's own
+
+
+def test_apts_files_are_read_in_any_encoding(tmp_path: Path) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d" / "key.gpg").write_bytes(b"\x99\xff")
+    (tmp_path / "sources.list").write_bytes(b"# f\xfcr uns\ndeb http://host/debian bookworm main\n")
+    assert [source.suites for source in apt.sources(tmp_path)] == [("bookworm",)]

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stackcheck.cli.host import app
-from stackcheck.engine import doctor, host_setup
+from stackcheck.engine import container, doctor, host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.errors import EngineError
 
@@ -72,3 +72,25 @@ def test_the_disk_that_must_be_free_can_be_named(tmp_path: Path) -> None:
     assert isinstance(result.exception, EngineError)
     disk = next(finding for finding in json.loads(result.stdout) if finding["name"] == "disk")
     assert "1000000000 GB needed" in disk["found"]
+
+
+@pytest.mark.parametrize("body", ["", "#!/bin/sh\nprintf '\\377'", "#!/bin/sh\nexit 3"])
+def test_a_docker_that_is_none_lacks_buildx(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docker").write_text(body)
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not host_setup.has_buildx()
+    assert doctor._buildx().found
+
+
+@pytest.mark.parametrize("config", ["[]", "5", '{"proxies": [1]}', "[" * 100_000])
+def test_dockers_settings_of_any_shape_are_an_error(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    with pytest.raises(EngineError, match="docker's settings"):
+        container.opened(1.0)

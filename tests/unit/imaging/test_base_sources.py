@@ -181,7 +181,7 @@ def test_without_root_what_is_missing_is_named(there, ids, told, tmp_path, monke
     way = base_sources.Way(name="one archive", sources="x")
     monkeypatch.setattr(base_sources, "ways", lambda *_args: (way,))
     monkeypatch.setattr(bootstrap.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(bootstrap.pwd, "getpwuid", lambda _uid: type("User", (), {"pw_name": "me"}))
+    monkeypatch.setattr(bootstrap.users.pwd, "getpwuid", lambda _uid: type("User", (), {"pw_name": "me"}))
     monkeypatch.setattr(bootstrap.shutil, "which", lambda name: name if name in there else None)
     (tmp_path / "subuid").write_text(ids)
     monkeypatch.setattr(bootstrap, "SUBORDINATE_IDS", tmp_path / "subuid")

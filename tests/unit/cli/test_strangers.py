@@ -1,0 +1,200 @@
+"""An environment that nobody tuned for changes no answer, and is no traceback, no hang and no rubbish.
+
+Each member of each axis is in one draw, beside a member of another axis that is drawn at random.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import os
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from small_checkout import ROOT
+from stackcheck.errors import FileError
+from stackcheck.files import users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MAIN = "from stackcheck.cli import main; main()"
+VERBS = {
+    "list": ("list",),
+    "judge": ("judge", f"{ROOT}/docs/results/suites-h100-x1-standard.json"),
+    "refused": ("explain", "rocm=7.2.4", "torch=99"),
+    "wrong": ("list", "--jsn"),
+}
+MODULES = ("json", "random", "types", "queue", "pip", "harness", "vendors", "re")
+
+
+@dataclasses.dataclass
+class Place:
+    """Where and how a stranger calls the tool."""
+
+    folder: Path
+    environment: dict[str, str]
+    cwd: Path = ROOT
+    root: Path | None = None  # None: the verb looks for it
+    before: str = ""  # lines of sh
+    after: str = ""  # redirections
+    said: bool = True  # whether the streams still say what the verb says
+    own_codes: tuple[int, ...] = ()
+
+    def set(self, **values: str | None) -> None:
+        for name, value in values.items():
+            self.environment.pop(name, None)
+            if value is not None:
+                self.environment[name] = value
+
+
+def checkout(name: str) -> Callable[[Place], None]:
+    def change(place: Place) -> None:
+        place.root = place.folder / name
+        place.root.symlink_to(ROOT)
+
+    return change
+
+
+def modules(place: Place) -> None:
+    place.cwd, place.root = place.folder, ROOT
+    for name in MODULES:
+        (place.cwd / f"{name}.py").write_text("raise SystemExit('the module of the current folder')\n")
+
+
+def gone(place: Place) -> None:
+    place.before, place.own_codes = f"cd {place.folder} && mkdir gone && cd gone && rmdir ../gone", (10,)
+
+
+def variables(**values: str | None) -> Callable[[Place], None]:
+    return lambda place: place.set(**values)
+
+
+def streams(after: str, *own_codes: int, said: bool = False) -> Callable[[Place], None]:
+    def change(place: Place) -> None:
+        place.after, place.said, place.own_codes = after, said, own_codes
+
+    return change
+
+
+def before(line: str) -> Callable[[Place], None]:
+    def change(place: Place) -> None:
+        place.before = f"{line}; {place.before or ':'}"
+
+    return change
+
+
+AXES: dict[str, tuple[Callable[[Place], None], ...]] = {
+    "checkout": (
+        modules,
+        *map(checkout, ("two words", "a:b", "a\nb", "a[b]*{c}", "Übung-проект", "n" * 200)),
+    ),
+    "folder": (gone,),
+    "temporary": (variables(TMPDIR="/nonexistent"), variables(TMPDIR=""), variables(TMPDIR="relative")),
+    "rights": (before("umask 077"), before("umask 000"), before("ulimit -n 32")),
+    "python": (
+        variables(PYTHONWARNINGS="error"),
+        variables(PYTHONOPTIMIZE="2"),
+        variables(PYTHONSAFEPATH="1"),
+        variables(PYTHONUTF8="0", LC_ALL="C", PYTHONCOERCECLOCALE="0"),
+    ),
+    "terminal": (variables(TERM="dumb", NO_COLOR="1"), variables(COLUMNS="-5"), variables(TERM=None)),
+    "streams": (
+        streams("<&-", said=True),
+        streams(">&-"),
+        streams("<&- >&- 2>&-"),
+        streams("2>&1 | true"),
+        streams("| head -c 1 >&2"),
+        streams(">/dev/full", 10),
+        streams("2>/dev/full", 10),
+    ),
+    "clock": (variables(TZ="Asia/Kathmandu"), variables(TZ="none/such"), variables(SOURCE_DATE_EPOCH="x")),
+}
+MEMBERS = [(axis, change) for axis, changes in AXES.items() for change in changes]
+
+
+def draws() -> list[tuple[str, tuple[Callable[[Place], None], ...]]]:
+    """A verb, and the changes of its environment: each member once, with one of another axis."""
+    rng = random.Random(27)
+    left = rng.sample(MEMBERS, len(MEMBERS))
+    found = []
+    while left:
+        axis, change = left.pop()
+        other = next((one for one in left if one[0] != axis), None)
+        if other:
+            left.remove(other)
+        asks_suites = "checkout" in {axis, *(other or ())[:1]}
+        verb = "judge" if asks_suites else rng.choice([*VERBS])
+        found.append((verb, (change, *([other[1]] if other else []))))
+    return found
+
+
+def call(place: Place, verb: str) -> subprocess.CompletedProcess[str]:
+    words = [*VERBS[verb], *(["--root", str(place.root)] if place.root else [])]
+    program = f'{place.before or ":"}\n"$0" -P -c "$@" {place.after}\nexit ${{PIPESTATUS[0]}}'
+    return subprocess.run(
+        ["bash", "-c", program, sys.executable, MAIN, *words],
+        cwd=place.cwd,
+        env=place.environment,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=300,
+        check=False,
+    )
+
+
+def made(folder: Path) -> Place:
+    for name in ("home", "tmp"):
+        (folder / name).mkdir(parents=True)
+    kept = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+    own = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return Place(folder=folder, environment=kept | own)
+
+
+@functools.cache
+def plain(verb: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return call(made(folder / f"plain-{verb}"), verb)
+
+
+@pytest.mark.parametrize(("verb", "changes"), draws(), ids=[str(n) for n in range(len(draws()))])
+def test_an_environment_changes_no_answer(
+    verb: str, changes: tuple[Callable[[Place], None], ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    usual = plain(verb, tmp_path_factory.getbasetemp())
+    place = made(tmp_path_factory.mktemp("stranger"))
+    for change in changes:
+        change(place)
+    done = call(place, verb)
+    said = done.stdout + done.stderr
+    assert not {"Traceback", "Exception"} & {*said.split()}, said
+    assert done.returncode in {usual.returncode, *place.own_codes}, said
+    if place.said and done.returncode == usual.returncode:
+        assert done.stdout.replace(str(place.root or ROOT), str(ROOT)) == usual.stdout
+    assert not any((place.folder / "tmp").iterdir())
+
+
+def test_where_a_users_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    monkeypatch.setenv("HOME", "/somebody")
+    assert str(users.folder("XDG_CONFIG_HOME")) == "/somebody/.config"
+    monkeypatch.setattr(users.os, "geteuid", lambda: 2**31 - 7)
+    for home in ("", "relative"):
+        monkeypatch.setenv("HOME", home)
+        with pytest.raises(FileError, match="no home") as caught:
+            users.folder("XDG_CONFIG_HOME")
+        assert str(caught.value.where) == f"user {2**31 - 7}"
+
+
+def test_what_other_programs_print_may_have_any_bytes() -> None:
+    for path in sorted((ROOT / "stackcheck").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {word.arg for word in node.keywords} if isinstance(node, ast.Call) else set()
+            if ast.unparse(getattr(node, "func", ast.Constant(0))).startswith("subprocess."):
+                assert "errors" in names or not names & {"text", "encoding"}, f"{path}:{node.lineno}"
