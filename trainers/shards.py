@@ -34,16 +34,7 @@ INDEX = "index.json"
 TOKEN_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 TOKENS = ("tokens", "input_ids")
 # Code of a dtype in the first byte of a value whose encoding does not name it; only those of whole numbers.
-_CODES = {
-    8: "uint8",
-    9: "int8",
-    16: "uint16",
-    17: "int16",
-    32: "uint32",
-    33: "int32",
-    64: "uint64",
-    65: "int64",
-}
+_CODES = dict(zip((8, 9, 16, 17, 32, 33, 64, 65), TOKEN_TYPES, strict=True))
 _SHAPES = ("uint8", "uint16", "uint32", "uint64")
 # How each compression's package is named, its module, and what it raises for damaged bytes.
 _PACKAGES = {
