@@ -109,13 +109,6 @@ def test_labels_that_cannot_be_meant_are_refused(name: str, tmp_path: Path, reco
         record(1, *JOB, str(saved(tmp_path / "rows", rows)))
 
 
-@pytest.mark.parametrize("flags", ["--pack concat", "--model moe", "--pp 2"])
-def test_labels_where_they_would_be_lost_are_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        options.parse(["--labels", "labels", "--data", "x", *flags.split()])
-    assert "--labels does not work with" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("source", ["synthetic", "text", "corpus"])
 def test_labels_of_data_without_columns_are_refused(source: str, tmp_path: Path) -> None:
     import data

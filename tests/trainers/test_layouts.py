@@ -1,9 +1,5 @@
 """Every layout of ranks trains the same model: losses within a band of one process, and clear refusals."""
 
-import contextlib
-import importlib
-import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -18,7 +14,6 @@ from agree import nearer, same_bits, same_loss_in_half, same_training
 
 import waits
 from conftest import Record
-from harness import forked, server_main
 from whole import read
 
 TRAIN = Path(__file__).resolve().parents[2] / "trainers" / "train.py"
@@ -195,46 +190,6 @@ def test_the_librarys_own_model_is_the_same_job_in_our_loop(alone: dict[str, Any
 def test_each_family_trains(model: str, record: Record) -> None:
     losses = record(2, "--model", model, "--steps", "24", "--lr", "5e-3")["losses"]
     assert sum(losses[-6:]) < 0.97 * sum(losses[:6])
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--tp", "2", "--parallel", "full_shard"),
-        ("--implementation", "fused"),
-        ("--model", "flux", "--tp", "2"),
-        ("--size", "9b"),
-        ("--global-batch", "7", "--micro-batch", "2"),
-        ("--tp", "3"),
-    ],
-    ids=" ".join,
-)
-@pytest.mark.usefixtures("loaded")
-def test_what_cannot_run_is_refused_with_one_line(flags: tuple[str, ...], tmp_path: Path) -> None:
-    stderr = tmp_path / "stderr.txt"
-    if (pid := os.fork()) == 0:  # a new Python would load torch again to refuse six lines
-        _become_train(flags, stderr)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
-    said = stderr.read_text()
-    assert "train.py" in said
-    assert "Traceback" not in said
-
-
-@pytest.fixture(scope="module")
-def loaded() -> None:
-    """What train.py would load anew in every fork."""
-    for name in server_main.MODULES:
-        with contextlib.suppress(ImportError):  # an older torch has fewer
-            importlib.import_module(name)
-
-
-def _become_train(flags: tuple[str, ...], stderr: Path) -> None:
-    """Run train.py in this fork, which ends with it."""
-    for number, name in ((1, os.devnull), (2, stderr)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not pytest's capture
-    sys.argv = [str(TRAIN), *flags]
-    forked.run(lambda: runpy.run_path(str(TRAIN), run_name="__main__"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

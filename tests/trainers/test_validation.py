@@ -103,12 +103,3 @@ def test_validation_samples_are_those_of_no_seed_of_the_job_and_equal_for_all() 
     same_bits(sample("1"), sample("2"))
     source = data.open_source(options.parse([]), vocab=128, seq_len=16)
     assert all(not torch.equal(sample("1"), source.sample(number)) for number in range(64))
-
-
-@pytest.mark.parametrize(
-    "flags", ["--validate-every 2", "--validation-data text", "--validate-every 0 --validation-data text"]
-)
-def test_half_a_validation_is_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        options.parse(flags.split())
-    assert "--validat" in capsys.readouterr().err
