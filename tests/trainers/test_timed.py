@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from figures import figure
+from programs import ends_with_its_run
 
 import loss_curve
 import train
@@ -78,19 +78,7 @@ launch.run(launch.System("long", ("sh", "-c", f"echo $$ > {sys.argv[1]}; exec sl
 
 def test_sigterm_to_a_tool_ends_its_runs(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
-    tool = subprocess.Popen([sys.executable, "-c", PROGRAM, noted], cwd=TOOLS)
-    try:
-        limit = time.monotonic() + 60
-        while not (noted.exists() and noted.read_text().strip()):
-            assert time.monotonic() < limit
-            time.sleep(0.05)
-        tool.send_signal(signal.SIGTERM)
-        assert tool.wait(60) == 128 + signal.SIGTERM
-    finally:
-        tool.kill()
-        tool.wait(timeout=waits.LIMIT_S)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(noted.read_text()), 0)
+    ends_with_its_run(PROGRAM, noted, str(noted), cwd=TOOLS)
 
 
 SEEN_LATE = """
