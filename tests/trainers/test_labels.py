@@ -8,6 +8,7 @@ import mosaic
 import pytest
 import torch
 from agree import same_sums, same_training
+from layout_flags import LAYOUTS, each
 from torch import nn
 
 import options
@@ -18,14 +19,7 @@ from models.layers import LossHead
 
 SEQ, VOCAB = 32, 128
 JOB = ("--steps", "4", "--global-batch", "8", "--seq-len", f"{SEQ}", "--labels", "labels", "--data")
-LAYOUTS = {
-    "microbatches": (1, "--micro-batch", "1"),
-    "fsdp2": (2, "--micro-batch", "2"),
-    "full-shard": (2, "--parallel", "full_shard"),
-    "zero1": (2, "--parallel", "zero1", "--micro-batch", "2"),
-    "tensor": (2, "--tp", "2", "--micro-batch", "8"),
-    "chunked-loss": (2, "--loss-chunks", "4"),
-}
+NAMES = ("fsdp2-accumulated", "fsdp2", "full-shard", "zero1-accumulated", "tensor", "chunked-loss")
 
 
 def rows_of(drawn: random.Random, count: int = 64) -> list[dict[str, list[int]]]:
@@ -49,8 +43,7 @@ def alone(record: Record, folder: Path) -> dict[str, Any]:
     return record(1, *JOB, str(folder), "--micro-batch", "8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each(NAMES, quick=set())
 def test_a_step_is_the_mean_over_its_labels_in_every_layout(
     layout: str, alone: dict[str, Any], folder: Path, record: Record
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from agree import nearer, same_bits, same_loss_in_half, same_training
+from layout_flags import LAYOUTS, each
 
 import waits
 from conftest import Record
@@ -32,34 +33,7 @@ def alone(record: Record) -> dict[str, Any]:
     return record(1, *BATCH, "--micro-batch", "8")
 
 
-LAYOUTS = {
-    "fsdp2": (2,),
-    "fsdp2-accumulated": (2, "--micro-batch", "1"),
-    "fsdp2-reduced-each-time": (2, "--micro-batch", "1", "--reduce-each"),
-    "fsdp2-kept-gathered": (2, "--no-reshard"),
-    "hsdp": (4, "--replicas", "2", "--micro-batch", "2"),
-    "hybrid-shard": (4, "--parallel", "hybrid_shard", "--replicas", "2", "--micro-batch", "2"),
-    "full-shard": (2, "--parallel", "full_shard"),
-    "shard-grad-op": (2, "--parallel", "shard_grad_op"),
-    "no-shard": (2, "--parallel", "no_shard"),
-    "zero1": (2, "--parallel", "zero1"),
-    "zero1-accumulated": (2, "--parallel", "zero1", "--micro-batch", "2"),
-    "tensor": (2, "--tp", "2", "--micro-batch", "8"),
-    "pipeline": (2, "--pp", "2", "--micro-batch", "2"),
-    "recompute": (2, "--recompute", "full"),
-    "recompute every other block": (2, "--recompute", "half"),
-    "chunked-loss": (2, "--loss-chunks", "4"),
-}
-
-
-# Each has code of its own; the other layouts differ from one of them in a setting.
-OWN_CODE = {"fsdp2", "full-shard", "zero1", "tensor", "pipeline"}
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
-)
+@each()
 def test_losses_equal_one_process(layout: str, alone: dict[str, Any], record: Record) -> None:
     ranks, *flags = LAYOUTS[layout]
     got = record(ranks, *BATCH, *flags)
@@ -67,10 +41,7 @@ def test_losses_equal_one_process(layout: str, alone: dict[str, Any], record: Re
     same_training(got, alone)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
-)
+@each()
 def test_weight_decay_is_of_matrices_alone_in_every_layout(layout: str, record: Record) -> None:
     ranks, *flags = LAYOUTS[layout]
     decay = ("--weight-decay", "30")
@@ -86,10 +57,7 @@ def unused_alone(program: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return program(UNUSED, 1, *BATCH, "--micro-batch", "8")
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
-)
+@each()
 def test_an_unused_and_a_frozen_weight_change_nothing_for_the_others(
     layout: str, unused_alone: dict[str, Any], tmp_path: Path, program: Callable[..., dict[str, Any]]
 ) -> None:

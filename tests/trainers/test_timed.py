@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from figures import figure
 from programs import ends_with_its_run
+from records import record_of
 
-import loss_curve
 import train
 import waits
 from tools import compare_runs, launch
@@ -142,22 +142,6 @@ def test_sigterm_while_a_run_is_made_ends_that_run(thread: str, tmp_path: Path) 
             os.kill(int(noted.read_text()), signal.SIGKILL)
 
 
-def arm_record(losses: list[float]) -> dict[str, Any]:
-    names = (*loss_curve.OPTIONS, "pack", "precision", "parallel", "implementation")
-    return {
-        "options": {**dict.fromkeys(names, "x"), "steps": len(losses)},
-        "plan": dict.fromkeys(loss_curve.PLAN, 1),
-        "losses": losses,
-        "gradient_norms": losses,
-        "problems": [],
-        "first_step": 0,
-        "software": {"torch": "2.13"},
-        "device": {"model": "H200"},
-        "world_size": 1,
-        "performance": {"unit": "tokens", "tokens_per_s_per_gpu": 1000.0},
-    }
-
-
 def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +154,7 @@ def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
             both.wait(60)  # one arm alone never comes through
         if system.name == "fp8" and len(began) <= 2:
             raise launch.RunError("fp8 ended with 1", 1)
-        return arm_record(losses)
+        return record_of(losses)
 
     monkeypatch.setattr(launch, "run", run)
     command = ["--beside", "0,1", "--arm", "bf16: --ranks 1", "--arm", "fp8: --ranks 1", "--steps", "100"]
@@ -197,8 +181,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         def run(system: launch.System, flags: list[str], **_: object) -> dict[str, Any]:
             name, words = system.name, [*system.command, *flags]
             assert "-seed" not in name or words[words.index("--seed") + 1] == name[-1]
-            record = arm_record(curves[name])
-            return record | {"options": record["options"] | {"steps": 100}}
+            return record_of(curves[name], steps=100)
 
         monkeypatch.setattr(launch, "run", run)
         others = (name for name in curves if name.partition("-")[0] not in {"bf16", "fp8"})
