@@ -260,35 +260,3 @@ def _reader(packed: Path, family: str) -> tuple[Callable[[bytes], Any], tuple[ty
         reader = module.ZstdDecompressor().stream_reader
         return lambda data: reader(data, read_across_frames=True).read(), (module.ZstdError,)
     return module.decompress, (getattr(module, error),)
-
-
-def write(folder: Path, rows: list[npt.NDArray[Any]], *, per_shard: int = 64) -> None:
-    """Write rows of one type as shards that mosaicml-streaming reads too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shards = [
-        _write_shard(folder, number, rows[begin : begin + per_shard])
-        for number, begin in enumerate(range(0, len(rows), per_shard))
-    ]
-    (folder / INDEX).write_text(json.dumps({"version": 2, "shards": shards}))
-
-
-def _write_shard(folder: Path, number: int, rows: list[npt.NDArray[Any]]) -> dict[str, Any]:
-    basename, start = f"shard.{number:05}.mds", 4 + 4 * (len(rows) + 1)
-    values = [bytes([4 + 2]) + struct.pack("<I", len(row)) + row.tobytes() for row in rows]  # a uint32 shape
-    offsets = accumulate((4 + len(value) for value in values), initial=start)
-    body = b"".join(struct.pack("<I", len(value)) + value for value in values)
-    head = struct.pack(f"<{len(rows) + 2}I", len(rows), *offsets)
-    (folder / basename).write_bytes(head + body)
-    return {
-        "column_encodings": [f"ndarray:{rows[0].dtype.name}"],
-        "column_names": ["tokens"],
-        "column_sizes": [None],
-        "compression": None,
-        "format": "mds",
-        "hashes": [],
-        "size_limit": None,
-        "version": 2,
-        "zip_data": None,
-        "raw_data": {"basename": basename, "bytes": len(head + body), "hashes": {}},
-        "samples": len(rows),
-    }

@@ -1,4 +1,4 @@
-"""Data as its users have it: by the writer and the reader of mosaicml-streaming, and by `datasets`.
+"""Data as its users have it: by the writer of mosaicml-streaming, and by `datasets`.
 
 `import streaming` itself also loads its image data sets and with them torchvision, which has no build for
 torch's CPU wheels. So its package is entered below its own `__init__`.
@@ -11,7 +11,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 
@@ -35,16 +34,6 @@ def write(folder: Path, encoding: str, rows: list[Any], *, column: str = "tokens
         for row in rows:
             out.write({column: row.tobytes() if encoding == "bytes" else row})
     return folder
-
-
-def read(folder: Path, column: str = "tokens") -> list[np.ndarray]:
-    """What the package itself reads."""
-    _entered()
-    from streaming.base.format.mds.reader import MDSReader
-
-    shards = json.loads((folder / "index.json").read_text())["shards"]
-    readers = [MDSReader.from_json(str(folder), None, shard) for shard in shards]
-    return [reader[number][column] for reader in readers for number in range(reader.samples)]
 
 
 def saved(folder: Path, rows: list[dict[str, Any]]) -> Path:

@@ -14,7 +14,6 @@ import torch
 import cache
 import data
 import options
-import shards
 from errors import RefusedError
 
 SEQ, ROWS = 16, 12
@@ -116,12 +115,6 @@ def test_a_damaged_compressed_shard_is_refused(compression: str, damage: str, tm
     packed.write_bytes(new)
     with pytest.raises(RefusedError, match=f"{re.escape(str(packed))}: .*; copy it again"):
         epoch(opened(folder))
-
-
-def test_our_shards_are_read_by_the_real_package(tmp_path: Path) -> None:
-    rows = rows_of("uint16", top=60_000)
-    shards.write(tmp_path, rows, per_shard=5)
-    assert [list(row) for row in mosaic.read(tmp_path)] == [list(row) for row in rows]
 
 
 def test_a_saved_data_set_is_read_by_rows_or_tokenized(tmp_path: Path) -> None:
