@@ -71,9 +71,7 @@ def decoder(config: llama.Config, seq_len: int) -> Work:
     """Llama, Mistral and the sparse family."""
     width, head = config.width, config.head_dim
     attention = width * head * (2 * config.heads + 2 * config.kv_heads)
-    experts: int = getattr(
-        config, "active_experts", 1
-    )  # models.moe.Config has them, a dense model has one MLP
+    experts: int = getattr(config, "active_experts", 1)  # a dense model has one MLP
     router: int = width * getattr(config, "experts", 0)
     weights = config.layers * (attention + experts * 3 * width * config.ffn + router) + width * config.vocab
     keys = min(config.window or seq_len, seq_len)
@@ -107,12 +105,9 @@ def flux(config: flux_model.Config, image_tokens: int, text_tokens: int, *, reco
     """
     d, tokens = config.width, image_tokens + text_tokens
     hidden = config.mlp_ratio * d
-    stream = 4 * d * d + 2 * d * hidden
-    single = 4 * d * d + 2 * d * hidden
-    gemm = config.double_blocks * stream * tokens + config.single_blocks * single * tokens
+    gemm = config.layers * (4 * d * d + 2 * d * hidden) * tokens  # both kinds of blocks
     gemm += image_tokens * 2 * config.channels * d + text_tokens * config.text_width * d
     modulation = config.double_blocks * 12 * d * d + config.single_blocks * 3 * d * d + 2 * d * d
     embedders = (256 + d) * d * (2 if config.guidance else 1) + (config.pooled_width + d) * d
-    layers = config.double_blocks + config.single_blocks
-    work = 6.0 * (gemm + modulation + embedders) + 12.0 * layers * d * tokens * tokens
+    work = 6.0 * (gemm + modulation + embedders) + 12.0 * config.layers * d * tokens * tokens
     return Flops(noncausal=work, causal=work, hardware=work * (1 + recompute / 3))

@@ -63,6 +63,6 @@ def _texts(rows: Any) -> Iterator[str]:
         yield from (rows.text(number) for number in range(len(rows)))
 
 
-def _token_rows(path: Path, rows: streams.Rows) -> Iterator[Any]:
+def _token_rows(path: Path, rows: shards.Shards | arrow.Arrow) -> Iterator[Any]:
     for number in range(len(rows)):
         yield streams.in_vocabulary(rows.tokens(number), 2**32, f"{path}: row {number}")

@@ -26,9 +26,8 @@ OPTIONS = ("model", "size", "layers", "data", "steps", "lr_warmup", "clip", "see
 PLAN = ("seq_len", "global_batch", "lr")
 GAINED = 0.7  # a curve must fall by this share of the reference's fall
 LEAST_FALL = 0.03  # a reference must fall by this share of its first loss; below it a floor proves nothing
-LEAST_LEFT = (
-    0.01  # and keep this share of it: losses of data known by heart differ by factors between systems
-)
+# And it must keep this share of it: losses of data known by heart differ by factors between systems.
+LEAST_LEFT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)

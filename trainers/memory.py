@@ -195,7 +195,7 @@ def _activations(options: Options, config: Any, tokens: int) -> float:
     when it begins: the last block is then whole, and so are the even ones before it.
     """
     size = 2 if options.below_fp32 else 4
-    blocks: float = (getattr(config, "layers", 0) or config.double_blocks + config.single_blocks) / options.pp
+    blocks: float = config.layers / options.pp
     block: float = size * _block_width(config) * tokens / options.tp
     only_input: float = size * config.width * tokens
     if options.recompute == "full":

@@ -24,18 +24,8 @@ if TYPE_CHECKING:
 
 WINDOW_S = 60.0
 TRACKED = (
-    "NCCL_",
-    "RCCL_",
-    "TORCH_",
-    "PYTORCH_",
-    "HIP_",
-    "HSA_",
-    "ROCBLAS_",
-    "CUDA_",
-    "GPU_",
-    "OMP_",
-    "MIOPEN_",
-)
+    "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "HIP_", "HSA_", "ROCBLAS_", "CUDA_", "GPU_", "OMP_", "MIOPEN_",
+)  # fmt: skip
 
 
 class Clock:

@@ -30,9 +30,7 @@ class Phases:
         self.seconds: dict[str, float] = {}
         self.deadline = time.monotonic() + limit_s
         self.say(f"import took {since_start():.1f} s")
-        if (
-            "STACKCHECK_STACKS" not in os.environ
-        ):  # under the acceptance suites their harness handles the signal
+        if "STACKCHECK_STACKS" not in os.environ:  # the harness of the suites handles the signal
             faulthandler.register(signal.SIGUSR1, all_threads=True)
         threading.Thread(target=self._watch, daemon=True).start()
 

@@ -28,9 +28,8 @@ COPY_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}
 COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 1 << 20}
 REST_S, CALLS, WARM_UP = 0.2, 20, 3
 WIPE_BYTES, WIPES = 512 << 20, 60
-LEAST_OF_PEAK = (
-    0.4  # of the datasheet; Primus requires 600 of an MI300X's 1307 TFLOP/s, an H200 reaches 800 of 989
-)
+# Of the datasheet: Primus requires 600 of an MI300X's 1307 TFLOP/s, and an H200 reaches 800 of 989.
+LEAST_OF_PEAK = 0.4
 LEAST_OF_FASTEST = 0.85  # a rank's GEMM against the fastest rank's; four healthy H200s lay within 3 %
 
 
@@ -48,14 +47,7 @@ def measure(world: World, peak: Peak, *, fp8: bool) -> dict[str, Any]:
     copies = [rank["copy_gb_per_s"] for rank in ranks]
     result = {
         "gemm": [
-            {
-                "dtype": name,
-                "m": GEMM[kind],
-                "n": GEMM[kind],
-                "k": GEMM[kind],
-                "tflops": min(of),
-                "per_rank": of,
-            }
+            {"dtype": name, **dict.fromkeys("mnk", GEMM[kind]), "tflops": min(of), "per_rank": of}
             for name, of in gemm.items()
         ],
         "copy": {"bytes": COPY_BYTES[kind], "gb_per_s": min(copies), "per_rank": copies},

@@ -12,7 +12,7 @@ from typing import Any
 
 import flops
 from errors import RefusedError
-from models import flux, gpt, llama, mistral, moe, mpt
+from models import flux, gpt, llama, moe, mpt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +30,21 @@ class Preset:
     unit: str = "tokens"
 
 
-def _llama(layers: int, width: int, heads: int, ffn: int, **other: Any) -> llama.Config:
-    return llama.Config(layers=layers, width=width, heads=heads, kv_heads=8, ffn=ffn, vocab=128256, **other)
-
-
 _TITAN = "pytorch/torchtitan models/llama3"
-
 _FOUNDRY = "mosaicml/llm-foundry scripts/train/yamls/pretrain"
 _FRONTIER = "Megatron-DeepSpeed-ORNL launch scripts, arXiv 2312.12705"
 _ON_CPU = "runs on a CPU in seconds"
+
+
+def _llama(
+    layers: int, width: int, heads: int, ffn: int, *, micro_batch: int = 2, lr: float = 3e-4, **other: Any
+) -> Preset:
+    config = llama.Config(layers=layers, width=width, heads=heads, kv_heads=8, ffn=ffn, vocab=128256, **other)
+    return Preset(config=config, seq_len=8192, micro_batch=micro_batch, lr=lr, source=_TITAN)
+
+
+def _moe(config: moe.Config, source: str) -> Preset:
+    return Preset(config=config, seq_len=4096, micro_batch=1, lr=3e-4, source=source)
 
 
 def _mpt(layers: int, width: int, heads: int, lr: float, micro_batch: int, **other: Any) -> Preset:
@@ -52,7 +58,7 @@ def _gpt(layers: int, width: int, heads: int, lr: float) -> Preset:
 
 
 def _mistral(window: int, source: str) -> Preset:
-    config = mistral.Config(
+    config = llama.Config(
         layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, theta=1e4, window=window
     )
     return Preset(config=config, seq_len=8192, micro_batch=2, lr=3e-4, source=source)
@@ -69,17 +75,9 @@ _TINY_MOE = moe.Config(
     layers=2, width=64, heads=4, kv_heads=2, ffn=64, vocab=256, head_dim=16, experts=4, active_experts=2
 )
 _TINY_FLUX = flux.Config(
-    double_blocks=1,
-    single_blocks=1,
-    width=64,
-    heads=4,
-    channels=8,
-    text_width=32,
-    pooled_width=16,
-    axes=(4, 6, 6),
-    side=8,
-    text_tokens=16,
-)
+    double_blocks=1, single_blocks=1, width=64, heads=4, channels=8, text_width=32, pooled_width=16,
+    axes=(4, 6, 6), side=8, text_tokens=16,
+)  # fmt: skip
 _MIXTRAL = moe.Config(
     layers=32,
     width=4096,
@@ -96,18 +94,9 @@ _MOE_125M = moe.Config(
 )
 # ZAYA1 compresses its attention with convolutions; this shape has plain attention with the same head counts.
 _ZAYA = moe.Config(
-    layers=40,
-    width=2048,
-    heads=8,
-    kv_heads=2,
-    ffn=2048,
-    vocab=262272,
-    theta=5e6,
-    experts=16,
-    active_experts=1,
-    renormalise=False,
-    tied=True,
-)
+    layers=40, width=2048, heads=8, kv_heads=2, ffn=2048, vocab=262272, theta=5e6,
+    experts=16, active_experts=1, renormalise=False, tied=True,
+)  # fmt: skip
 
 
 def _tiny(config: Any, seq_len: int = 64, lr: float = 3e-3, unit: str = "tokens") -> Preset:
@@ -125,19 +114,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
         lr=6e-4,
         source="the width and depth of MPT-125m, for curves that a CPU can repeat",
     ),
-    ("llama", "1b"): Preset(
-        config=_llama(16, 2048, 32, 8192, head_dim=64, tied=True),
-        seq_len=8192,
-        micro_batch=2,
-        lr=3e-4,
-        source=_TITAN,
-    ),
-    ("llama", "8b"): Preset(
-        config=_llama(32, 4096, 32, 14336), seq_len=8192, micro_batch=2, lr=3e-4, source=_TITAN
-    ),
-    ("llama", "70b"): Preset(
-        config=_llama(80, 8192, 64, 28672), seq_len=8192, micro_batch=1, lr=1.5e-4, source=_TITAN
-    ),
+    ("llama", "1b"): _llama(16, 2048, 32, 8192, head_dim=64, tied=True),
+    ("llama", "8b"): _llama(32, 4096, 32, 14336),
+    ("llama", "70b"): _llama(80, 8192, 64, 28672, micro_batch=1, lr=1.5e-4),
     ("mistral", "tiny"): _tiny(dataclasses.replace(_TINY_LLAMA, window=16)),
     ("mistral", "7b"): _mistral(4096, "Mistral 7B v0.1, arXiv 2310.06825"),
     ("mistral", "7b-window1024"): _mistral(
@@ -147,20 +126,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("moe", "125m"): Preset(
         config=_MOE_125M, seq_len=2048, micro_batch=8, lr=6e-4, source="for curves that a CPU can repeat"
     ),
-    ("moe", "mixtral-8x7b"): Preset(
-        config=_MIXTRAL,
-        seq_len=4096,
-        micro_batch=1,
-        lr=3e-4,
-        source="Mixtral 8x7B, arXiv 2401.04088",
-    ),
-    ("moe", "zaya1-like"): Preset(
-        config=_ZAYA,
-        seq_len=4096,
-        micro_batch=1,
-        lr=3e-4,
-        source="ZAYA1-8B shape, arXiv 2511.17127",
-    ),
+    ("moe", "mixtral-8x7b"): _moe(_MIXTRAL, "Mixtral 8x7B, arXiv 2401.04088"),
+    ("moe", "zaya1-like"): _moe(_ZAYA, "ZAYA1-8B shape, arXiv 2511.17127"),
     ("mpt", "tiny"): _tiny(mpt.Config(layers=2, width=64, heads=4, vocab=256, positions=64)),
     ("mpt", "tiny-released"): _tiny(
         mpt.Config(layers=2, width=64, heads=4, vocab=256, alibi=True, bias=False)
@@ -229,7 +196,8 @@ def check_length(family: str, size: str, seq_len: int | None) -> None:
         )
 
 
-MODELS = {"llama": llama, "mistral": mistral, "moe": moe, "mpt": mpt, "gpt": gpt, "flux": flux}
+# Mistral 7B is Llama's decoder with a sliding attention window (arXiv 2310.06825).
+MODELS = {"llama": llama, "mistral": llama, "moe": moe, "mpt": mpt, "gpt": gpt, "flux": flux}
 
 
 def flops_per_unit(preset: Preset, seq_len: int, *, recompute: float) -> flops.Flops:

@@ -34,16 +34,7 @@ INDEX = "index.json"
 TOKEN_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 TOKENS = ("tokens", "input_ids")
 # Code of a dtype in the first byte of a value whose encoding does not name it; only those of whole numbers.
-_CODES = {
-    8: "uint8",
-    9: "int8",
-    16: "uint16",
-    17: "int16",
-    32: "uint32",
-    33: "int32",
-    64: "uint64",
-    65: "int64",
-}
+_CODES = dict(zip((8, 9, 16, 17, 32, 33, 64, 65), TOKEN_TYPES, strict=True))
 _SHAPES = ("uint8", "uint16", "uint32", "uint64")
 # How each compression's package is named, its module, and what it raises for damaged bytes.
 _PACKAGES = {
@@ -269,35 +260,3 @@ def _reader(packed: Path, family: str) -> tuple[Callable[[bytes], Any], tuple[ty
         reader = module.ZstdDecompressor().stream_reader
         return lambda data: reader(data, read_across_frames=True).read(), (module.ZstdError,)
     return module.decompress, (getattr(module, error),)
-
-
-def write(folder: Path, rows: list[npt.NDArray[Any]], *, per_shard: int = 64) -> None:
-    """Write rows of one type as shards that mosaicml-streaming reads too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shards = [
-        _write_shard(folder, number, rows[begin : begin + per_shard])
-        for number, begin in enumerate(range(0, len(rows), per_shard))
-    ]
-    (folder / INDEX).write_text(json.dumps({"version": 2, "shards": shards}))
-
-
-def _write_shard(folder: Path, number: int, rows: list[npt.NDArray[Any]]) -> dict[str, Any]:
-    basename, start = f"shard.{number:05}.mds", 4 + 4 * (len(rows) + 1)
-    values = [bytes([4 + 2]) + struct.pack("<I", len(row)) + row.tobytes() for row in rows]  # a uint32 shape
-    offsets = accumulate((4 + len(value) for value in values), initial=start)
-    body = b"".join(struct.pack("<I", len(value)) + value for value in values)
-    head = struct.pack(f"<{len(rows) + 2}I", len(rows), *offsets)
-    (folder / basename).write_bytes(head + body)
-    return {
-        "column_encodings": [f"ndarray:{rows[0].dtype.name}"],
-        "column_names": ["tokens"],
-        "column_sizes": [None],
-        "compression": None,
-        "format": "mds",
-        "hashes": [],
-        "size_limit": None,
-        "version": 2,
-        "zip_data": None,
-        "raw_data": {"basename": basename, "bytes": len(head + body), "hashes": {}},
-        "samples": len(rows),
-    }

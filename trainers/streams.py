@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,20 +27,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from arrow import Arrow
+    from shards import Shards
+
 TEXTS = (".txt", ".md", ".jsonl")
 # How tokenizers name the token that ends a document.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _BATCH = 1000  # documents that a tokenizer gets at once; it uses all cores for them
-
-
-class Tokenizer(Protocol):
-    """Texts to token ids."""
-
-    end: int
-    identity: str
-
-    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """The token ids of each text, without special ones."""
 
 
 class ByteTokenizer:
@@ -49,6 +42,7 @@ class ByteTokenizer:
     end, identity = 0, "bytes"
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """The token ids of each text."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
 
@@ -73,30 +67,17 @@ class FileTokenizer:
         self.identity = hashlib.sha256(path.read_bytes()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """The token ids of each text, without special ones."""
         made = self.inner.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, np.int64) for one in made]
+
+
+Tokenizer: TypeAlias = "ByteTokenizer | FileTokenizer"
 
 
 def tokenizer(name: str | None) -> Tokenizer:
     """The tokenizer that --tokenizer names."""
     return ByteTokenizer() if name in {None, "bytes"} else FileTokenizer(Path(str(name)))
-
-
-class Rows(Protocol):
-    """Numbered rows of a data set: token ids, or texts."""
-
-    @property
-    def is_text(self) -> bool:
-        """Whether rows are texts."""
-
-    def __len__(self) -> int:
-        """How many."""
-
-    def tokens(self, number: int) -> npt.NDArray[Any]:
-        """The token ids of a row."""
-
-    def text(self, number: int) -> str:
-        """The text of a row."""
 
 
 class TextFiles:
@@ -164,7 +145,7 @@ class Stream:
 class Rowwise:
     """Each row of a data set is a sample, cut to the sequence. `labels_of`: each token as a label."""
 
-    rows_of: Rows
+    rows_of: Arrow | Shards
     seq_len: int
     seed: int
     vocab: int

@@ -98,13 +98,8 @@ def joined_ranks(options: Options) -> Iterator[World]:
             "torch needs NumPy to exchange objects between ranks, and it is not installed; pip install numpy"
         )
     stop = Stop()
-    single = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }
+    single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    single |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in single.items():
         os.environ.setdefault(name, value)
     device = _device(options)

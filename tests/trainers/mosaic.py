@@ -1,16 +1,16 @@
-"""The writer and the reader of the real mosaicml-streaming package, for files as its users have them.
+"""Data as its users have it: by the writer of mosaicml-streaming, and by `datasets`.
 
 `import streaming` itself also loads its image data sets and with them torchvision, which has no build for
 torch's CPU wheels. So its package is entered below its own `__init__`.
 """
 
 import importlib.machinery
+import json
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 
@@ -36,13 +36,11 @@ def write(folder: Path, encoding: str, rows: list[Any], *, column: str = "tokens
     return folder
 
 
-def read(folder: Path, column: str = "tokens") -> list[np.ndarray]:
-    """What the package itself reads."""
-    _entered()
-    import json
+def saved(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """A saved data set, made from JSON lines (from_dict cannot pickle pyarrow 26's types)."""
+    import datasets
 
-    from streaming.base.format.mds.reader import MDSReader
-
-    shards = json.loads((folder / "index.json").read_text())["shards"]
-    readers = [MDSReader.from_json(str(folder), None, shard) for shard in shards]
-    return [reader[number][column] for reader in readers for number in range(reader.samples)]
+    lines = folder.with_suffix(".json")
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    datasets.Dataset.from_json(str(lines), cache_dir=str(folder.with_suffix(".cache"))).save_to_disk(folder)
+    return folder

@@ -2,12 +2,16 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import agree
 import pytest
 import torch
 
 WANT = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+FP8, OUTSIDE = torch.float8_e4m3fn, ["outside the band at 3 steps"]
+verdict = dataclasses.make_dataclass("Verdict", ["problems", "worst_share"])
 RECORD = {"losses": [5.5, 5.2, 4.9], "gradient_norms": [2.0, 2.5, 3.0]}
 
 
@@ -26,75 +30,58 @@ def test_another_order_of_a_sum_is_the_same_sum_and_not_the_same_bits() -> None:
         agree.same_bits(turned, whole)
 
 
-@pytest.mark.parametrize(
-    "got",
-    [
-        WANT * 1.001,
-        WANT + 1e-3,
-        WANT.flip(0),
-        WANT * math.nan,
-        torch.zeros_like(WANT),
-        WANT[:4],
-        WANT.bfloat16(),
-    ],
-    ids=["factor", "shift", "order", "not a number", "nothing", "half", "rounded"],
-)
-def test_other_values_are_not_the_same_sums(got: torch.Tensor) -> None:
-    with pytest.raises(AssertionError):
-        agree.same_sums({"a": WANT, "b": got}, {"a": WANT, "b": WANT})
-
-
-def test_a_part_that_is_missing_or_none_at_all_is_found() -> None:
-    for got, want in (({"a": WANT}, {"a": WANT, "b": WANT}), ([], []), ({}, {})):
-        for compare in (agree.same_sums, agree.same_bits):
-            with pytest.raises(AssertionError):
-                compare(got, want)
-
-
-@pytest.mark.parametrize(
-    "wrong", [record(losses=1.002), record(gradient_norms=0.99), record(losses=math.nan), {"losses": [5.5]}]
-)
-def test_another_training_is_found(wrong: dict[str, list[float]]) -> None:
+def test_what_agrees_is_accepted() -> None:
     agree.same_training(RECORD, RECORD)
-    with pytest.raises((AssertionError, KeyError)):
-        agree.same_training(wrong, RECORD)
-
-
-def test_losses_in_half_may_differ_by_a_fifth_of_a_percent() -> None:
     agree.same_loss_in_half([5.505], [5.5])
-    for wrong in ([5.53], [5.47], [math.nan], []):
-        with pytest.raises(AssertionError):
-            agree.same_loss_in_half(wrong, [5.5])
-
-
-def test_only_what_was_rounded_to_the_type_is_rounded() -> None:
-    fp8 = torch.float8_e4m3fn
-    agree.rounded(WANT.to(fp8).float(), WANT, fp8)
-    for wrong in (WANT, WANT.to(torch.float8_e5m2).float() * 1.1, WANT * math.nan):
-        with pytest.raises(AssertionError):
-            agree.rounded(wrong, WANT, fp8)
-
-
-def test_nearer_to_the_control_or_in_the_middle_is_not_near() -> None:
+    agree.rounded(WANT.to(FP8).float(), WANT, FP8)
     agree.nearer([1.0, 2.01], to=[1.0, 2.0], than=[1.0, 3.0])
-    for wrong, control in (([1.0, 2.5], [1.0, 3.0]), ([1.0, 3.0], [1.0, 3.0]), ([1.0, 2.0], [1.0, 2.0])):
-        with pytest.raises(AssertionError):
-            agree.nearer(wrong, to=[1.0, 2.0], than=control)
-
-
-def test_scales_and_bands_have_edges() -> None:
     agree.same_scales([1.125], [1.0])
-    with pytest.raises(AssertionError):
-        agree.same_scales([1.25], [1.0])
-    verdict = dataclasses.make_dataclass("Verdict", ["problems", "worst_share"])
-    outside = ["outside the band at 3 steps"]
     agree.in_the_band(verdict([], 0.1))
-    agree.out_of_the_band(verdict(outside, 2.0))
-    for compare, wrong in (
-        (agree.in_the_band, verdict([], 0.5)),
-        (agree.in_the_band, verdict(["did not learn"], 0.0)),
-        (agree.out_of_the_band, verdict(outside, 1.1)),
-        (agree.out_of_the_band, verdict([], 2.0)),
-    ):
-        with pytest.raises(AssertionError):
-            compare(wrong)
+    agree.out_of_the_band(verdict(OUTSIDE, 2.0))
+
+
+WRONG: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
+    **{
+        f"sums, {name}": (agree.same_sums, ({"a": WANT, "b": got}, {"a": WANT, "b": WANT}))
+        for name, got in {
+            "factor": WANT * 1.001,
+            "shift": WANT + 1e-3,
+            "order": WANT.flip(0),
+            "not a number": WANT * math.nan,
+            "nothing": torch.zeros_like(WANT),
+            "half": WANT[:4],
+            "rounded": WANT.bfloat16(),
+        }.items()
+    },
+    **{
+        f"{compare.__name__}, {len(got)} of {len(want)}, {type(got).__name__}": (compare, (got, want))
+        for got, want in (({"a": WANT}, {"a": WANT, "b": WANT}), ([], []), ({}, {}))
+        for compare in (agree.same_sums, agree.same_bits)
+    },
+    "training, losses": (agree.same_training, (record(losses=1.002), RECORD)),
+    "training, norms": (agree.same_training, (record(gradient_norms=0.99), RECORD)),
+    "training, not a number": (agree.same_training, (record(losses=math.nan), RECORD)),
+    "training, shorter": (agree.same_training, ({"losses": [5.5]}, RECORD)),
+    **{
+        f"half, {wrong}": (agree.same_loss_in_half, (wrong, [5.5]))
+        for wrong in ([5.53], [5.47], [math.nan], [])
+    },
+    "rounded, not at all": (agree.rounded, (WANT, WANT, FP8)),
+    "rounded, otherwise": (agree.rounded, (WANT.to(torch.float8_e5m2).float() * 1.1, WANT, FP8)),
+    "rounded, not a number": (agree.rounded, (WANT * math.nan, WANT, FP8)),
+    "nearer, in the middle": (agree.nearer, ([1.0, 2.5], [1.0, 2.0], [1.0, 3.0])),
+    "nearer, to the control": (agree.nearer, ([1.0, 3.0], [1.0, 2.0], [1.0, 3.0])),
+    "nearer, no control": (agree.nearer, ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0])),
+    "scales": (agree.same_scales, ([1.25], [1.0])),
+    "band, half of it": (agree.in_the_band, (verdict([], 0.5),)),
+    "band, a problem": (agree.in_the_band, (verdict(["did not learn"], 0.0),)),
+    "band, hardly outside": (agree.out_of_the_band, (verdict(OUTSIDE, 1.1),)),
+    "band, no problem": (agree.out_of_the_band, (verdict([], 2.0),)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found(name: str) -> None:
+    compare, given = WRONG[name]
+    with pytest.raises((AssertionError, KeyError)):
+        compare(*given)

@@ -1,20 +1,15 @@
 """Timing settings keeps what it has when time runs out, and each lever's flags are flags of the trainer."""
 
-import importlib.util
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from programs import ends_with_its_run, module_at
 
 import options as cli
-import waits
 from tools import launch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -91,19 +86,8 @@ def test_each_problem_stands_apart_in_the_line_of_a_setting() -> None:
         "extra": {"attention": {"backend": "cudnn"}, "where": {"kernel_ms": {"gemm": 3.0}}},
         "problems": ["a gradient norm is zero", "a loss is no number"],
     }  # fmt: skip
-    said = timing().line("x", 1, record)
+    said = module_at(BENCHMARKS / "train.py", "timing").line("x", 1, record)
     assert "attention cudnn  a gradient norm is zero  a loss is no number\n" in said
-
-
-def timing() -> ModuleType:
-    """benchmarks/train.py, whose name is also that of the trainer."""
-    where = importlib.util.spec_from_file_location("timing", BENCHMARKS / "train.py")
-    assert where is not None
-    assert where.loader is not None
-    module = importlib.util.module_from_spec(where)
-    sys.modules["timing"] = module
-    where.loader.exec_module(module)
-    return module
 
 
 # Ranks that hang without using a processor, as those do that wait for a link.
@@ -157,19 +141,7 @@ launch.torchrun = lambda ranks: ("sh", "-c", "echo $$ > {noted}; exec sleep 600"
 sys.argv = ["train.py", "--out", {str(out)!r}, "1", "long: --size tiny", "next: --size tiny"]
 runpy.run_path({str(BENCHMARKS / "train.py")!r}, run_name="__main__")
 """
-    tool = subprocess.Popen([sys.executable, "-c", program])
-    try:
-        limit = time.monotonic() + 60
-        while not (noted.exists() and noted.read_text().strip()):
-            assert time.monotonic() < limit
-            time.sleep(0.05)
-        tool.send_signal(signal.SIGTERM)
-        assert tool.wait(60) == 128 + signal.SIGTERM
-    finally:
-        tool.kill()
-        tool.wait(timeout=waits.LIMIT_S)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(noted.read_text()), 0)
+    ends_with_its_run(program, noted)
     assert not out.exists()
 
 
@@ -179,47 +151,24 @@ def test_nothing_starts_when_the_budget_is_spent(tmp_path: Path) -> None:
 
 
 def test_the_table_tells_ratios_and_what_is_missing() -> None:
-    def result(name: str, rate: float) -> dict:
-        speed = {"tokens_per_s_per_gpu": rate, "tflops_noncausal": 1.0}
-        return {"name": name, "performance": speed, "memory": None, "extra": {}, "problems": []}
+    missing = {"name": "fused, bf16 moments", "outcome": "x"}
+    rows = ablation.table("fused", [result("fused", 100.0), result("fused, batch 1", 80.0), missing])
+    assert "| fused, batch 1 | 80 | 0.800 |" in rows
+    assert "| fused, bf16 moments | x |" in rows
+    assert "| fused, fp32 reduction | not run |" in rows
+    assert "CUDA graph of the step | not measured" in rows
 
-    rows = ablation.table(
-        "fused",
-        [
-            result("fused", 100.0),
-            result("fused, batch 1", 80.0),
-            {"name": "fused, bf16 moments", "outcome": "x"},
-        ],
-    ).splitlines()
-    assert "| fused, batch 1 | 80 | 0.800 |" in "\n".join(rows)
-    assert "| fused, bf16 moments | x |" in "\n".join(rows)
-    assert "| fused, fp32 reduction | not run |" in "\n".join(rows)
-    assert "CUDA graph of the step | not measured" in "\n".join(rows)
+
+def result(name: str, rate: float, **more: str) -> dict:
+    speed = {"tokens_per_s_per_gpu": rate, "tflops_noncausal": 1.0}
+    return {"name": name, **more, "performance": speed, "memory": None, "extra": {}, "problems": []}
 
 
 def test_a_lever_is_compared_with_the_base_of_its_own_gpu() -> None:
-    def result(name: str, gpu: str, rate: float) -> dict:
-        speed = {"tokens_per_s_per_gpu": rate, "tflops_noncausal": 1.0}
-        return {
-            "name": name,
-            "gpu": gpu,
-            "performance": speed,
-            "memory": None,
-            "extra": {},
-            "problems": [],
-        }
-
-    first = [result("fused", "0", 100.0), result("fused", "1", 50.0)]
-    again = [result("fused", "0", 40.0)]  # another run: what comes after it is compared with it
-    rows = ablation.table(
-        "fused",
-        [
-            *first,
-            result("fused, batch 1", "1", 40.0),
-            *again,
-            result("fused, fp32 reduction", "0", 20.0),
-        ],
-    )
+    results = [result("fused", 100.0, gpu="0"), result("fused", 50.0, gpu="1")]
+    results.append(result("fused, batch 1", 40.0, gpu="1"))
+    again = result("fused", 40.0, gpu="0")  # another run: what comes after it is compared with it
+    rows = ablation.table("fused", [*results, again, result("fused, fp32 reduction", 20.0, gpu="0")])
     assert "| fused, batch 1 | 40 | 0.800 |" in rows
     assert "| fused, fp32 reduction | 20 | 0.500 |" in rows
 

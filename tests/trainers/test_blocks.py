@@ -1,39 +1,27 @@
 """What reaches a block, and how often: FSDP2's hooks stand between the model and each of its blocks."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from agree import same_bits
 from held import Held
+from one_rank import job_of
 
-import data
-import options as cli
-import plan as plans
-import presets
-import world
-from layouts import job as layouts
 from models import flux, llama
 
 BLOCKS = (llama.Block, flux.Double)
-BF16 = ("--precision", "bf16", "--device", "cpu")
 
 
 @contextmanager
 def one_step(*flags: str) -> Iterator[tuple[Any, Callable[[], float]]]:
-    """A job of one rank and a function that runs its microbatch; the process is left as it was."""
-    options = cli.parse([*BF16, *flags])
-    preset = presets.find(options.model, "tiny", layers=options.layers)
-    with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(options) as ranks:
-        plan = plans.settle(options, preset, ranks)
-        job = layouts.create(options, preset, plan, ranks)
-        batch = data.Feed(options, preset, plan).batch(plan.numbers(0, 0, job), ranks.device)
-        yield job, lambda: float(job.microbatch(batch, last=True, share=1.0))
+    """A job of one rank and a function that runs its microbatch."""
+    with job_of("--precision", "bf16", *flags) as run:
+        batch = run.batch(0, 0)
+        yield run.job, lambda: float(run.job.microbatch(batch, last=True, share=1.0))
 
 
 @pytest.mark.parametrize("parallel", ["fsdp2", "full_shard", "zero1"])

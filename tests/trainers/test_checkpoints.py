@@ -3,11 +3,10 @@ and a job continues only its own checkpoints.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import one_rank
 import pytest
 import torch
 from agree import same_bits
@@ -15,7 +14,6 @@ from agree import same_bits
 import checkpoint
 import options
 import waits
-import world
 from conftest import Record
 from harness.processes import WorkloadError
 
@@ -23,8 +21,7 @@ JOB = ("--steps", "4", "--device", "cpu", "--no-backend-check", "--checkpoint-ev
 
 
 def test_an_asynchronous_checkpoint_is_complete_without_another_one_after_it(tmp_path: Path) -> None:
-    parsed = options.parse(["--device", "cpu"])
-    with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(parsed):
+    with one_rank.joined(options.parse(["--device", "cpu"])):
         store = checkpoint.Checkpoints(tmp_path, asynchronous=True, kept_as=None, beside={"a": "b"}, of={})
         store.save(7, {"weight": torch.ones(3)})
         # Nothing else is called: training goes on.
@@ -37,8 +34,7 @@ def test_an_asynchronous_checkpoint_is_complete_without_another_one_after_it(tmp
 
 
 def test_an_asynchronous_checkpoint_that_cannot_be_completed_is_an_error(tmp_path: Path) -> None:
-    parsed = options.parse(["--device", "cpu"])
-    with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(parsed):
+    with one_rank.joined(options.parse(["--device", "cpu"])):
         store = checkpoint.Checkpoints(tmp_path, asynchronous=True, kept_as=None, beside={}, of={})
         (tmp_path / "step_00000007").touch()  # in its way
         store.save(7, {"weight": torch.ones(3)})

@@ -1,6 +1,5 @@
 """Every command of train.py and its tools that a page names is one that they take."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import module_at
 
 import options
 
@@ -43,13 +43,7 @@ COMMANDS = [(page.relative_to(ROOT), words) for page in PAGES for words in comma
 
 def parser_of(program: str) -> Any:
     """The argument parser of a program of this repository; None if it has none of its own."""
-    spec = importlib.util.spec_from_file_location(Path(program).stem + "_of_a_page", ROOT / program)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    make = getattr(module, "_parser", None)
+    make = getattr(module_at(ROOT / program, Path(program).stem + "_of_a_page"), "_parser", None)
     return make() if make else None
 
 
@@ -70,9 +64,7 @@ def test_a_command_of_a_page_is_taken(
     parser = parser_of(program)
     if parser is None:
         return
-    if (
-        program.endswith("table.py") and "--" in given
-    ):  # what follows goes to train.py beside a row's own flags
+    if program.endswith("table.py") and "--" in given:  # what follows is for train.py, beside a row's flags
         given = given[: given.index("--")]
     parsed = parser.parse_args(given)
     for setting in getattr(parsed, "settings", []):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from figures import figure
+from records import record_of
 
 import loss_curve as curves
 import presets
@@ -77,17 +78,7 @@ def test_every_family_has_a_reference() -> None:
 
 
 def record(losses: list[float], first_step: int = 0, **options: object) -> dict:
-    ran = {name: LLAMA.job[name] for name in curves.OPTIONS} | options
-    return {
-        "options": ran | {"precision": "fp32", "parallel": "fsdp2", "implementation": "native"},
-        "plan": {name: LLAMA.job[name] for name in curves.PLAN},
-        "losses": losses,
-        "first_step": first_step,
-        "problems": [],
-        "software": {"torch": "2"},
-        "device": {"model": "CPU"},
-        "world_size": 1,
-    }
+    return record_of(losses, first_step=first_step, **LLAMA.job | options)
 
 
 def test_segments_are_joined_in_their_order_and_a_gap_is_refused() -> None:

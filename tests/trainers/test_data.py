@@ -1,8 +1,9 @@
-"""Samples depend on their number alone, and the shipped shards are MosaicML's format."""
+"""Samples depend on their number alone."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
+import mosaic
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,6 @@ import data
 import metrics
 import options
 import presets
-import shards
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -32,7 +32,8 @@ def test_labels_are_the_next_tokens_and_not_the_inputs() -> None:
 
 def test_each_pass_reads_every_sample_once_in_its_own_order(tmp_path: Path) -> None:
     pieces = np.frombuffer(data.TEXT.read_bytes()[:2300], np.uint8).reshape(-1, 100)
-    shards.write(tmp_path, list(pieces), per_shard=7)
+    mosaic.write(tmp_path, "ndarray:uint8", list(pieces), size_limit=900)
+    assert len(list(tmp_path.glob("shard.*"))) > 2
     source = data.open_source(options.parse(["--data", str(tmp_path)]), vocab=256, seq_len=99)
     passes = [[bytes(source.sample(e * 23 + i).tolist()) for i in range(23)] for e in range(2)]
     assert sorted(passes[0]) == sorted(passes[1]) == sorted(bytes(piece) for piece in pieces)

@@ -5,11 +5,11 @@ shards; in the loss, one chunk of logits.
 import contextlib
 import dataclasses
 import importlib
-import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
+import one_rank
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,7 +43,7 @@ def test_zero1_holds_one_weight_beside_its_state_while_it_is_built(
     preset = dataclasses.replace(presets.find(model, "tiny"), config=config)
     need = memory.need(options, preset, ranks=1, micro_batch=1)
     assert need.making == memory.DRAWN * config.vocab * config.width
-    with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(options) as ranks:
+    with one_rank.joined(options) as ranks:
         plan, held = plans.settle(options, preset, ranks), Held()
         with held:
             job = layouts.create(options, preset, plan, ranks)

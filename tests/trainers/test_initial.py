@@ -46,12 +46,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3.2 1b": (
         "llama",
         DECODER
-        | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "attention_bias": False,
-            "head_dim": 16,
-        }
+        | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False}
+        | {"head_dim": 16}
         | {"max_position_embeddings": 131072, "mlp_bias": False, "pretraining_tp": 1, "rope_theta": 500000.0}
         | {"rope_scaling": LLAMA3, "tie_word_embeddings": True, "transformers_version": "4.45.0.dev0"},
     ),
@@ -124,23 +120,36 @@ def started(folder: Path, family: str, size: str = initial.BROUGHT) -> Any:
     return model
 
 
-@torch.inference_mode()
-def logits(folder: Path) -> torch.Tensor:
-    """Those of transformers."""
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+def theirs_of(folder: Path) -> Any:
+    """The model of transformers."""
+    found = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
-    found: torch.Tensor = theirs.eval()(TOKENS).logits
-    return found
+    return found.eval()
 
 
 @torch.inference_mode()
 def test_every_family_has_the_logits_of_transformers(brought: tuple[Path, str]) -> None:
     folder, family = brought
     ours = started(folder, family)
-    same_sums(ours.logits(TOKENS), logits(folder))
+    same_sums(ours.logits(TOKENS), theirs_of(folder)(TOKENS).logits)
     (folder / "config.json").write_text((folder / "saved.json").read_text())  # in the words of version 5
     assert started(folder, family).config == ours.config
+
+
+def test_every_family_has_the_gradients_of_transformers(brought: tuple[Path, str]) -> None:
+    folder, family = brought
+    if family == "mistral":
+        config = json.loads((folder / "config.json").read_text()) | {"sliding_window": 16}
+        (folder / "config.json").write_text(json.dumps(config))
+    ours, theirs = started(folder, family), theirs_of(folder)
+    for logits in (ours.logits(TOKENS), theirs(TOKENS).logits):
+        logits.square().mean().backward()
+    # Tied weights have one gradient, seen under both of our names.
+    every = {"remove_duplicate": False}
+    want = {name: weight.grad for name, weight in theirs.named_parameters(**every)}
+    want = initial.untied(ours.config, presets.MODELS[family].from_transformers(want))
+    same_sums({name: weight.grad for name, weight in ours.named_parameters(**every)}, want)
 
 
 @torch.inference_mode()
@@ -171,11 +180,8 @@ def others(value: Any) -> tuple[Any, ...]:
         return (not value,)
     if isinstance(value, int | float):
         return (value * 2 if value else type(value)(1),)
-    return (
-        {"silu": ("gelu",), "float32": ("float16",), "bfloat16": ("float16",)}.get(value, ("other",))
-        if isinstance(value, str)
-        else (8,)
-    )
+    named = {"silu": ("gelu",), "float32": ("float16",), "bfloat16": ("float16",)}
+    return named.get(value, ("other",)) if isinstance(value, str) else (8,)
 
 
 @torch.inference_mode()
@@ -225,7 +231,7 @@ def test_a_checkpoint_goes_to_transformers_and_back(
     ours, back = started(trained, family), started(tmp_path / "out", family)
     assert back.config == ours.config
     same_bits(back.state_dict(), ours.state_dict())
-    same_sums(ours.logits(TOKENS), logits(tmp_path / "out"))
+    same_sums(ours.logits(TOKENS), theirs_of(tmp_path / "out")(TOKENS).logits)
 
 
 @pytest.mark.parametrize("size", ["tiny", "8b"])

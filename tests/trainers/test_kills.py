@@ -14,18 +14,8 @@ from agree import same_bits
 import waits
 from tools import launch
 
-FLAGS = (
-    "--steps",
-    "120",
-    "--data",
-    "text",
-    "--lr-warmup",
-    "20",
-    "--checkpoint-every",
-    "7",
-    "--full-every",
-    "35",
-)
+FLAGS = ("--steps", "120", "--data", "text", "--lr-warmup", "20")
+FLAGS += ("--checkpoint-every", "7", "--full-every", "35")
 KILLS = 3
 SEED = 20
 

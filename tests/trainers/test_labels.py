@@ -1,13 +1,14 @@
 """--labels: a step has the mean over every label that is learnt, however ranks and microbatches share it."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
+import mosaic
 import pytest
 import torch
 from agree import same_sums, same_training
+from layout_flags import LAYOUTS, each
 from torch import nn
 
 import options
@@ -18,14 +19,7 @@ from models.layers import LossHead
 
 SEQ, VOCAB = 32, 128
 JOB = ("--steps", "4", "--global-batch", "8", "--seq-len", f"{SEQ}", "--labels", "labels", "--data")
-LAYOUTS = {
-    "microbatches": (1, "--micro-batch", "1"),
-    "fsdp2": (2, "--micro-batch", "2"),
-    "full-shard": (2, "--parallel", "full_shard"),
-    "zero1": (2, "--parallel", "zero1", "--micro-batch", "2"),
-    "tensor": (2, "--tp", "2", "--micro-batch", "8"),
-    "chunked-loss": (2, "--loss-chunks", "4"),
-}
+NAMES = ("fsdp2-accumulated", "fsdp2", "full-shard", "zero1-accumulated", "tensor", "chunked-loss")
 
 
 def rows_of(drawn: random.Random, count: int = 64) -> list[dict[str, list[int]]]:
@@ -39,18 +33,9 @@ def rows_of(drawn: random.Random, count: int = 64) -> list[dict[str, list[int]]]
     return rows
 
 
-def saved(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    import datasets
-
-    lines = folder.with_suffix(".json")
-    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    datasets.Dataset.from_json(str(lines), cache_dir=str(folder.with_suffix(".cache"))).save_to_disk(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("data") / "rows", rows_of(random.Random(5)))
+    return mosaic.saved(tmp_path_factory.mktemp("data") / "rows", rows_of(random.Random(5)))
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +43,7 @@ def alone(record: Record, folder: Path) -> dict[str, Any]:
     return record(1, *JOB, str(folder), "--micro-batch", "8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each(NAMES, quick=set())
 def test_a_step_is_the_mean_over_its_labels_in_every_layout(
     layout: str, alone: dict[str, Any], folder: Path, record: Record
 ) -> None:
@@ -72,7 +56,7 @@ def test_a_step_is_the_mean_over_its_labels_in_every_layout(
 def test_what_fills_a_row_up_changes_nothing(alone: dict[str, Any], folder: Path, record: Record) -> None:
     longer = [word if word != f"{SEQ}" else f"{2 * SEQ}" for word in JOB]
     cut = [{name: row[name][: SEQ + 1] for name in row} for row in rows_of(random.Random(5))]
-    got = record(1, *longer, str(saved(folder.with_name("cut"), cut)), "--micro-batch", "8")
+    got = record(1, *longer, str(mosaic.saved(folder.with_name("cut"), cut)), "--micro-batch", "8")
     same_training(got, alone)
 
 
@@ -106,14 +90,7 @@ BAD = {
 def test_labels_that_cannot_be_meant_are_refused(name: str, tmp_path: Path, record: Record) -> None:
     rows, said = BAD[name]
     with pytest.raises(Exception, match=said):
-        record(1, *JOB, str(saved(tmp_path / "rows", rows)))
-
-
-@pytest.mark.parametrize("flags", ["--pack concat", "--model moe", "--pp 2"])
-def test_labels_where_they_would_be_lost_are_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        options.parse(["--labels", "labels", "--data", "x", *flags.split()])
-    assert "--labels does not work with" in capsys.readouterr().err
+        record(1, *JOB, str(mosaic.saved(tmp_path / "rows", rows)))
 
 
 @pytest.mark.parametrize("source", ["synthetic", "text", "corpus"])

@@ -1,9 +1,5 @@
 """Every layout of ranks trains the same model: losses within a band of one process, and clear refusals."""
 
-import contextlib
-import importlib
-import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -15,10 +11,10 @@ from typing import Any
 
 import pytest
 from agree import nearer, same_bits, same_loss_in_half, same_training
+from layout_flags import LAYOUTS, each
 
 import waits
 from conftest import Record
-from harness import forked, server_main
 from whole import read
 
 TRAIN = Path(__file__).resolve().parents[2] / "trainers" / "train.py"
@@ -37,34 +33,7 @@ def alone(record: Record) -> dict[str, Any]:
     return record(1, *BATCH, "--micro-batch", "8")
 
 
-LAYOUTS = {
-    "fsdp2": (2,),
-    "fsdp2-accumulated": (2, "--micro-batch", "1"),
-    "fsdp2-reduced-each-time": (2, "--micro-batch", "1", "--reduce-each"),
-    "fsdp2-kept-gathered": (2, "--no-reshard"),
-    "hsdp": (4, "--replicas", "2", "--micro-batch", "2"),
-    "hybrid-shard": (4, "--parallel", "hybrid_shard", "--replicas", "2", "--micro-batch", "2"),
-    "full-shard": (2, "--parallel", "full_shard"),
-    "shard-grad-op": (2, "--parallel", "shard_grad_op"),
-    "no-shard": (2, "--parallel", "no_shard"),
-    "zero1": (2, "--parallel", "zero1"),
-    "zero1-accumulated": (2, "--parallel", "zero1", "--micro-batch", "2"),
-    "tensor": (2, "--tp", "2", "--micro-batch", "8"),
-    "pipeline": (2, "--pp", "2", "--micro-batch", "2"),
-    "recompute": (2, "--recompute", "full"),
-    "recompute every other block": (2, "--recompute", "half"),
-    "chunked-loss": (2, "--loss-chunks", "4"),
-}
-
-
-# Each has code of its own; the other layouts differ from one of them in a setting.
-OWN_CODE = {"fsdp2", "full-shard", "zero1", "tensor", "pipeline"}
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
-)
+@each()
 def test_losses_equal_one_process(layout: str, alone: dict[str, Any], record: Record) -> None:
     ranks, *flags = LAYOUTS[layout]
     got = record(ranks, *BATCH, *flags)
@@ -72,10 +41,7 @@ def test_losses_equal_one_process(layout: str, alone: dict[str, Any], record: Re
     same_training(got, alone)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
-)
+@each()
 def test_weight_decay_is_of_matrices_alone_in_every_layout(layout: str, record: Record) -> None:
     ranks, *flags = LAYOUTS[layout]
     decay = ("--weight-decay", "30")
@@ -91,10 +57,7 @@ def unused_alone(program: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return program(UNUSED, 1, *BATCH, "--micro-batch", "8")
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in OWN_CODE else SLOW) for name in LAYOUTS],
-)
+@each()
 def test_an_unused_and_a_frozen_weight_change_nothing_for_the_others(
     layout: str, unused_alone: dict[str, Any], tmp_path: Path, program: Callable[..., dict[str, Any]]
 ) -> None:
@@ -195,46 +158,6 @@ def test_the_librarys_own_model_is_the_same_job_in_our_loop(alone: dict[str, Any
 def test_each_family_trains(model: str, record: Record) -> None:
     losses = record(2, "--model", model, "--steps", "24", "--lr", "5e-3")["losses"]
     assert sum(losses[-6:]) < 0.97 * sum(losses[:6])
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--tp", "2", "--parallel", "full_shard"),
-        ("--implementation", "fused"),
-        ("--model", "flux", "--tp", "2"),
-        ("--size", "9b"),
-        ("--global-batch", "7", "--micro-batch", "2"),
-        ("--tp", "3"),
-    ],
-    ids=" ".join,
-)
-@pytest.mark.usefixtures("loaded")
-def test_what_cannot_run_is_refused_with_one_line(flags: tuple[str, ...], tmp_path: Path) -> None:
-    stderr = tmp_path / "stderr.txt"
-    if (pid := os.fork()) == 0:  # a new Python would load torch again to refuse six lines
-        _become_train(flags, stderr)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
-    said = stderr.read_text()
-    assert "train.py" in said
-    assert "Traceback" not in said
-
-
-@pytest.fixture(scope="module")
-def loaded() -> None:
-    """What train.py would load anew in every fork."""
-    for name in server_main.MODULES:
-        with contextlib.suppress(ImportError):  # an older torch has fewer
-            importlib.import_module(name)
-
-
-def _become_train(flags: tuple[str, ...], stderr: Path) -> None:
-    """Run train.py in this fork, which ends with it."""
-    for number, name in ((1, os.devnull), (2, stderr)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not pytest's capture
-    sys.argv = [str(TRAIN), *flags]
-    forked.run(lambda: runpy.run_path(str(TRAIN), run_name="__main__"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -3,19 +3,13 @@ has another order the same bits of the weights.
 """
 
 import dataclasses
-import os
-from unittest import mock
 
 import pytest
 import torch
 from agree import TINY_WEIGHTS, same_bits, same_sums, same_training
+from one_rank import job_of
 
-import data
-import options as cli
-import plan as plans
 import presets
-import world
-from layouts import job as layouts
 from models import flux, moe
 
 STEPS = 3
@@ -35,23 +29,20 @@ class Trained:
     weights: dict[str, torch.Tensor]
 
 
-def trained(*flags: str, steps: int = STEPS) -> Trained:
+def trained(*flags: str) -> Trained:
     """A few steps. The last microbatch runs twice, as for a profile: the gradients of the run before a step
     must not count.
     """
-    options = cli.parse([*flags, "--parallel", "zero1", "--device", "cpu"])
-    preset = presets.find(options.model, "tiny", lean=options.lean)
-    with mock.patch.dict(os.environ), mock.patch("signal.signal"), world.joined_ranks(options) as ranks:
-        plan = plans.settle(options, preset, ranks)
-        job, feed = layouts.create(options, preset, plan, ranks), data.Feed(options, preset, plan)
-        losses, norms, gradients, share = [], [], {}, 1 / plan.accumulate
-        for step in range(steps):
+    with job_of(*flags, "--parallel", "zero1") as run:
+        job, several = run.job, run.plan.accumulate
+        losses, norms, gradients = [], [], {}
+        for step in range(STEPS):
             if step == 1:
-                job.microbatch(feed.batch(plan.numbers(9, 0, job), ranks.device), last=True, share=1.0)
-            for micro in range(plan.accumulate):
-                batch = feed.batch(plan.numbers(step, micro, job), ranks.device)
-                losses.append(job.microbatch(batch, last=micro == plan.accumulate - 1, share=share))
-            if step == 0 and options.flat_gradients:
+                job.microbatch(run.batch(9, 0), last=True, share=1.0)
+            for micro in range(several):
+                batch, last = run.batch(step, micro), micro == several - 1
+                losses.append(job.microbatch(batch, last=last, share=1 / several))
+            if step == 0 and run.options.flat_gradients:
                 named = job.model.named_parameters()
                 gradients = {name: weight.main_grad.clone() for name, weight in named}
             norms.append(job.step(LR))
@@ -128,19 +119,3 @@ def test_tables_of_coordinates_turn_as_tables_of_pairs() -> None:
         out.square().sum().backward()
         grads.append((out, inputs.grad))
     same_bits(grads[1], grads[0])
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--no-flat-gradients", "--no-flat-gradients needs --parallel zero1"),
-        ("--no-flat-gradients --parallel zero1 --precision bf16", "--reduce bf16"),
-        ("--lean --model llama", "--lean works with --model moe and flux only"),
-    ],
-)
-def test_flags_that_would_do_nothing_are_refused(
-    flags: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        cli.parse(flags.split())
-    assert says in capsys.readouterr().err

@@ -123,14 +123,8 @@ def test_it_reaches_the_gradient_norm_from_every_kind_of_tensor(
 def test_a_job_stops_at_it_says_so_and_keeps_no_checkpoint_of_it(
     tmp_path: Path, program: Callable[..., dict[str, Any]]
 ) -> None:
-    kept = (
-        "--checkpoint",
-        str(tmp_path),
-        "--checkpoint-every",
-        "1",
-        "--record",
-        str(tmp_path / "record.json"),
-    )
+    kept = ("--checkpoint", str(tmp_path), "--checkpoint-every", "1")
+    kept += ("--record", str(tmp_path / "record.json"))
     with pytest.raises(WorkloadError, match="exited with 3"):
         program(PLANTED, 2, "dq", "nan", *JOB, "--micro-batch", "1", *kept)
     found = json.loads((tmp_path / "record.json").read_text())

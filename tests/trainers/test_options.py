@@ -13,6 +13,9 @@ from tools import launch
 
 COUNTS = [f"--{name.replace('_', '-')}" for name in (*rules.COUNTS, "seq_len", "micro_batch")]
 
+LABELS = ("--pack concat", "--model moe", "--pp 2")
+HALF = ("--validate-every 2", "--validation-data text", "--validate-every 0 --validation-data text")
+
 
 @pytest.mark.parametrize(
     ("flags", "says"),
@@ -30,11 +33,15 @@ COUNTS = [f"--{name.replace('_', '-')}" for name in (*rules.COUNTS, "seq_len", "
         ("--reduce-each --parallel zero1", ("--reduce-each works with --parallel fsdp2, without --pp only",)),
         ("--reduce-each --pp 2", ("--reduce-each works with --parallel fsdp2, without --pp only",)),
         ("--tp 2 --parallel full_shard", ("--tp and --pp work with --parallel fsdp2 and zero1 only",)),
-        (
-            "--tp 2 --parallel zero1 --precision fp8",
-            ("zero1 has FP8 in the fused layer alone", "take fsdp2"),
-        ),
+        ("--tp 2 --parallel zero1 --precision fp8", ("FP8 in the fused layer alone", "take fsdp2")),
         ("--pack masked --model mistral", ("--pack masked works with llama", "take --pack concat")),
+        *((f"--labels x --data x {flag}", ("--labels does not work with",)) for flag in LABELS),
+        *((flags, ("--validat",)) for flags in HALF),
+        ("--no-flat-gradients", ("--no-flat-gradients needs --parallel zero1",)),
+        ("--no-flat-gradients --parallel zero1 --precision bf16", ("--reduce bf16",)),
+        ("--lean --model llama", ("--lean works with --model moe and flux only",)),
+        ("--implementation fused", ("--implementation fused works with llama, mistral, --parallel zero1",)),
+        ("--model flux --tp 2", ("--tp does not work with --model flux",)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

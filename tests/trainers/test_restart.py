@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,24 +15,9 @@ from conftest import Record
 from tools import launch
 
 STEPS, EVERY, FULL = 60, 5, 20
-JOB = (
-    "--steps",
-    f"{STEPS}",
-    "--data",
-    "text",
-    "--global-batch",
-    "8",
-    "--device",
-    "cpu",
-    "--no-backend-check",
-)
+JOB = f"--steps {STEPS} --data text --global-batch 8 --device cpu --no-backend-check".split()
 TIERS = ("--checkpoint-every", f"{EVERY}", "--full-every", f"{FULL}")
 KILLS = 2
-
-
-def torchrun(*arguments: str) -> list[str]:
-    run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
-    return [*run, "--nproc-per-node", "2", *arguments]
 
 
 def newest(folder: Path) -> int:
@@ -43,9 +27,8 @@ def newest(folder: Path) -> int:
 @pytest.mark.slow
 def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path: Path, record: Record) -> None:
     whole = record(2, *JOB)
-    command = torchrun(
-        "--max-restarts", "5", str(launch.TRAIN), *JOB, *TIERS, "--checkpoint", str(tmp_path / "shared")
-    )
+    *run, train = launch.torchrun(2)
+    command = [*run, "--max-restarts", "5", train, *JOB, *TIERS, "--checkpoint", str(tmp_path / "shared")]
     drawn, out, killed = random.Random(4), tmp_path / "out", []
     with out.open("wb") as stdout:
         process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL)
@@ -71,10 +54,8 @@ def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path: P
     same_bits(record["losses"], whole["losses"][record["first_step"] :])
     assert record["digest"] == whole["digest"]
     full = {path.parent.name for path in (tmp_path / "shared").glob("*/weights.safetensors")}
-    assert full == {f"step_{step:08}" for step in range(FULL, STEPS + 1, FULL)}, (
-        "the full tier is never pruned"
-    )
+    kept = {f"step_{step:08}" for step in range(FULL, STEPS + 1, FULL)}
+    assert full == kept, "the full tier is never pruned"
     small = {path.name for path in (tmp_path / "shared").iterdir() if path.suffix != ".partial"} - full
-    assert small == {f"step_{STEPS - 2 * EVERY:08}", f"step_{STEPS - EVERY:08}"}, (
-        "of the small tier the newest two"
-    )
+    newest_two = {f"step_{STEPS - 2 * EVERY:08}", f"step_{STEPS - EVERY:08}"}
+    assert small == newest_two, "of the small tier the newest two"

@@ -29,24 +29,13 @@ def machine(count: int, model: str = "H200") -> fit.Machine:
 def record(
     rate: float, *, device: str = "MI250", size: str = "1b", unit: str = "tokens", micro_batch: int = 4
 ) -> dict[str, Any]:
-    speed = {
-        "unit": unit,
-        f"{unit}_per_s_per_gpu": rate,
-        "tflops_noncausal": rate / 100,
-        "tflops_hardware": rate / 75,
-    }
-    given = {
-        "model": "mpt",
-        "size": size,
-        "layers": None,
-        "precision": "bf16",
-        "parallel": "full_shard",
-        "implementation": "native",
-    }
+    speed = {"unit": unit, f"{unit}_per_s_per_gpu": rate}
+    speed |= {"tflops_noncausal": rate / 100, "tflops_hardware": rate / 75}
+    names = {"model": "mpt", "size": size}
+    given = {"layers": None, "precision": "bf16", "parallel": "full_shard", "implementation": "native"}
     return {
-        "model": "mpt",
-        "size": size,
-        "options": given,
+        **names,
+        "options": names | given,
         "layout": {"parallel": "full_shard", "data": 1, "tensor": 1, "pipeline": 1},
         "plan": {"seq_len": 2048, "micro_batch": micro_batch},
         "device": {"model": device, "bf16": 1000.0},
@@ -157,11 +146,8 @@ def test_two_systems_are_compared_job_by_job_beside_what_was_published(
     assert "| mpt 1b bf16 2048 | 800 | 1,000 | 0.800 |" in said
     assert "| mean of 2 | | | 0.775 |" in said
     assert "only on one side: mpt 7b" in said
-    assert [line.split(": ")[1] for line in said.splitlines() if line.startswith("  mosaicml")] == [
-        "80 %",
-        "94 %",
-        "85 %",
-    ]
+    published = [line.split(": ")[1] for line in said.splitlines() if line.startswith("  mosaicml")]
+    assert published == ["80 %", "94 %", "85 %"]
     assert ratio.main(["--ours", str(ours[0]), "--theirs", str(theirs[1])]) == 2
     assert "no job on both sides" in capsys.readouterr().err
 
@@ -323,16 +309,8 @@ def test_a_second_side_that_fails_is_a_failed_row_and_not_the_end_of_the_table(
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_runs")
 def test_a_documents_commands_run_on_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        table.main(
-            [
-                *("frontier", "--device", "CPU", "--tiny", "--count", "2"),
-                "--only",
-                "22b-t,22b-pipeline,175b-tfl",
-            ]
-        )
-        == 0
-    )
+    command = "frontier --device CPU --tiny --count 2 --only 22b-t,22b-pipeline,175b-tfl"
+    assert table.main(command.split()) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| gpt")]
     assert len(said) == 4
     assert "zero1 TP 2 x PP 1 x DP 1 (published: TP 4 x PP 16), native" in said[1]
@@ -346,16 +324,10 @@ def test_a_table_shows_how_a_failure_begins_and_ends() -> None:
     assert table._in_a_cell("the job needs\n 90 GB") == "the job needs 90 GB"
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "table.py",
-        "convergence.py",
-        "cost.py",
-        "../../trainers/tools/evaluate.py",
-        "../../trainers/tools/export.py",
-    ],
-)
+TOOLS = [f"../../trainers/tools/{name}.py" for name in ("evaluate", "export")]
+
+
+@pytest.mark.parametrize("program", ["table.py", "convergence.py", "cost.py", *TOOLS])
 def test_a_python_without_torch_is_named_in_one_line(program: str) -> None:
     python = [sys.executable, "-E", "-S"]  # without its installed packages
     path = Path(table.__file__).parent / program

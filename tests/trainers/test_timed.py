@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from figures import figure
+from programs import ends_with_its_run
+from records import record_of
 
-import loss_curve
 import train
 import waits
 from tools import compare_runs, launch
@@ -77,19 +78,7 @@ launch.run(launch.System("long", ("sh", "-c", f"echo $$ > {sys.argv[1]}; exec sl
 
 def test_sigterm_to_a_tool_ends_its_runs(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
-    tool = subprocess.Popen([sys.executable, "-c", PROGRAM, noted], cwd=TOOLS)
-    try:
-        limit = time.monotonic() + 60
-        while not (noted.exists() and noted.read_text().strip()):
-            assert time.monotonic() < limit
-            time.sleep(0.05)
-        tool.send_signal(signal.SIGTERM)
-        assert tool.wait(60) == 128 + signal.SIGTERM
-    finally:
-        tool.kill()
-        tool.wait(timeout=waits.LIMIT_S)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(noted.read_text()), 0)
+    ends_with_its_run(PROGRAM, noted, str(noted), cwd=TOOLS)
 
 
 SEEN_LATE = """
@@ -153,22 +142,6 @@ def test_sigterm_while_a_run_is_made_ends_that_run(thread: str, tmp_path: Path) 
             os.kill(int(noted.read_text()), signal.SIGKILL)
 
 
-def arm_record(losses: list[float]) -> dict[str, Any]:
-    names = (*loss_curve.OPTIONS, "pack", "precision", "parallel", "implementation")
-    return {
-        "options": {**dict.fromkeys(names, "x"), "steps": len(losses)},
-        "plan": dict.fromkeys(loss_curve.PLAN, 1),
-        "losses": losses,
-        "gradient_norms": losses,
-        "problems": [],
-        "first_step": 0,
-        "software": {"torch": "2.13"},
-        "device": {"model": "H200"},
-        "world_size": 1,
-        "performance": {"unit": "tokens", "tokens_per_s_per_gpu": 1000.0},
-    }
-
-
 def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +154,7 @@ def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
             both.wait(60)  # one arm alone never comes through
         if system.name == "fp8" and len(began) <= 2:
             raise launch.RunError("fp8 ended with 1", 1)
-        return arm_record(losses)
+        return record_of(losses)
 
     monkeypatch.setattr(launch, "run", run)
     command = ["--beside", "0,1", "--arm", "bf16: --ranks 1", "--arm", "fp8: --ranks 1", "--steps", "100"]
@@ -197,18 +170,28 @@ def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
 
 
 FALLING = [5.0 - 0.02 * step for step in range(100)]
+Compared = Callable[..., tuple[int, dict[str, Any], str]]
 
 
-def compared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **curves: list[float]
-) -> tuple[int, dict[str, Any], str]:
-    """Exit code, result and errors of a comparison of `fp8` with `bf16`, all other curves being controls."""
-    monkeypatch.setattr(launch, "run", lambda system, *_, **__: arm_record(curves[system.name]))
-    command = ["--arm", "bf16: --ranks 1", "--arm", "fp8: --ranks 1", "--steps", "100"]
-    command += [word for name in curves if name not in {"bf16", "fp8"} for word in ("--control", f"{name}:")]
-    code = compare_runs.main([*command, "--", "--size", "tiny"])
-    said = capsys.readouterr()
-    return code, json.loads(said.out or "{}"), said.err
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compared:
+    """Exit code, result and errors of a comparison of `fp8` with `bf16`, whose runs have these curves."""
+
+    def call(*more: str, **curves: list[float]) -> tuple[int, dict[str, Any], str]:
+        def run(system: launch.System, flags: list[str], **_: object) -> dict[str, Any]:
+            name, words = system.name, [*system.command, *flags]
+            assert "-seed" not in name or words[words.index("--seed") + 1] == name[-1]
+            return record_of(curves[name], steps=100)
+
+        monkeypatch.setattr(launch, "run", run)
+        others = (name for name in curves if name.partition("-")[0] not in {"bf16", "fp8"})
+        controls = [word for name in others for word in ("--control", f"{name}:")]
+        command = ["--arm", "bf16: --ranks 1", "--arm", "fp8: --ranks 1", "--steps", "100"]
+        code = compare_runs.main([*command, *controls, *more, "--", "--size", "tiny"])
+        said = capsys.readouterr()
+        return code, json.loads(said.out or "{}"), said.err
+
+    return call
 
 
 def apart(share: float, wave: float = 0.0) -> list[float]:
@@ -217,36 +200,32 @@ def apart(share: float, wave: float = 0.0) -> list[float]:
 
 
 def test_a_curve_that_is_no_farther_than_a_control_passes_where_the_band_alone_refuses_both(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    compared: Compared,
 ) -> None:
     curves = {"bf16": FALLING, "fp8": apart(-0.003, 0.05)}
-    code, result, _ = compared(monkeypatch, capsys, **curves)
+    code, result, _ = compared(**curves)
     assert code == 1
     assert "outside the band" in result["verdict"]["problems"][0]
-    code, result, _ = compared(monkeypatch, capsys, **curves, again=apart(0.001, 0.05), flash=apart(0.01))
+    code, result, _ = compared(**curves, again=apart(0.001, 0.05), flash=apart(0.01))
     assert (code, result["verdict"]["problems"]) == (0, [])
     assert result["controls"]["flash"]["last"] == figure(0.01)
     assert result["gap"]["tenths"] == figure([-0.003] * 10, abs=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.011, -0.011])
+FARTHER = "1.10% from the first arm's on average; those of --control flash"
+
+
+@pytest.mark.parametrize(
+    ("losses", "says"),
+    [(apart(0.011), FARTHER), (apart(-0.011), FARTHER), ([5.0] * 100, "did not learn")],
+    ids=["above", "below", "learns nothing"],
+)
 def test_a_curve_that_ends_farther_off_than_each_control_is_a_problem(
-    share: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    losses: list[float], says: str, compared: Compared
 ) -> None:
-    curves = {"bf16": FALLING, "fp8": apart(share), "again": apart(0.001), "flash": apart(-0.01)}
-    code, result, _ = compared(monkeypatch, capsys, **curves)
+    code, result, _ = compared(bf16=FALLING, fp8=losses, again=apart(0.001), flash=apart(-0.01))
     assert code == 1
-    assert (
-        "1.10% from the first arm's on average; those of --control flash" in result["verdict"]["problems"][0]
-    )
-
-
-def test_a_model_that_learns_nothing_is_a_problem_however_far_a_control_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, result, _ = compared(monkeypatch, capsys, bf16=FALLING, fp8=[5.0] * 100, again=apart(0.15))
-    assert code == 1
-    assert "did not learn" in result["verdict"]["problems"][0]
+    assert says in result["verdict"]["problems"][0]
 
 
 @pytest.mark.parametrize(
@@ -258,65 +237,28 @@ def test_a_model_that_learns_nothing_is_a_problem_however_far_a_control_is(
     ],
     ids=["same bits", "learns nothing", "not finite"],
 )
-def test_a_control_that_shows_nothing_is_refused(
-    control: list[float], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, errors = compared(monkeypatch, capsys, bf16=FALLING, fp8=apart(0.001), again=control)
+def test_a_control_that_shows_nothing_is_refused(control: list[float], says: str, compared: Compared) -> None:
+    code, _, errors = compared(bf16=FALLING, fp8=apart(0.001), again=control)
     assert code == 2
     assert says in errors
     assert "again" in errors
 
 
-def test_two_runs_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "--arm",
-        "bf16:",
-        "--arm",
-        "fp8:",
-        "--control",
-        "fp8: --attention flash",
-        "--",
-        "--size",
-        "tiny",
-    ]
-    assert compare_runs.main(command) == 2
-    assert "two runs have the name fp8" in capsys.readouterr().err
-
-
-def over_seeds(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    shares: list[float],
-    *more: str,
-    **changed: list[float],
-) -> tuple[int, dict[str, Any], str]:
-    """A comparison in which the second arm ends `shares[n]` above the first one from seed n + 1."""
-    curves = {f"bf16-seed{seed + 1}": FALLING for seed in range(len(shares))}
-    curves |= {f"fp8-seed{seed + 1}": apart(share) for seed, share in enumerate(shares)} | changed
-    seen = {}
-
-    def run(system: launch.System, flags: list[str], **_: object) -> dict[str, Any]:
-        seen[system.name] = [*system.command, *flags]
-        record = arm_record(curves[system.name])
-        return record | {"options": record["options"] | {"steps": 100}}
-
-    monkeypatch.setattr(launch, "run", run)
-    seeds = ",".join(str(seed + 1) for seed in range(len(shares)))
-    command = ["--arm", "bf16: --ranks 1", "--arm", "fp8: --ranks 1", "--steps", "100", "--seeds", seeds]
-    code = compare_runs.main([*command, *more, "--", "--size", "tiny"])
-    assert all(line[line.index("--seed") + 1] == name[-1] for name, line in seen.items())
-    said = capsys.readouterr()
-    return code, json.loads(said.out or "{}"), said.err
+def over_seeds(shares: list[float], **changed: list[float]) -> dict[str, list[float]]:
+    """Curves of a second arm that ends `shares[n]` above the first one from seed n + 1."""
+    curves = {f"bf16-seed{seed}": FALLING for seed in range(1, len(shares) + 1)}
+    return curves | {f"fp8-seed{seed}": apart(share) for seed, share in enumerate(shares, 1)} | changed
 
 
 # FlashAttention 4 and cuDNN's attention on H200s (docs/results/rows.md): one of five seeds is far off.
 MEASURED = [0.0151, 0.0006, 0.0042, -0.0009, 0.0007]
 
 
-def test_five_seeds_of_which_one_is_far_off_agree_within_two_percent(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, result, _ = over_seeds(monkeypatch, capsys, MEASURED, "--margin", "0.02")
+THREE = ("--seeds", "1,2,3")
+
+
+def test_five_seeds_of_which_one_is_far_off_agree_within_two_percent(compared: Compared) -> None:
+    code, result, _ = compared("--seeds", "1,2,3,4,5", "--margin", "0.02", **over_seeds(MEASURED))
     assert (code, result["verdict"]["problems"]) == (0, [])
     difference = result["difference"]
     assert difference["mean"] == figure(0.0039, abs=1e-4)
@@ -335,40 +277,31 @@ def test_five_seeds_of_which_one_is_far_off_agree_within_two_percent(
     ids=["undecided", "above", "below"],
 )
 def test_no_difference_must_be_shown_and_not_only_no_proof_of_one(
-    shares: list[float], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shares: list[float], says: str, compared: Compared
 ) -> None:
-    code, result, _ = over_seeds(monkeypatch, capsys, shares)
+    seeds = ",".join(f"{seed}" for seed in range(1, len(shares) + 1))
+    code, result, _ = compared("--seeds", seeds, **over_seeds(shares))
     assert code == 1
-    assert len(result["verdict"]["problems"]) == 1
-    assert says in result["verdict"]["problems"][0]
+    (problem,) = result["verdict"]["problems"]
+    assert says in problem
 
 
 @pytest.mark.parametrize(
-    ("losses", "says"),
+    ("run", "losses", "says"),
     [
-        ([5.0] * 100, "seed 2: "),
-        (FALLING[:50], "seed 2: 50 losses"),
-        ([*FALLING[:99], float("nan")], "seed 2: step 99: the loss is not a finite number"),
+        ("fp8-seed2", [5.0] * 100, "seed 2: "),
+        ("fp8-seed2", FALLING[:50], "seed 2: 50 losses"),
+        ("fp8-seed2", [*FALLING[:99], float("nan")], "seed 2: step 99: the loss is not a finite number"),
+        ("bf16-seed2", [*FALLING[:40], float("nan"), *FALLING[41:]], "no difference can be computed"),
     ],
-    ids=["learns nothing", "half a run", "not finite"],
+    ids=["learns nothing", "half a run", "not finite", "the first arm is not finite"],
 )
 def test_a_run_of_one_seed_that_shows_nothing_is_a_problem(
-    losses: list[float], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: str, losses: list[float], says: str, compared: Compared
 ) -> None:
-    code, result, _ = over_seeds(
-        monkeypatch, capsys, [0.001, 0.0, -0.001], "--margin", "0.5", **{"fp8-seed2": losses}
-    )
+    code, result, _ = compared(*THREE, "--margin", "0.5", **over_seeds([0.001, 0.0, -0.001], **{run: losses}))
     assert code == 1
     assert says in "; ".join(result["verdict"]["problems"])
-
-
-def test_a_first_arm_without_a_finite_loss_is_no_pass(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = [*FALLING[:40], float("nan"), *FALLING[41:]]
-    code, result, _ = over_seeds(monkeypatch, capsys, [0.0, 0.0, 0.0], **{"bf16-seed2": broken})
-    assert code == 1
-    assert "no difference can be computed" in result["verdict"]["problems"][0]
 
 
 @pytest.mark.parametrize(
@@ -380,10 +313,11 @@ def test_a_first_arm_without_a_finite_loss_is_no_pass(
         (["--seeds", "1,2,3", "--margin", "0"], "expected a share between 0 and 1, got 0"),
         (["--seeds", "1,2,3", "--margin", "nan"], "expected a share between 0 and 1, got nan"),
         (["--seeds", "1,2,3", "--", "--seed=4"], "take --seed out of the arms and flags"),
+        (["--control", "fp8: --attention flash"], "two runs have the name fp8"),
     ],
-    ids=["two", "twice", "controls", "no margin", "margin is no number", "a seed"],
+    ids=["two", "twice", "controls", "no margin", "margin is no number", "a seed", "one name"],
 )
-def test_seeds_that_can_judge_nothing_are_refused(
+def test_flags_that_can_judge_nothing_are_refused(
     more: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare_runs.main(["--arm", "bf16:", "--arm", "fp8:", *more]) == 2

@@ -55,17 +55,8 @@ def test_nothing_that_fits_is_a_failure(
 
 @pytest.mark.slow
 def test_the_jobs_record_holds_the_search() -> None:
-    command = [
-        sys.executable,
-        tune.__file__,
-        "--candidates",
-        "1,2",
-        "--run",
-        "--",
-        "--steps",
-        "5",
-        "--no-digest",
-    ]
+    flags = ("--candidates", "1,2", "--run", "--", "--steps", "5", "--no-digest")
+    command = [sys.executable, tune.__file__, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record = json.loads(done.stdout)
     chosen = record["microbatch_search"]["chosen"]
@@ -74,13 +65,8 @@ def test_the_jobs_record_holds_the_search() -> None:
 
 
 def test_out_of_memory_of_a_rank_is_known_by_its_exit_code() -> None:
-    lines = (
-        "Other Failures:",
-        "  exitcode  : -9 (pid: 16)",
-        "Root Cause (first):",
-        "  exitcode  : 4 (pid: 17)",
-    )
-    said = f"print({chr(10).join(lines)!r}, file=sys.stderr); sys.exit(1)"
+    report = "Other Failures:\n  exitcode  : -9 (pid: 16)\nRoot Cause (first):\n  exitcode  : 4 (pid: 17)"
+    said = f"print({report!r}, file=sys.stderr); sys.exit(1)"
     with pytest.raises(launch.RunError) as caught:
         launch.run(launch.System("x", (sys.executable, "-c", f"import sys; {said}")), [], timeout_s=300)
     assert caught.value.code == tune.OUT_OF_MEMORY

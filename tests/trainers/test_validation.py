@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import layout_flags
 import pytest
 import torch
 from agree import same_bits, same_sums
@@ -21,29 +22,19 @@ from models import llama
 TEXT = Path(__file__).resolve().parents[2] / "trainers" / "text.txt"
 JOB = ("--steps", "5", "--global-batch", "8", "--seed", "3")
 EACH = ("--validate-every", "2", "--validation-batches", "2", "--validation-data")
-LAYOUTS = {
-    "fsdp2": (2, "--micro-batch", "2"),
-    "fsdp2-kept-gathered": (2, "--no-reshard"),
-    "hsdp": (4, "--replicas", "2"),
-    "full-shard": (2, "--parallel", "full_shard"),
-    "shard-grad-op": (2, "--parallel", "shard_grad_op"),
-    "zero1": (2, "--parallel", "zero1", "--micro-batch", "2"),
+NAMES = ("fsdp2-accumulated", "fsdp2-kept-gathered", "hsdp", "full-shard", "shard-grad-op")
+LAYOUTS = {name: layout_flags.LAYOUTS[name] for name in (*NAMES, "zero1-accumulated", "tensor")} | {
     "own-gradients": (1, "--parallel", "zero1", "--no-flat-gradients", "--micro-batch", "4"),
     "fused": (2, "--parallel", "zero1", "--implementation", "fused", "--precision", "bf16"),
     "fused-fp8": (2, "--parallel", "zero1", "--implementation", "fused", "--precision", "fp8"),
     "fp8": (2, "--precision", "fp8"),
-    "tensor": (2, "--tp", "2"),
     "recompute": (2, "--recompute", "full", "--loss-chunks", "4"),
     "moe": (2, "--model", "moe"),
     "flux": (1, "--model", "flux"),
 }
-QUICK = {"fsdp2", "zero1", "fused-fp8", "full-shard"}
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LAYOUTS],
-)
+@layout_flags.each(LAYOUTS, quick={"fsdp2-accumulated", "zero1-accumulated", "fused-fp8", "full-shard"})
 def test_validation_changes_no_bit_of_the_training(layout: str, tmp_path: Path, record: Record) -> None:
     ranks, *flags = LAYOUTS[layout]
     flags += ["--checkpoint-every", "2", "--full-every", "2", "--checkpoint"]
@@ -103,12 +94,3 @@ def test_validation_samples_are_those_of_no_seed_of_the_job_and_equal_for_all() 
     same_bits(sample("1"), sample("2"))
     source = data.open_source(options.parse([]), vocab=128, seq_len=16)
     assert all(not torch.equal(sample("1"), source.sample(number)) for number in range(64))
-
-
-@pytest.mark.parametrize(
-    "flags", ["--validate-every 2", "--validation-data text", "--validate-every 0 --validation-data text"]
-)
-def test_half_a_validation_is_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        options.parse(flags.split())
-    assert "--validat" in capsys.readouterr().err

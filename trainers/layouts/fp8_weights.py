@@ -8,14 +8,14 @@ cast then.
 
 from __future__ import annotations
 
-import importlib.metadata
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from errors import RefusedError
-from layouts.sharding import DTensor
+from layouts.flat import local, spread_as
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,25 +35,21 @@ def like(parameter: nn.Parameter, value: Tensor) -> Tensor:
 
 def casts_itself(value: Tensor) -> bool:
     """Whether FSDP2 gathers this tensor, or this rank's part of it, in what the tensor makes of itself."""
-    return hasattr(_local(value), "fsdp_pre_all_gather")
+    return hasattr(local(value), "fsdp_pre_all_gather")
 
 
 def plain(value: Any) -> Any:
     """A tensor without the wrapper, in the same memory; anything else as it is."""
     if not (isinstance(value, torch.Tensor) and casts_itself(value)):
         return value
-    inner = _inside(_local(value))
-    if not isinstance(value, DTensor):
-        return inner
-    shape = {"shape": value.shape, "stride": value.stride()}
-    return DTensor.from_local(inner, value.device_mesh, value.placements, run_check=False, **shape)
+    return spread_as(value, _inside(local(value)))
 
 
 def unwrap_uneven(model: nn.Module, ranks: int) -> None:
     """Leave no weight in the wrapper whose first dimension `ranks` do not divide."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if casts_itself(parameter) and _local(parameter).shape[0] % ranks:
+            if casts_itself(parameter) and local(parameter).shape[0] % ranks:
                 setattr(module, name, nn.Parameter(plain(parameter.detach())))
 
 
@@ -79,19 +75,9 @@ def _inside(value: Tensor) -> Tensor:
     held = [getattr(value, name) for name in names]
     found = [part for part in held if part.shape == value.shape and part.dtype == value.dtype]
     if len(found) != 1:
+        version = getattr(sys.modules.get("torchao"), "__version__", "of no known version")
         raise RefusedError(
-            f"{type(value).__name__} of torchao {_version()} holds {', '.join(names) or 'no named tensor'}, "
+            f"{type(value).__name__} of torchao {version} holds {', '.join(names) or 'no named tensor'}, "
             f"expected one of the weight's shape and type; take torchao {KNOWN}, or --precision bf16"
         )
     return found[0]
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("torchao")
-    except importlib.metadata.PackageNotFoundError:
-        return "of no known version"
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from layouts.flat import local
 from layouts.sharding import DTensor
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def skips(norm: torch.Tensor, options: Options) -> bool:
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of the moments that this rank holds."""
     held = (value for moments in optimizer.state.values() for value in moments.values())
-    return sum(_local(value).nbytes for value in held)
+    return sum(local(value).nbytes for value in held)
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -80,7 +81,7 @@ def global_norm(parameters: Iterable[Tensor], extra: dist.ProcessGroup | None = 
         if isinstance(gradient, DTensor):
             dims = enumerate(gradient.placements)
             groups = tuple(gradient.device_mesh.get_group(i) for i, place in dims if not place.is_replicate())
-        by_groups.setdefault(groups, []).append(_local(gradient))
+        by_groups.setdefault(groups, []).append(local(gradient))
     squares = []
     for groups, gradients in by_groups.items():
         square = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).square().sum()  # noqa: SLF001
@@ -99,8 +100,4 @@ def clip_gradients(parameters: Iterable[Tensor], norm: Tensor, limit: float) -> 
     A NaN norm makes them NaN.
     """
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([_local(p.grad) for p in parameters if p.grad is not None], scale)
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], scale)

@@ -67,20 +67,15 @@ def prepare(
     """
     if options.precision.startswith("fp8"):
         use_fp8_linears(model, options)
-    compiled = compiles(options, gpu=world.gpu)
-    again = recomputed(model, options)
     for name, unit in list(units(model)):
         give_weights(model, unit, name, options, world.device)
+        if tp is not None and tp.size() > 1:
+            split(model, name, unit, options, tp)
         if name.startswith(BLOCKS):
-            if tp is not None and tp.size() > 1:
-                split_block(unit, tp)
-            finish_block(model, unit, options, again=unit in again, compiled=compiled)
-        elif name == "head" and tp is not None and splits_head(options, model.config):
-            split_head(model, tp)
+            finish_block(model, unit, options, gpu=world.gpu)
         ready(name, unit)
     give_weights(model, model, "", options, world.device)
-    if compiled and options.compile_scope == "model":
-        model.compile()
+    finish_model(model, options, gpu=world.gpu)
 
 
 def units(model: BlockModel) -> Iterator[tuple[str, nn.Module]]:
@@ -166,11 +161,18 @@ def use_fp8_linears(model: nn.Module, options: Options) -> None:
     )
 
 
-def split_products(model: BlockModel, options: Options, tp: DeviceMesh) -> None:
-    """Tensor parallel: split the products of every block and of the head over `tp`; the rest stays whole."""
-    for block in model.blocks.values():
-        split_block(block, tp)
-    if model.head is not None and splits_head(options, model.config):
+def split(model: BlockModel, name: str, unit: nn.Module, options: Options, tp: DeviceMesh) -> None:
+    """Tensor parallel of a unit: the products of a block and of the head; the rest stays whole.
+
+    Heads and hidden units are split by columns, then by rows: attention and the MLP need one all-reduce each.
+    """
+    if name.startswith(BLOCKS):
+        columns = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
+        styles = {one: ColwiseParallel() for one in columns}
+        styles |= {one: RowwiseParallel() for one in ("attention.o", "mlp.down")}
+        present = {one for one, _ in unit.named_modules()}
+        parallelize_module(unit, tp, {one: styles[one] for one in styles if one in present})
+    elif name == "head" and splits_head(options, model.config):
         split_head(model, tp)
 
 
@@ -194,38 +196,9 @@ def split_head(model: BlockModel, tp: DeviceMesh) -> None:
     head.part = Part(tp.get_group(), begin)
 
 
-def split_block(block: nn.Module, tp: DeviceMesh) -> None:
-    """Tensor parallel of one block."""
-    parallelize_module(block, tp, tensor_parallel_styles(block))
-
-
-def tensor_parallel_styles(block: nn.Module) -> dict[str, Any]:
-    """Split heads and hidden units by columns, then by rows.
-
-    Attention and the MLP then need one all-reduce each.
-    """
-    column = {
-        name: ColwiseParallel()
-        for name in ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
-    }
-    rows = {name: RowwiseParallel() for name in ("attention.o", "mlp.down")}
-    present = {name for name, _ in block.named_modules()}
-    return {name: style for name, style in (column | rows).items() if name in present}
-
-
-def compile_and_recompute(model: BlockModel, options: Options, *, gpu: bool) -> None:
-    """Compile blocks or model (by default on a GPU), and recompute activations in backward if asked to."""
-    compiled = compiles(options, gpu=gpu)
-    again = recomputed(model, options)
-    for block in model.blocks.values():
-        finish_block(model, block, options, again=block in again, compiled=compiled)
-    if compiled and options.compile_scope == "model":
-        model.compile()
-
-
-def compiles(options: Options, *, gpu: bool) -> bool:
-    """Whether torch compiles: by default on a GPU."""
-    return gpu if options.compile is None else options.compile
+def compiles(options: Options, scope: str, *, gpu: bool) -> bool:
+    """Whether torch compiles in this scope: by default on a GPU."""
+    return (gpu if options.compile is None else options.compile) and options.compile_scope == scope
 
 
 def recomputed(model: BlockModel, options: Options) -> set[nn.Module]:
@@ -234,18 +207,22 @@ def recomputed(model: BlockModel, options: Options) -> set[nn.Module]:
     return {"none": set(), "half": set(blocks[::2]), "full": set(blocks)}[options.recompute]
 
 
-def finish_block(
-    model: BlockModel, block: nn.Module, options: Options, *, again: bool, compiled: bool
-) -> None:
-    """Compile a block, and recompute its activations if it is one of those.
+def finish_model(model: BlockModel, options: Options, *, gpu: bool) -> None:
+    """Compile the whole model if asked to."""
+    if compiles(options, "model", gpu=gpu):
+        model.compile()
+
+
+def finish_block(model: BlockModel, block: nn.Module, options: Options, *, gpu: bool) -> None:
+    """Compile a block, and recompute its activations in backward, if asked to.
 
     Recomputation goes inside the block, under its layout's hooks: around them, the hooks would run again in
     backward, where they need not do what they do in forward (FSDP2's casts did not, in torch 2.11 and other
     versions before pytorch/pytorch#182580). The compiled forward goes inside what is recomputed. Any other
     block is compiled in place: a wrapper would hide the hooks of FSDP2 (huggingface/accelerate#4022).
     """
-    inner = compiled and options.compile_scope == "block"
-    if again:
+    inner = compiles(options, "block", gpu=gpu)
+    if block in recomputed(model, options):
         forward = torch.compile(block.forward, fullgraph=model.whole_graph) if inner else block.forward
         block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
     elif inner:

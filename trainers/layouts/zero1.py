@@ -57,7 +57,8 @@ class Zero1:
             self.data = self.kept = self.mesh["shard"]
         if options.tp > 1:
             self.tp, self.kept = self.mesh["tp"], self.mesh["shard", "tp"]
-            prepare.split_products(model, options, self.tp)
+            for name, unit in prepare.units(model):
+                prepare.split(model, name, unit, options, self.tp)
         self.data_rank, self.data_size = self.data.get_local_rank(), self.data.size()
         self.units = self.counted = flat_units(model, options, world, self.data)
         self.steps, self.fresh = 0, True
@@ -72,7 +73,9 @@ class Zero1:
                 model, peaks.find(world), fp8=options.precision == "fp8", again=again
             )
         else:
-            prepare.compile_and_recompute(model, options, gpu=world.gpu)
+            for block in model.blocks.values():
+                prepare.finish_block(model, block, options, gpu=world.gpu)
+            prepare.finish_model(model, options, gpu=world.gpu)
 
     def microbatch(self, batch: dict[str, Tensor], *, last: bool, share: float) -> Tensor:
         """Ranks sum their gradients: the sum is a mean because `share` is divided by their number."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+import pretrained
 from errors import RefusedError
 from models import llama
 from models.layers import BlockModel, LossHead, run_blocks
-from pretrained import rope_scaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,23 +76,8 @@ def causal_lm(config: llama.Config) -> Any:
         raise RefusedError(
             "--implementation transformers needs a package; pip install transformers"
         ) from error
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.width,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            intermediate_size=config.ffn,
-            head_dim=config.head_dim,
-            rms_norm_eps=config.eps,
-            rope_parameters={"rope_type": "default"}
-            | (rope_scaling(config.scaling) or {})
-            | {"rope_theta": config.theta},
-            tie_word_embeddings=config.tied,
-            attn_implementation="sdpa",
-        )
-    )
+    said = pretrained.said("llama", config, positions=2048)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(said, attn_implementation="sdpa"))
 
 
 def skeleton(config: llama.Config, loss_chunks: int) -> Model:

@@ -22,7 +22,7 @@ from fused import ops
 from fused.products import accumulate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -65,6 +65,59 @@ class BlockModel(nn.Module):
     def statistics(self) -> dict[str, float]:
         """What the family adds to the record."""
         return {}
+
+
+class Decoder(BlockModel):
+    """Embedding, blocks, head. A pipeline stage holds some of the blocks, and the ends where it owns them.
+
+    A family says its `block`, the `norm` before the head, and `context`: what each block gets beside x, with
+    attention inside each of the documents (data.bounds) if there are any.
+    """
+
+    block: Callable[[], nn.Module]
+    norm: Callable[[], nn.Module]
+    context: Callable[[Tensor, Tensor | None], tuple[object, ...]]
+
+    def __init__(self, config: Any, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
+        super().__init__()
+        index, stages = stage
+        self.config = config
+        span = range(index * config.layers // stages, (index + 1) * config.layers // stages)
+        self.embedding = nn.Embedding(config.vocab, config.width) if index == 0 else None
+        self.position = self.positions() if index == 0 else None
+        # Keyed by the layer of the whole model: checkpoints fit every pipeline layout.
+        self.blocks = nn.ModuleDict({str(layer): self.block() for layer in span})
+        self.head = self._head(loss_chunks) if index == stages - 1 else None
+
+    def positions(self) -> nn.Module | None:
+        """A table of learned positions, where the family has one."""
+        return None
+
+    def _head(self, chunks: int) -> LossHead:
+        out = nn.Linear(self.config.width, self.config.vocab, bias=False)
+        if self.config.tied and self.embedding is not None:
+            out.weight = self.embedding.weight
+        return LossHead(self.norm(), out, chunks)
+
+    def hidden(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Tokens, or the previous stage's activations, to this stage's last activations."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        if self.position is not None:
+            x = x + self.position(torch.arange(x.shape[1], device=x.device))
+        return run_blocks(self.blocks, x, *self.context(x, documents))
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """[batch, sequence, vocabulary]."""
+        assert self.head is not None, "only the last stage of a pipeline has logits"
+        return self.head.logits(self.hidden(tokens))
+
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross entropy; activations when this stage is not the last."""
+        x = self.hidden(tokens, documents)
+        return x if self.head is None else self.head(x, labels)
 
 
 class Scaling(NamedTuple):

@@ -12,13 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.layers import (
-    BlockModel,
-    LossHead,
+    Decoder,
     Rotary,
     Scaling,
     document_attention,
     document_context,
-    run_blocks,
     window_attention,
 )
 
@@ -105,51 +103,21 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Model(BlockModel):
-    """Embedding, blocks, head. A pipeline stage holds some of the blocks, and the ends where it owns them."""
-
-    def __init__(self, config: Config, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
-        super().__init__()
-        index, stages = stage
-        self.config = config
-        span = range(index * config.layers // stages, (index + 1) * config.layers // stages)
-        self.embedding = nn.Embedding(config.vocab, config.width) if index == 0 else None
-        # Keyed by the layer of the whole model: checkpoints fit every pipeline layout.
-        self.blocks = nn.ModuleDict({str(layer): self.block() for layer in span})
-        self.head = self._head(loss_chunks) if index == stages - 1 else None
+class Model(Decoder):
+    """Embedding, blocks, head."""
 
     def block(self) -> nn.Module:
         """One layer; the sparse family overrides it."""
         return Block(self.config)
 
-    def _head(self, chunks: int) -> LossHead:
-        out = nn.Linear(self.config.width, self.config.vocab, bias=False)
-        if self.config.tied and self.embedding is not None:
-            out.weight = self.embedding.weight
-        return LossHead(nn.RMSNorm(self.config.width, eps=self.config.eps), out, chunks)
+    def norm(self) -> nn.Module:
+        """The norm before the head."""
+        return nn.RMSNorm(self.config.width, eps=self.config.eps)
 
-    def hidden(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Tokens, or the previous stage's activations, to this stage's last activations.
-
-        `documents`: as data.bounds; attention then stays inside each.
-        """
-        if self.embedding is not None:
-            x = self.embedding(x)
+    def context(self, x: Tensor, documents: Tensor | None) -> tuple[object, ...]:
+        """Rotary positions, and the mask of documents if there are any."""
         rotary = rotary_of(self.config, x.shape[1], x.device)
-        mask = () if documents is None else (document_context(x, documents),)
-        return run_blocks(self.blocks, x, rotary, *mask)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence, vocabulary]."""
-        assert self.head is not None, "only the last stage of a pipeline has logits"
-        return self.head.logits(self.hidden(tokens))
-
-    def forward(
-        self, tokens: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
-    ) -> Tensor:
-        """Mean cross entropy; activations when this stage is not the last."""
-        x = self.hidden(tokens, documents)
-        return x if self.head is None else self.head(x, labels)
+        return (rotary,) if documents is None else (rotary, document_context(x, documents))
 
 
 NAMES = {
@@ -185,10 +153,6 @@ def rename(name: str, names: dict[str, str]) -> str:
     path, _, kind = name.rpartition(".")
     if path in names:
         return f"{names[path]}.{kind}"
-    prefix, number, rest = next((p, *_split(path, p)) for p in names if path.startswith(f"{p}."))
-    return f"{names[prefix]}.{number}.{names.get(rest, rest)}.{kind}"
-
-
-def _split(path: str, prefix: str) -> tuple[str, str]:
+    prefix = next(one for one in names if path.startswith(f"{one}."))
     number, _, rest = path.removeprefix(f"{prefix}.").partition(".")
-    return number, rest
+    return f"{names[prefix]}.{number}.{names.get(rest, rest)}.{kind}"

@@ -14,15 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.layers import (
-    BlockModel,
-    LossHead,
-    alibi_slopes,
-    document_attention,
-    document_context,
-    document_mask,
-    run_blocks,
-)
+from models.layers import Decoder, alibi_slopes, document_attention, document_context, document_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +56,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=config.bias) for _ in range(4))
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Attention of x to itself, with what `_bias` makes."""
+        """Attention of x to itself, with what `Model.context` makes."""
         q, k, v = (f(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for f in (self.q, self.k, self.v))
         return self.o(document_attention(q, k, v, bias).transpose(1, 2).flatten(2))
 
@@ -98,59 +90,35 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Model(BlockModel):
+class Model(Decoder):
     """Embedding, positions, blocks, head."""
 
-    def __init__(self, config: Config, *, loss_chunks: int = 1, stage: tuple[int, int] = (0, 1)) -> None:
-        super().__init__()
-        (index, stages), first = stage, stage[0] == 0
-        self.config = config
-        span = range(index * config.layers // stages, (index + 1) * config.layers // stages)
-        self.embedding = nn.Embedding(config.vocab, config.width) if first else None
-        placed = first and not config.alibi
-        self.position = nn.Embedding(config.positions, config.width) if placed else None
-        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in span})
-        self.head = self._head(loss_chunks) if index == stages - 1 else None
+    def positions(self) -> nn.Module | None:
+        """The learned positions, unless ALiBi takes their place."""
+        config = self.config
+        return None if config.alibi else nn.Embedding(config.positions, config.width)
 
-    def _head(self, chunks: int) -> LossHead:
-        out = nn.Linear(self.config.width, self.config.vocab, bias=False)
-        if self.config.tied and self.embedding is not None:
-            out.weight = self.embedding.weight
-        return LossHead(nn.LayerNorm(self.config.width, bias=self.config.bias), out, chunks)
+    def block(self) -> nn.Module:
+        """One layer."""
+        return Block(self.config)
 
-    def hidden(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Tokens, or the previous stage's activations, to this stage's last activations."""
-        if self.embedding is not None:
-            x = self.embedding(x)
-        if self.position is not None:
-            x = x + self.position(torch.arange(x.shape[1], device=x.device))
-        return run_blocks(self.blocks, x, self._bias(x, documents))
+    def norm(self) -> nn.Module:
+        """The norm before the head."""
+        return nn.LayerNorm(self.config.width, bias=self.config.bias)
 
-    def _bias(self, x: Tensor, documents: Tensor | None) -> Tensor | None:
+    def context(self, x: Tensor, documents: Tensor | None) -> tuple[object, ...]:
         """ALiBi and the masks in one bias [(batch,) heads, S, S], whose memory grows with sequence².
 
         Without ALiBi: as document_context.
         """
         if not self.config.alibi:
-            return None if documents is None else document_context(x, documents)
+            return (None if documents is None else document_context(x, documents),)
         mask = None if documents is None else document_mask(x, documents)
         place = torch.arange(x.shape[1], device=x.device)
         distance = (place[None] - place[:, None]).float()
         bias = alibi_slopes(self.config.heads).to(x.device)[:, None, None] * distance
         hidden = distance > 0 if mask is None else ~mask
-        return bias.masked_fill(hidden, float("-inf")).to(x.dtype)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence, vocabulary]."""
-        assert self.head is not None, "only the last stage of a pipeline has logits"
-        return self.head.logits(self.hidden(tokens))
-
-    def forward(
-        self, tokens: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
-    ) -> Tensor:
-        """Mean cross entropy; activations when this stage is not the last."""
-        x = self.hidden(tokens, documents)
-        return x if self.head is None else self.head(x, labels)
+        return (bias.masked_fill(hidden, float("-inf")).to(x.dtype),)
 
 
 def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:

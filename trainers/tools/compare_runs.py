@@ -54,22 +54,10 @@ STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.30
 def main(arguments: list[str]) -> int:
     """The exit code."""
     options = _parser().parse_args(arguments)
-    try:
-        result = compare(options)
-    except RefusedError as error:
-        print(f"compare_runs.py: {error}", file=sys.stderr)
-        return 2
-    except launch.RunError as error:
-        print(f"compare_runs.py: {error}", file=sys.stderr)
-        return 1
-    line = json.dumps(result)
-    if options.out:
-        options.out.write_text(line + "\n")
-    print(line)
-    return 1 if result["verdict"]["problems"] else 0
+    return launch.exit_code("compare_runs.py", lambda: launch.judged(compare(options), options.out))
 
 
-def compare(options: argparse.Namespace) -> dict[str, Any]:
+def compare(options: launch.Given) -> dict[str, Any]:
     """Run both arms, one after the other or side by side; controls after the first arm, where it ran."""
     first, second, *controls = _systems(options)
     if options.seeds:
@@ -98,7 +86,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _systems(options: argparse.Namespace) -> list[launch.System]:
+def _systems(options: launch.Given) -> list[launch.System]:
     """Both arms, then the controls. Raises RefusedError for flags that do not go together."""
     if len(options.arm) != 2:
         raise RefusedError(f"expected two --arm, got {len(options.arm)}")
@@ -113,7 +101,7 @@ def _systems(options: argparse.Namespace) -> list[launch.System]:
     return systems
 
 
-def _check_seeds(systems: list[launch.System], options: argparse.Namespace) -> None:
+def _check_seeds(systems: list[launch.System], options: launch.Given) -> None:
     if options.control:
         raise RefusedError("--seeds judges by several seeds and --control by one; give one of the two")
     if len(set(options.seeds)) < max(LEAST_SEEDS, len(options.seeds)):
@@ -126,7 +114,7 @@ def _check_seeds(systems: list[launch.System], options: argparse.Namespace) -> N
 
 
 def _run(
-    first: list[launch.System], second: list[launch.System], options: argparse.Namespace
+    first: list[launch.System], second: list[launch.System], options: launch.Given
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The records of two lanes, which run one after the other or, with --beside, each on its GPU."""
     gpus = options.beside or [None, None]
@@ -141,7 +129,7 @@ def _run(
         return lanes[0].result(), lanes[1].result()
 
 
-def _over_seeds(first: launch.System, second: launch.System, options: argparse.Namespace) -> dict[str, Any]:
+def _over_seeds(first: launch.System, second: launch.System, options: launch.Given) -> dict[str, Any]:
     """Both arms from each seed: the differences, and what they say together."""
     lanes = [[_seeded(arm, seed) for seed in options.seeds] for arm in (first, second)]
     ones, others = _run(lanes[0], lanes[1], options)
@@ -217,7 +205,7 @@ def _by_controls(
     return problems
 
 
-def _record(arm: launch.System, options: argparse.Namespace) -> dict[str, Any]:
+def _record(arm: launch.System, options: launch.Given) -> dict[str, Any]:
     """The record of this arm: kept beside --out by an earlier call of the same job, or run now."""
     flags = [*launch.COMPARABLE, *options.flags, "--steps", str(options.steps)]
     path = options.out.with_suffix(f".{arm.name}.json") if options.out else None
@@ -275,17 +263,10 @@ def _seeds(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected whole numbers such as 1,2,3, got {text!r}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> launch.Parser:
+    parser = launch.parser(__doc__)
     add = parser.add_argument
-    add(
-        "--arm",
-        action="append",
-        required=True,
-        help="twice: a system and what differs, NAME: --ranks N FLAGS",
-    )
+    add("--arm", action="append", required=True, help="twice: what differs, as NAME: --ranks N FLAGS")
     add(
         "--control",
         action="append",

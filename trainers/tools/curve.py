@@ -10,7 +10,6 @@ code 0: in the band. 1: outside, or the job failed. 2: not comparable, or no ref
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -28,17 +27,11 @@ from tools import launch
 def main(arguments: list[str]) -> int:
     """The exit code."""
     options = _parser().parse_args(arguments)
-    try:
-        return record_reference(options) if options.verb == "record" else judge(options)
-    except RefusedError as error:
-        print(f"curve.py: {error}", file=sys.stderr)
-        return 2
-    except launch.RunError as error:
-        print(f"curve.py: {error}", file=sys.stderr)
-        return 1
+    work = record_reference if options.verb == "record" else judge
+    return launch.exit_code("curve.py", lambda: work(options))
 
 
-def record_reference(options: argparse.Namespace) -> int:
+def record_reference(options: launch.Given) -> int:
     """Run the job and write its reference."""
     system = launch.parse_system(options.system)
     found = launch.run(system, [*launch.COMPARABLE, *options.flags], timeout_s=options.timeout_s)
@@ -50,7 +43,7 @@ def record_reference(options: argparse.Namespace) -> int:
     return 0
 
 
-def judge(options: argparse.Namespace) -> int:
+def judge(options: launch.Given) -> int:
     """Compare the records with the reference; print the verdict."""
     curve = loss_curve.load(options.reference)
     records = [read_record(path) for path in options.records]
@@ -70,10 +63,8 @@ def read_record(path: Path) -> dict[str, Any]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> launch.Parser:
+    parser = launch.parser(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("record", help="run a job and write its curve as a reference")
     one.add_argument("--out", type=Path, required=True, help="file of the reference")

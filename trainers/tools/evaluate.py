@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if (
-    __name__ == "__main__"
-):  # run by path: find the rooms of trainers/ as train.py does, and Hugging Face's `evaluate`
+if __name__ == "__main__":  # run by path: find the rooms of trainers/, and Hugging Face's `evaluate`
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from errors import require_torch
 
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SEED = 1234
+SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 # LLM Foundry ranks choices by mean loss, so that long ones have no disadvantage: acc_norm is the nearest
 # metric.
 METRICS = ("acc_norm", "acc", "exact_match", "word_perplexity")
@@ -123,11 +122,8 @@ def evaluate(
         num_fewshot=shots,
         limit=limit,
         task_manager=manager,
-        random_seed=SEED,
-        numpy_random_seed=SEED,
-        torch_random_seed=SEED,
-        fewshot_random_seed=SEED,
         bootstrap_iters=0,
+        **dict.fromkeys(SEEDS, SEED),
     )
     return {task: _row(found["results"][task], found["n-samples"][task]["effective"]) for task in tasks}
 

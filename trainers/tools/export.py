@@ -8,7 +8,6 @@ In: a checkpoint that holds whole weights. Out: a folder that from_pretrained re
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -26,13 +25,14 @@ import presets
 import pretrained
 import whole
 from errors import RefusedError
+from tools import launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def export(source: Path, out: Path, positions: int) -> None:
-    """Write the model of a checkpoint. Raises RefusedError where it cannot."""
+def export(source: Path, out: Path, positions: int) -> int:
+    """Write the model of a checkpoint; 0. Raises RefusedError where it cannot."""
     if not all((source / name).is_file() for name in (checkpoint.MARKER, checkpoint.WEIGHTS, initial.SHAPE)):
         raise RefusedError(
             f"{source} is no complete checkpoint with whole weights; name one of --full-every, or the last"
@@ -47,23 +47,17 @@ def export(source: Path, out: Path, positions: int) -> None:
     shapes = {name: value.shape for name, value in theirs.items()}
     whole.write(out / "model.safetensors", shapes, theirs.items())
     (out / pretrained.FILE).write_text(json.dumps(said, indent=1) + "\n")
+    return 0
 
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = launch.parser(__doc__)
     parser.add_argument("checkpoint", type=Path, help="a folder step_00000042 with whole weights")
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_argument("--positions", type=int, default=8192, help="max_position_embeddings of config.json")
     given: Any = parser.parse_args(arguments)
-    try:
-        export(given.checkpoint, given.out, given.positions)
-    except RefusedError as error:
-        print(f"export.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return launch.exit_code("export.py", lambda: export(given.checkpoint, given.out, given.positions))
 
 
 if __name__ == "__main__":

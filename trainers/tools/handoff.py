@@ -11,10 +11,8 @@ verdict. Exit code 0: in the band. 1: outside, or a segment failed. 2: not compa
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,22 +28,10 @@ from tools import launch
 def main(arguments: list[str]) -> int:
     """The exit code."""
     options = _parser().parse_args(arguments)
-    try:
-        result = alternate(options)
-    except RefusedError as error:
-        print(f"handoff.py: {error}", file=sys.stderr)
-        return 2
-    except launch.RunError as error:
-        print(f"handoff.py: {error}", file=sys.stderr)
-        return 1
-    line = json.dumps(result)
-    if options.out:
-        options.out.write_text(line + "\n")
-    print(line)
-    return 1 if result["verdict"]["problems"] else 0
+    return launch.exit_code("handoff.py", lambda: launch.judged(alternate(options), options.out))
 
 
-def alternate(options: argparse.Namespace) -> dict[str, Any]:
+def alternate(options: launch.Given) -> dict[str, Any]:
     """Run the reference if none is given, then every segment, and judge the segments as one curve."""
     if options.folder.exists() and any(options.folder.iterdir()):
         raise RefusedError(
@@ -69,13 +55,13 @@ def alternate(options: argparse.Namespace) -> dict[str, Any]:
     return {"segments": [_facts(record) for record in records], "losses": losses, "verdict": verdict}
 
 
-def segment(system: launch.System, until: int, options: argparse.Namespace) -> dict[str, Any]:
+def segment(system: launch.System, until: int, options: launch.Given) -> dict[str, Any]:
     """The record of the steps from the newest checkpoint to `until`."""
     flags = ["--steps", str(options.steps), "--until", str(until), "--checkpoint", str(options.folder)]
     return launch.run(system, [*launch.COMPARABLE, *options.flags, *flags], timeout_s=options.timeout_s)
 
 
-def _uninterrupted(system: launch.System, options: argparse.Namespace) -> loss_curve.Curve:
+def _uninterrupted(system: launch.System, options: launch.Given) -> loss_curve.Curve:
     flags = [*launch.COMPARABLE, *options.flags, "--steps", str(options.steps)]
     found = launch.run(system, flags, timeout_s=options.timeout_s)
     return loss_curve.reference(found, options.band, measured=launch.timestamp())
@@ -86,27 +72,17 @@ def _facts(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in names} | {"device": record["device"]["model"]}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> launch.Parser:
+    parser = launch.parser(__doc__)
     add = parser.add_argument
-    add(
-        "--system",
-        action="append",
-        required=True,
-        help="twice or more: NAME: --ranks N FLAGS, or NAME: @COMMAND",
-    )
+    turns = "twice or more: NAME: --ranks N FLAGS, or NAME: @COMMAND"
+    add("--system", action="append", required=True, help=turns)
     add("--every", type=int, required=True, help="steps of one segment")
     add("--steps", type=int, required=True, help="steps of the whole job")
     add("--folder", type=Path, required=True, help="an empty folder that every system can reach")
     add("--reference", type=Path, help="a reference that curve.py wrote")
-    add(
-        "--band",
-        type=loss_curve.Band.parse,
-        default="1e-3:2e-2",
-        help="if there is no --reference: relative half width, FIRST:LAST step",
-    )
+    width = "if there is no --reference: relative half width, FIRST:LAST step"
+    add("--band", type=loss_curve.Band.parse, default="1e-3:2e-2", help=width)
     add("--timeout-s", type=float, default=1800, help="longest run of one segment")
     add("--out", type=Path, help="write the result here too")
     add("flags", nargs="*", help="flags of train.py, after --")

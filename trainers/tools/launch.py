@@ -7,6 +7,7 @@ starts train.py there, and the flags are appended to it (`@ssh host torchrun --n
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -20,8 +21,15 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
+from errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Given: TypeAlias = argparse.Namespace  # options of the programs that start runs
+Parser: TypeAlias = argparse.ArgumentParser
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 # Inputs are drawn on the CPU, so that any device starts with the same weights; nothing runs that no curve
 # needs.
@@ -74,11 +82,8 @@ def torchrun(ranks: str | int) -> tuple[str, ...]:
 
 def on_gpu(system: System, gpu: str | None) -> System:
     """The system with this one GPU of the host; HIP reads this variable too."""
-    return (
-        system
-        if gpu is None
-        else System(system.name, ("env", f"CUDA_VISIBLE_DEVICES={gpu}", *system.command))
-    )
+    chosen = () if gpu is None else ("env", f"CUDA_VISIBLE_DEVICES={gpu}")
+    return System(system.name, (*chosen, *system.command))
 
 
 def stop_runs_on_sigterm() -> None:
@@ -200,8 +205,8 @@ def _why(system: System, code: int | None, lines: list[str], errors: str, timeou
     reported = (line.partition(REPORTED) for line in said)
     own = own or [line for _, _, line in reported if line.startswith("train.py:")][:1]
     if code is None:
-        own = own or errors.splitlines()[:120]  # every rank's stacks come before torchrun's report
-    last = "\n".join(own or raised(errors.splitlines()) or errors.splitlines()[-15:])
+        own = own or said[:120]  # every rank's stacks come before torchrun's report
+    last = "\n".join(own or raised(said) or said[-15:])
     return f"{system.name} {ended} {where}\n{last}"
 
 
@@ -231,6 +236,29 @@ def _last_linked(own: list[str], title: str) -> int:
             break
         last = after
     return last
+
+
+def parser(about: str | None) -> Parser:
+    """A parser whose help begins with the docstring of its program."""
+    return Parser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def exit_code(program: str, work: Callable[[], int]) -> int:
+    """The exit code of this work; a refusal is 2 and a run without a record 1, each with a line on stderr."""
+    try:
+        return work()
+    except (RefusedError, RunError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, RefusedError) else 1
+
+
+def judged(result: dict[str, Any], out: Path | None) -> int:
+    """Print a result, to `out` too; 1 if its verdict has problems."""
+    line = json.dumps(result)
+    if out:
+        out.write_text(line + "\n")
+    print(line)
+    return 1 if result["verdict"]["problems"] else 0
 
 
 def timestamp() -> str:

@@ -10,7 +10,6 @@ vendors. Exit code 0: done. 1: no candidate ran, or the job failed. 3: the recor
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -37,7 +36,7 @@ def main(arguments: list[str]) -> int:
     return 3 if record["problems"] else 0
 
 
-def search(options: argparse.Namespace) -> dict[str, Any]:
+def search(options: launch.Given) -> dict[str, Any]:
     """Run candidates from small to large until one runs out of memory, and choose the fastest.
 
     Returns {"chosen", "trace"}.
@@ -53,7 +52,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     return {"chosen": best and best["micro_batch"], "trace": trace}
 
 
-def attempt(candidate: int, options: argparse.Namespace) -> dict[str, Any]:
+def attempt(candidate: int, options: launch.Given) -> dict[str, Any]:
     """Run one candidate: its rate in units/s/GPU and its memory, or the reason why it has none."""
     trial = ["--micro-batch", str(candidate), "--no-digest", "--no-preflight", "--no-backend-check"]
     try:
@@ -72,14 +71,12 @@ def attempt(candidate: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _here(options: argparse.Namespace) -> launch.System:
+def _here(options: launch.Given) -> launch.System:
     return launch.System("here", launch.torchrun(options.nproc_per_node))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> launch.Parser:
+    parser = launch.parser(__doc__)
     parser.add_argument("--nproc-per-node", default="1", help="ranks on this host")
     parser.add_argument("--candidates", default="1,2,3,4,6,8,12,16", help="samples per GPU and microbatch")
     parser.add_argument("--timeout-s", type=float, default=600, help="longest run of one candidate")

@@ -1,0 +1,37 @@
+"""Programs of this repository, as modules and as processes that a signal ends."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import waits
+
+
+def module_at(path: Path, name: str) -> ModuleType:
+    """The module of this file, under a name of its own."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ends_with_its_run(code: str, noted: Path, *arguments: str, cwd: Path | None = None) -> None:
+    """SIGTERM ends this program, and the run whose process wrote its number into `noted`."""
+    tool = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=cwd)
+    try:
+        waits.until(lambda: noted.exists() and noted.read_text().strip(), "a run")
+        tool.send_signal(signal.SIGTERM)
+        assert tool.wait(waits.LIMIT_S) == 128 + signal.SIGTERM
+    finally:
+        tool.kill()
+        tool.wait(timeout=waits.LIMIT_S)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(noted.read_text()), 0)
