@@ -5,6 +5,8 @@ Never uniform(0, 1): its mean dominates every sum. With it, attention that loses
 softmax 51 times.
 """
 
+from collections.abc import Callable, Mapping
+
 import torch
 
 from workloads import device
@@ -27,6 +29,21 @@ def gradient(leaf: torch.Tensor, name: str) -> torch.Tensor:
     if leaf.grad is None:
         raise AssertionError(f"{name} is missing: the backward wrote no gradient")
     return leaf.grad
+
+
+def with_gradients(
+    call: Callable[..., torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    g: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The output of a call of these tensors, and the gradient of each, which an error calls by its name.
+
+    `g` is the output's gradient; a loss needs none.
+    """
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors.values()]
+    out = call(*leaves)
+    out.backward(g)
+    return (out.detach(), *map(gradient, leaves, tensors))
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from workloads import device, operands, repeatability, timing
+from workloads import device, operands, repeatability, synchronize, timing
 from workloads.reference import precision
 
 COUNT = 3  # repeats of each figure
@@ -224,14 +224,9 @@ def launches(name: str, call: Call) -> list[float]:
     del name
     found = []
     for _ in range(2 * COUNT):
-        _finish()
+        synchronize()
         begin = time.perf_counter()
         call()
-        _finish()
+        synchronize()
         found.append(1 / (time.perf_counter() - begin))
     return found[1:]
-
-
-def _finish() -> None:
-    if device().type == "cuda":
-        torch.cuda.synchronize()
