@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from harness import skips, thresholds
-from harness.calls import OnDevice, RecordMetric
+from harness.calls import OnDevice, Passes, RecordMetric
 from harness.session import AcceptanceSession
 from workloads import (
     arch,
     attention_default,
-    cases,
     convolution_halves,
     flash_package,
     kernel_speed,
@@ -117,13 +116,11 @@ def test_flash_attention_4_speed(on_device: OnDevice, record_metric: RecordMetri
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, perf=True)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_convolution_halves(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_convolution_halves(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Convolution in half precision is faster than in float32, and takes no more memory."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "a CPU has no matrix units for half precision")
-    cases.require(on_device(convolution_halves.check, dtype=dtype, timeout_s=300), record_metric)
+    passes(convolution_halves.check, dtype=dtype, timeout_s=300)
 
 
 @pytest.mark.tier("standard")

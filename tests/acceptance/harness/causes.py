@@ -73,8 +73,3 @@ def likely(metric: str) -> tuple[str, ...]:
         if metric.startswith(prefix):
             return causes
     return ()
-
-
-def next_command(check: str, vendor: str) -> str:
-    """The command that repeats one check with full output."""
-    return f"pytest 'tests/acceptance/{check}' --gpu-vendor {vendor} -x -vv"

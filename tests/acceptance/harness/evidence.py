@@ -44,10 +44,8 @@ def link_states(host: Host) -> dict[str, Any]:
 
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Unfit]:
     """What got worse between two readings of the same devices, or can no longer be read."""
-    found: list[Unfit] = []
-    for index, late in after.items():
-        found += _newly_unfit(int(index), before.get(index, late), late)
-    return found
+    found = ((int(index), before.get(index, late), late) for index, late in after.items())
+    return [unfit for one in found for unfit in _newly_unfit(*one)]
 
 
 def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Unfit]:
@@ -65,7 +63,7 @@ def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) 
         if is_unfit_share(grown, ticks):
             words = f"device {index} throttled during the check: {name} grew by {grown} in {ticks} ticks"
             yield Unfit("throttled", words, index)
-    if _grew(early["uncorrectable"], late["uncorrectable"]):
+    if _growth(early["uncorrectable"], late["uncorrectable"]) > 0:
         words = f"device {index} counted uncorrectable memory errors during the check"
         yield Unfit("memory errors", words, index)
 
@@ -197,10 +195,6 @@ def _state(device: Device) -> dict[str, Any]:
         "memory_used_bytes": device.memory_used_bytes,
         "processes": str(processes) if isinstance(processes, Absence) else list(occupants(device)),
     }
-
-
-def _grew(early: object, late: object) -> bool:
-    return _growth(early, late) > 0
 
 
 def _growth(early: object, late: object) -> float:
