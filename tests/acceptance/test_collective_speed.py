@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness import causes, processes, skips
-from harness.calls import Launch, RecordMetric
+from harness.calls import SHARED_FAILED, Launch, RecordMetric, once
 from harness.check import Check
 from harness.readings import linked_pairs, links_of_pairs
 from harness.session import AcceptanceSession, every_device
@@ -19,7 +19,7 @@ CPU_RANKS = 2
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NET,NVLS"}
 GATE_LOG = {**LOG, "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,NVLS"}  # nothing at a call, so it slows none down
 GATE_BYTES = 64 << 20  # the largest size of a gate
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+OPERATIONS = speed_conditions.COLLECTIVES
 TIMEOUT_S = 300
 # torch.distributed beside the library called directly, by bytes: it passes the buffers on as they are. At
 # 16 MiB a busy host's launches take part of the time: H200s read 0.81 to 1.02 there, from 64 MiB on 0.98.
@@ -27,18 +27,11 @@ LEAST_TORCH_SHARE = {16 << 20: 0.7, 64 << 20: 0.9, 256 << 20: 0.9, 1 << 30: 0.9}
 # A sum of float32 moves the same bytes over the same links with half of the additions. Both are timed in one
 # launch, so the share needs no bound of the device model; it holds on every one.
 LEAST_FP32_SHARE = 0.9
-SHARED_FAILED = "the launch that these checks share failed; look at the first check that failed in this file"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`ranks` is every device of this run; a check that times them has the machine alone."""
     every_device(metafunc, cpu=CPU_RANKS, perf=bool({"links", "timed"} & set(metafunc.fixturenames)))
-
-
-@pytest.fixture(scope="module")
-def kept() -> dict[str, Any]:
-    """Results of launches that several checks share: importing torch on every rank takes seconds."""
-    return {}
 
 
 @pytest.fixture
@@ -48,19 +41,15 @@ def links(
     """The speed of every pair, and the library's choices for each size: one launch with its log on."""
     if ranks == 1:
         skips.without_devices(2, ranks)
-    if "links" not in kept:
-        assert "no links" not in kept, SHARED_FAILED
-        kept["no links"] = True
-        subsystems = GATE_LOG if acceptance.is_gate else LOG
-        log = {**subsystems, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
-        # Without a GPU there is no log that could slow the calls down, so one launch measures everything.
-        largest = ("--timed", str(GATE_BYTES)) if acceptance.is_gate else ("--timed", str(1 << 30))
-        timed = acceptance.shares_devices or acceptance.is_gate
-        arguments = ("collective_links.py", *OPERATIONS, *(largest if timed else ()))
-        kept["links"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
-        if kept["links"]["figures"] is not None:
-            kept["timed"] = {"figures": kept["links"]["figures"]}
-    run: dict[str, Any] = kept["links"]
+    subsystems = GATE_LOG if acceptance.is_gate else LOG
+    log = {**subsystems, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
+    # Without a GPU there is no log that could slow the calls down, so one launch measures everything.
+    largest = ("--timed", str(GATE_BYTES)) if acceptance.is_gate else ("--timed", str(1 << 30))
+    timed = largest if acceptance.shares_devices or acceptance.is_gate else ()
+    arguments, how = ("collective_links.py", *OPERATIONS, *timed), {"nproc": ranks, "timeout_s": TIMEOUT_S}
+    run: dict[str, Any] = once(kept, "links", lambda: launch(*arguments, **how, env=log), SHARED_FAILED)
+    if run["figures"] is not None:
+        kept["timed"] = {"figures": run["figures"]}
     keep_host_facts(run, check)
     return run
 
@@ -85,13 +74,12 @@ def timed(
     kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, links: dict[str, Any], ranks: int
 ) -> dict[str, Any]:
     """The times of every operation and size, from one shared launch without the log."""
-    if "timed" not in kept:
-        assert "no figures" not in kept, SHARED_FAILED
-        kept["no figures"] = True
-        largest = ("--largest", str(speed_conditions.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
-        arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
-        kept["timed"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S)
-    return {**links, **kept["timed"]}
+    largest = ("--largest", str(speed_conditions.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
+    arguments, how = (
+        ("collective_bandwidth.py", *OPERATIONS, *largest),
+        {"nproc": ranks, "timeout_s": TIMEOUT_S},
+    )
+    return {**links, **once(kept, "timed", lambda: launch(*arguments, **how), SHARED_FAILED)}
 
 
 @pytest.fixture

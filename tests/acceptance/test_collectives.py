@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness import processes, skips
-from harness.calls import Launch, RecordMetric
+from harness.calls import SHARED_FAILED, Launch, RecordMetric, once
 from harness.overdue import OverdueError
 from harness.session import AcceptanceSession, every_device
 from workloads import cases, margins
@@ -29,25 +29,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     every_device(metafunc, cpu=CPU_RANKS, whole=True)
 
 
-@pytest.fixture(scope="module")
-def kept() -> dict[str, Any]:
-    """Results of the launch that all checks share: importing torch on every rank takes seconds."""
-    return {}
-
-
 @pytest.fixture
 def shared(kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int) -> dict[str, Any]:
     """The report of the launch that these checks share."""
-    if "report" not in kept:
-        assert "report not made" not in kept, (
-            "the launch that these checks share failed; look at the first check that failed in this file"
-        )
-        kept["report not made"] = True
-        arguments = ("collective_values.py", "--tier", acceptance.tier)
-        log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl-values.%h.%p")}
-        timeout_s = TIMEOUT_S[acceptance.tier]
-        kept["report"] = launch(*arguments, nproc=ranks, timeout_s=timeout_s, env=log)
-    report: dict[str, Any] = kept["report"]
+    log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl-values.%h.%p")}
+    how: dict[str, Any] = {"nproc": ranks, "timeout_s": TIMEOUT_S[acceptance.tier], "env": log}
+    arguments = ("collective_values.py", "--tier", acceptance.tier)
+    report: dict[str, Any] = once(kept, "report", lambda: launch(*arguments, **how), SHARED_FAILED)
     assert report["ranks"] == ranks, f"{report['ranks']} ranks took part, expected {ranks}"
     return report
 

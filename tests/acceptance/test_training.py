@@ -6,6 +6,7 @@ tier times Llama 3.1 8B, and eight of its layers with FSDP2, in one more start. 
 job fails, so does each check of it; with evidence about the machine it is invalid.
 """
 
+import functools
 import math
 import re
 import statistics
@@ -17,7 +18,7 @@ import pytest
 
 from harness import about, preflight, skips, training_jobs
 from harness.asked import of_image
-from harness.calls import Launch, RecordMetric
+from harness.calls import Launch, RecordMetric, once
 from harness.check import Check
 from harness.session import AcceptanceSession, session_of
 from workloads import large_job, margins
@@ -68,12 +69,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         count = large_job.fsdp2_ranks_of(session.device_count)
         mark = pytest.mark.gpus(count, perf=True, exclusive=True)
         metafunc.parametrize("fsdp2_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
-
-
-@pytest.fixture(scope="module")
-def kept() -> Kept:
-    """Results of this module's launches: most checks share one."""
-    return {}
 
 
 @pytest.fixture(scope="module")
@@ -174,16 +169,13 @@ def timed_jobs(
     launch: Launch, kept: Kept, device_row: Mapping[str, Any], ranks_of_timed: int
 ) -> Mapping[str, Any]:
     """One launch of the timed jobs that fit into these devices: the FSDP2 job, then the 8B job."""
-    if "timed" not in kept:
-        assert "no timed" not in kept, (
-            "the launch of the timed jobs failed; look at the check before this one"
-        )
-        kept["no timed"] = {}
-        flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / large_job.GIB)
-        kept["timed"] = training_jobs.launched(
-            launch, flags, ranks_of_timed, training_jobs.TIMED_S, env=training_jobs.LARGE_MEMORY
-        )
-    return kept["timed"]
+    flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / large_job.GIB)
+    limit_s, env = training_jobs.TIMED_S, training_jobs.LARGE_MEMORY
+    run = functools.partial(training_jobs.launched, launch, flags, ranks_of_timed, limit_s, env=env)
+    found: Mapping[str, Any] = once(
+        kept, "timed", run, "the launch of the timed jobs failed; look at the check before this one"
+    )
+    return found
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from harness.worker import Worker
 Answer = TypeVar("Answer")
 Function = Callable[..., Any] | str  # of tests/acceptance/workloads; a text is "module:name"
 Passes = Callable[..., None]  # the fixture `passes`
+SHARED_FAILED = "the launch that these checks share failed; look at the first check that failed in this file"
 CLEAN_WAIT_S = 30.0
 PROCESSES_AT_ONCE = 5  # more of them would share the queues of a device
 # How torch, the runtimes of both vendors, and the libraries for products say that an allocation failed.
@@ -47,6 +48,15 @@ class RecordMetric(Protocol):
         gate: bool = False,
         bound_needed: bool = True,
     ) -> None: ...
+
+
+def once(kept: dict[str, Any], name: str, launch: Callable[[], Mapping[str, Any]], failed: str) -> Any:
+    """The result of a launch that checks share; after one that failed, each fails with the words `failed`."""
+    if name not in kept:
+        assert f"no {name}" not in kept, failed
+        kept[f"no {name}"] = True
+        kept[name] = launch()
+    return kept[name]
 
 
 @dataclass(frozen=True)

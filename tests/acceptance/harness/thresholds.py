@@ -46,24 +46,18 @@ DIGITS = 4
 METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
     "gemm_tflops": ("TFLOP/s", "min", frozenset({"dtype", "m", "n", "k", "layout"})),
     "copy_gb_per_s": ("GB/s", "min", frozenset({"bytes", "kind"})),
-    "attention_forward_tflops": (
-        "TFLOP/s",
-        "min",
-        frozenset({"dtype", "backend", "causal", "sequence"}),
+    **dict.fromkeys(
+        ("attention_forward_tflops", "attention_backward_tflops"),
+        ("TFLOP/s", "min", frozenset({"dtype", "backend", "causal", "sequence"})),
     ),
-    "attention_backward_tflops": (
-        "TFLOP/s",
-        "min",
-        frozenset({"dtype", "backend", "causal", "sequence"}),
+    **dict.fromkeys(
+        (f"{op}_busbw" for op in speed_conditions.COLLECTIVES),
+        ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
     ),
-    "all_reduce_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "all_gather_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "reduce_scatter_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "all_to_all_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "all_reduce_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
-    "all_gather_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
-    "reduce_scatter_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
-    "all_to_all_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
+    **dict.fromkeys(
+        (f"{op}_latency_us" for op in speed_conditions.COLLECTIVES),
+        ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
+    ),
     "p2p_gb_per_s": ("GB/s", "min", frozenset({"bytes", "devices"})),
     "h2d_gb_per_s": ("GB/s", "min", frozenset({"bytes"})),
     "d2h_gb_per_s": ("GB/s", "min", frozenset({"bytes"})),

@@ -65,6 +65,11 @@ def that_fit(ranks: int, present_gib: float) -> dict[str, tuple[object, ...]]:
     return flags
 
 
+def text_of(flags: Mapping[str, tuple[object, ...]]) -> str:
+    """The flags of jobs by name, as the programs read them."""
+    return json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
+
+
 def launched(
     launch: Launch,
     flags: Mapping[str, tuple[object, ...]],
@@ -75,8 +80,8 @@ def launched(
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run jobs by name in one start of torchrun."""
-    text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
-    return launch("training.py", text, *more, nproc=ranks, timeout_s=timeout_s, env=env, fresh=fresh)
+    words = (text_of(flags), *more)
+    return launch("training.py", *words, nproc=ranks, timeout_s=timeout_s, env=env, fresh=fresh)
 
 
 def record_speed(
