@@ -1,5 +1,6 @@
 """The speed of collectives by size, and of every pair. In: n devices, or two gloo ranks. Out: metrics."""
 
+import functools
 import math
 import statistics
 from collections.abc import Callable
@@ -46,8 +47,9 @@ def links(
     # Without a GPU there is no log that could slow the calls down, so one launch measures everything.
     largest = ("--timed", str(GATE_BYTES)) if acceptance.is_gate else ("--timed", str(1 << 30))
     timed = largest if acceptance.shares_devices or acceptance.is_gate else ()
-    arguments, how = ("collective_links.py", *OPERATIONS, *timed), {"nproc": ranks, "timeout_s": TIMEOUT_S}
-    run: dict[str, Any] = once(kept, "links", lambda: launch(*arguments, **how, env=log), SHARED_FAILED)
+    arguments = ("collective_links.py", *OPERATIONS, *timed)
+    make = functools.partial(launch, *arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
+    run: dict[str, Any] = once(kept, "links", make, SHARED_FAILED)
     if run["figures"] is not None:
         kept["timed"] = {"figures": run["figures"]}
     keep_host_facts(run, check)
@@ -75,11 +77,9 @@ def timed(
 ) -> dict[str, Any]:
     """The times of every operation and size, from one shared launch without the log."""
     largest = ("--largest", str(speed_conditions.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
-    arguments, how = (
-        ("collective_bandwidth.py", *OPERATIONS, *largest),
-        {"nproc": ranks, "timeout_s": TIMEOUT_S},
-    )
-    return {**links, **once(kept, "timed", lambda: launch(*arguments, **how), SHARED_FAILED)}
+    arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
+    run = functools.partial(launch, *arguments, nproc=ranks, timeout_s=TIMEOUT_S)
+    return {**links, **once(kept, "timed", run, SHARED_FAILED)}
 
 
 @pytest.fixture

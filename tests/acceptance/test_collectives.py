@@ -1,5 +1,6 @@
 """Collectives: exact values on every rank, and a rank that never joins. In: n devices, or two gloo ranks."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,9 +34,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def shared(kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int) -> dict[str, Any]:
     """The report of the launch that these checks share."""
     log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl-values.%h.%p")}
-    how: dict[str, Any] = {"nproc": ranks, "timeout_s": TIMEOUT_S[acceptance.tier], "env": log}
-    arguments = ("collective_values.py", "--tier", acceptance.tier)
-    report: dict[str, Any] = once(kept, "report", lambda: launch(*arguments, **how), SHARED_FAILED)
+    arguments, timeout_s = ("collective_values.py", "--tier", acceptance.tier), TIMEOUT_S[acceptance.tier]
+    run = functools.partial(launch, *arguments, nproc=ranks, timeout_s=timeout_s, env=log)
+    report: dict[str, Any] = once(kept, "report", run, SHARED_FAILED)
     assert report["ranks"] == ranks, f"{report['ranks']} ranks took part, expected {ranks}"
     return report
 

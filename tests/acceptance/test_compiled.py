@@ -5,7 +5,7 @@
 
 import pytest
 
-from harness import about, skips
+from harness import skips, unloaded
 from harness.asked import of_image
 from harness.calls import OnDevice, Passes
 from harness.session import AcceptanceSession
@@ -50,6 +50,6 @@ def test_triton_kernels(group: str, acceptance: AcceptanceSession, passes: Passe
     """Triton's products, chains of products and reductions, launched in every tile, are right."""
     if acceptance.vendor == "cpu":
         skips.without_feature("gpu", "Triton kernels need a GPU")
-    if not of_image(about.is_installed, module="triton"):
+    if not of_image(unloaded.is_installed, module="triton"):
         skips.without_package("triton", "Triton is not part of this stack")
     passes("workloads.triton_kernels:check", group=group, timeout_s=TIMEOUT_S)

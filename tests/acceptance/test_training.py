@@ -9,6 +9,7 @@ job fails, so does each check of it; with evidence about the machine it is inval
 import functools
 import math
 import re
+import shutil
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -144,7 +145,7 @@ def resumed(
         for name, step in [(name, step) for name, step in steps.items() if name in used]:
             source = PurePath(jobs["folder"], name, f"step_{step:08}")
             target = folder / name / source.name
-            of_image(about.copy_folder, source=str(source), target=str(target))
+            of_image(shutil.copytree, src=str(source), dst=str(target))
         flags = {
             "tiny": (*TINY, "--checkpoint", folder / "tiny", "--no-backend-check"),
             "uneven": (*UNEVEN, "--checkpoint", folder / "uneven"),

@@ -4,13 +4,14 @@ One start of torchrun runs every tiny job; another times layers of real width in
 compares the gradients of one step at full width, in every layout of the timed jobs.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from harness import about, skips, training_jobs
+from harness import skips, training_jobs, unloaded
 from harness.asked import of_image
 from harness.calls import Launch, RecordMetric, once
 from harness.session import AcceptanceSession, session_of
@@ -89,9 +90,9 @@ def follows(
     def judge(name: str) -> Mapping[str, Any]:
         chosen = _chosen(request)
         flags = {name: of for name, of in _jobs(device_row).items() if name in chosen}
-        how = {"nproc": ranks, "timeout_s": TIMEOUT_S}
-        text = training_jobs.text_of(flags)
-        ran = once(kept, "jobs", lambda: launch("training_variants.py", text, **how), SHARED_FAILED)
+        words = ("training_variants.py", training_jobs.text_of(flags))
+        run = functools.partial(launch, *words, nproc=ranks, timeout_s=TIMEOUT_S)
+        ran = once(kept, "jobs", run, SHARED_FAILED)
         record, verdict = ran["records"][name], ran["curves"][name]
         assert "error" not in record, f"the job raised:\n{record['error']}"
         assert verdict is not None, "trainers/curves has no reference curve for this job"
@@ -123,7 +124,7 @@ def _lack(recipe: str, device_row: Mapping[str, Any]) -> dict[str, str] | None:
     """The feature or package that a recipe needs and is absent, with the reason; None if it must run."""
     if "fp8" in device_row["lacks"] and "gpu" not in device_row["lacks"]:
         return {"feature": "fp8", "reason": "this architecture has no 8-bit floating point product"}
-    if recipe != "own" and not of_image(about.is_installed, module="torchao"):
+    if recipe != "own" and not of_image(unloaded.is_installed, module="torchao"):
         return {"package": "torchao", "reason": "the package torchao is not part of this stack"}
     return None
 
@@ -172,8 +173,8 @@ def test_gradients_at_full_width(
     lacking = {"fp8"} if _lack("own", device_row) else set()
     chosen = [name for name in LAYOUTS if name in _chosen(request) and name not in lacking]
     text = training_jobs.text_of({name: (*wide, *LAYOUTS[name][0]) for name in chosen})
-    how = {"nproc": wide_ranks, "timeout_s": TIMEOUT_S}
-    ran = once(kept, "gradients", lambda: launch("wide_gradients.py", text, **how), SHARED_FAILED)
+    run = functools.partial(launch, "wide_gradients.py", text, nproc=wide_ranks, timeout_s=TIMEOUT_S)
+    ran = once(kept, "gradients", run, SHARED_FAILED)
     errors, largest = ran["layouts"][layout], LAYOUTS[layout][1]
     assert "error" not in errors, f"the step raised:\n{errors['error']}"
     shares = {name: error / largest for name, error in errors.items()}

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import vendors
-from harness import foreign, installed, requirements, startup, unloaded
+from harness import foreign, installed, requirements, startup
 from vendors import software as vendor_software
-from workloads import image
 
 PIP_TIMEOUT_S = 300
 COMPILE_TIMEOUT_S = 120
@@ -62,11 +61,6 @@ def system() -> dict[str, str]:
     """The distribution, and the release of Python."""
     release = platform.freedesktop_os_release()
     return {"os": release["ID"] + release.get("VERSION_ID", ""), "python": platform.python_version()}
-
-
-def is_installed(module: str) -> bool:
-    """Whether Python finds a top-level module."""
-    return unloaded.is_installed(module)
 
 
 def environment() -> dict[str, str]:
@@ -214,16 +208,6 @@ def _remove(folder: str, owner: int) -> None:
     """Remove it at the end of its owner; a fork that ends would call this too."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def copy_folder(source: str, target: str) -> None:
-    """Copy a folder with all that is in it."""
-    shutil.copytree(source, target)
-
-
-def import_path() -> list[str]:
-    """The folders that a user's Python imports from."""
-    return image.import_path()
 
 
 def places(fields: Sequence[str], nodes: Sequence[int]) -> dict[str, Any]:

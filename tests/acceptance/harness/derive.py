@@ -231,7 +231,8 @@ def _basis(rule: Rule, model: str, metric: str, conditions: Conditions, depth: i
             f"{model}: the rules for {_key(metric, conditions)} refer to each other in a circle"
         )
     words, reference, other, before = _reference(rule, model, metric, conditions, depth)
-    share = max(rule.share, _rounded_up(thresholds.LEAST_EXPECTED / before))
+    # Rounded up to four digits, so that all margins of a chain together keep what they must.
+    share = max(rule.share, math.ceil(thresholds.LEAST_EXPECTED / before * 1e4 - 1e-6) / 1e4)
     ratio = 1.0
     if rule.ratio:
         ratio = _capacity(model, metric, conditions) / _capacity(other, metric, conditions)
@@ -243,11 +244,6 @@ def _basis(rule: Rule, model: str, metric: str, conditions: Conditions, depth: i
         share=share,
         kept=float(f"{share * before:.4f}"),
     )
-
-
-def _rounded_up(share: float) -> float:
-    """With four digits, so that all margins of a chain together keep what they must."""
-    return math.ceil(share * 1e4 - 1e-6) / 1e4
 
 
 def _reference(
@@ -275,12 +271,7 @@ def _reference(
 
 def _published(model: str, metric: str, conditions: Conditions) -> Mapping[str, Any]:
     """The best public figure with these conditions."""
-    same = [
-        row
-        for row in published(model)
-        if row["metric"] == metric
-        and all(row["conditions"].get(key, value) == value for key, value in conditions.items())
-    ]
+    same = [row for row in published(model) if row["metric"] == metric and _agrees(row, conditions)]
     if not same:
         raise DeriveError(f"published/ has no {_key(metric, conditions)} of {model}")
     best = max if thresholds.METRICS[metric][1] == "min" else min

@@ -49,7 +49,12 @@ def launch(
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
     place = processes.inside(home)
-    variables = processes.environment({**_recorder(place), **environment}, token, home)
+    recorder = {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(place / "flight-recorder-"),
+    }
+    variables = processes.environment({**recorder, **THREADS, **environment}, token, home)
     forks = server is not None and server.can_fork(variables)
     rank = (str(_inside(find(program))), *arguments)
     # The log folder: otherwise torchrun leaves one in /tmp.
@@ -152,12 +157,3 @@ def last_output(stderr: Path, lines: int = 25) -> str:
         return "\n".join(prefixed[-lines:])
     end = next((number for number, line in enumerate(output) if TORCHRUN.match(line)), len(output))
     return "\n".join([*output[max(0, end - lines) : end], *output[end:][-lines:]])
-
-
-def _recorder(home: Path) -> dict[str, str]:
-    return {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(home / "flight-recorder-"),
-        **THREADS,
-    }

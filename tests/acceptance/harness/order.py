@@ -103,7 +103,8 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         count, shared = devices(item), wish(item).use == "shared"
         few = count if not shared else -1 if count > 1 else 0
         single = item.path.name in INDEPENDENT
-        return phase(item), few > 0, single, few, not is_long(item), count != 0
+        short = item.get_closest_marker("long") is None  # a long check should not begin when the others end
+        return phase(item), few > 0, single, few, short, count != 0
 
     return sorted(items, key=place)
 
@@ -141,11 +142,6 @@ def scope(nodeid: str, device_count: int) -> str:
     if Path(file).name in INDEPENDENT and (part is None or device_count > 1):
         return nodeid
     return f"{file}::{part}" if part else file
-
-
-def is_long(item: pytest.Item) -> bool:
-    """Whether a check takes long, so that it should not begin when the others end."""
-    return item.get_closest_marker("long") is not None
 
 
 def devices(item: pytest.Item) -> int:

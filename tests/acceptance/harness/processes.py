@@ -156,7 +156,8 @@ def start_program(program: Program) -> Child:
 def carrying(token: str) -> list[int]:
     """The pids of living processes that carry this token, whatever the variable's name."""
     wanted = f"={token}".encode()
-    return [pid for pid in _pids() if any(line.endswith(wanted) for line in _environ(pid))]
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in pids if any(line.endswith(wanted) for line in _environ(pid))]
 
 
 def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
@@ -175,7 +176,8 @@ def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
 def kill(token: str, child: Child | None = None, *, wait_s: float = 10.0) -> list[int]:
     """Kill every process with the token. Returns the pids that survived, stuck in the driver."""
     if _entered:
-        alive = _alive(_entered[0].ask("kill", token=token).get("alive"))
+        said = _entered[0].ask("kill", token=token).get("alive")
+        alive = [pid for pid in said if isinstance(pid, int)] if isinstance(said, list) else []
         if child is not None and not alive:
             with contextlib.suppress(WorkloadError, subprocess.TimeoutExpired):  # its end may stay unknown
                 child.wait(wait_s)
@@ -233,11 +235,6 @@ def python(*arguments: str) -> list[str]:
     return [_entered[0].executable if _entered else sys.executable, *arguments]
 
 
-def _alive(answer: object) -> list[int]:
-    pids = answer if isinstance(answer, list) else []
-    return [pid for pid in pids if isinstance(pid, int)]
-
-
 def _innermost(stack: Path) -> str:
     """The start of a stack: faulthandler writes the innermost call first. The file has all of it."""
     lines = stack.read_text().splitlines()
@@ -247,10 +244,6 @@ def _innermost(stack: Path) -> str:
 
 def _stack_file(pid_file: Path) -> Path:
     return pid_file.with_suffix(".stack.txt")
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _environ(pid: int) -> list[bytes]:

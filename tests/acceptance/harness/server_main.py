@@ -157,12 +157,6 @@ class _Server:
                     os.write(pipe, str(os.waitstatus_to_exitcode(code)).encode())
                 os.close(pipe)
 
-    def end_children(self) -> None:
-        """Kill every child with what it started in its own session."""
-        for pid in self.children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-
 
 def main(control: socket.socket, mark: Mark) -> None:
     """Serve. A fork becomes the program of its request."""
@@ -172,7 +166,9 @@ def main(control: socket.socket, mark: Mark) -> None:
     request = server.serve()
     if request is not None:
         _become(request, mark)
-    server.end_children()
+    for pid in server.children:  # with what each started in its own session
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _refusal() -> str | None:

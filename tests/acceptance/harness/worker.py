@@ -56,7 +56,12 @@ class Worker:
         timeout_s: float,
     ) -> Any:
         """Run `module:name` in the child and return its result. Raises `WorkloadError`."""
-        child = self._child_for(environment)
+        if self._child is not None and self._environment != environment:
+            self.stop()
+        if self._child is None:
+            self._environment = dict(environment)
+            self._child = _start(self.folder, environment, self.server)
+        child = self._child
         request = json.dumps({"function": function, "kwargs": dict(kwargs)}).encode() + b"\n"
         try:
             os.write(child.requests, request)
@@ -87,14 +92,6 @@ class Worker:
         except (subprocess.TimeoutExpired, WorkloadError):
             processes.kill(child.token, child.process)
         os.close(child.answers)
-
-    def _child_for(self, environment: Mapping[str, str]) -> _Child:
-        if self._child is not None and self._environment != environment:
-            self.stop()
-        if self._child is None:
-            self._environment = dict(environment)
-            self._child = _start(self.folder, environment, self.server)
-        return self._child
 
     def _hang(self, child: _Child, function: str, timeout_s: float) -> str:
         found = processes.keep_stacks(child.folder)

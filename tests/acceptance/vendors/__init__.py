@@ -157,7 +157,6 @@ class Device:
     throttle: Throttle = Throttle()
     power: Power = Power()
     clock_mhz: Reading = Absence.NOT_SUPPORTED  # compute clock; of several the slowest
-    max_clock_mhz: Reading = Absence.NOT_SUPPORTED
     temperature_c: Reading = Absence.NOT_SUPPORTED
     processes: tuple[Process, ...] | Absence = ()
     numa_node: Reading = Absence.NOT_SUPPORTED

@@ -79,7 +79,6 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, *, same: int, gp
         throttle=throttle(whole, metrics, earlier),
         power=_power(smi, gpu, whole, metrics),
         clock_mhz=_clock(smi, handle, metrics),
-        max_clock_mhz=field(_clocks(smi, handle), "max_clk"),
         temperature_c=_temperature(smi, handle),
         processes=_processes(smi, handle),
         numa_node=reading(ask(smi, "amdsmi_topo_get_numa_node_number", handle)),
@@ -299,10 +298,6 @@ def _draw(metrics: Metrics) -> Reading:
     return now if is_known(now) else field(metrics, "average_socket_power")
 
 
-def _clocks(smi: Any, handle: Any) -> Any:
-    return ask(smi, "amdsmi_get_clock_info", handle, member(smi, "AmdSmiClkType.GFX"))
-
-
 def _clock(smi: Any, handle: Any, metrics: Metrics) -> Reading:
     """The clock of the slowest die, which decides the speed; MI200 has only one."""
     dies = (
@@ -311,7 +306,10 @@ def _clock(smi: Any, handle: Any, metrics: Metrics) -> Reading:
         else [reading(clock) for clock in metrics.get("current_gfxclks", ())]
     )
     known = [int(clock) for clock in dies if is_known(clock)]
-    return min(known) if known else field(_clocks(smi, handle), "clk", "cur_clk")
+    if known:
+        return min(known)
+    clocks = ask(smi, "amdsmi_get_clock_info", handle, member(smi, "AmdSmiClkType.GFX"))
+    return field(clocks, "clk", "cur_clk")
 
 
 def _temperature(smi: Any, handle: Any) -> Reading:

@@ -43,7 +43,6 @@ def device(nvml: Any, handle: Any, index: int) -> Device:
         throttle=_throttle(nvml, handle),
         power=_power(nvml, handle),
         clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        max_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
         temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         processes=_processes(nvml, handle),
         numa_node=_numa_node(_bdf(str(reading(pci.busId)))),

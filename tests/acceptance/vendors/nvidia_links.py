@@ -34,7 +34,7 @@ def end(nvml: Any, handle: Any) -> End:
     """Read one device's side."""
     return End(
         handle=handle,
-        active=_active_links(nvml, handle),
+        active=sum(ask(nvml, "nvmlDeviceGetNvLinkState", handle, at) == 1 for at in range(MAX_LINKS)),
         errors=_recoveries(nvml, handle),
         replays=_count(nvml, handle, nvml.NVML_NVLINK_ERROR_DL_REPLAY),
     )
@@ -57,10 +57,6 @@ def link(nvml: Any, ends: Mapping[int, End], a: int, b: int) -> Link:
         replays=added(ends[a].replays, ends[b].replays),
         p2p=reads if isinstance(reads, Absence) else reads == nvml.NVML_P2P_STATUS_OK,
     )
-
-
-def _active_links(nvml: Any, handle: Any) -> int:
-    return sum(ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) == 1 for link in range(MAX_LINKS))
 
 
 def _count(nvml: Any, handle: Any, kind: int) -> Reading:

@@ -196,14 +196,9 @@ def _linear(dtype: str) -> Iterable[Reading]:
     backward: dict[str, Any] = {"factor": BACKWARD, "operand_error": arch.backward_roundoff(kind)}
     yield from judge(x.grad, g, w.detach(), dtype=dtype, name="dx ", **backward)
     yield from judge(w.grad, g.t(), x.detach(), dtype=dtype, name="dw ", **backward)
-    yield _bias_gradient(bias.grad, g)
-
-
-def _bias_gradient(grad: torch.Tensor, g: torch.Tensor) -> Reading:
     (ref,) = float64(g)
-    return elementwise(
-        grad, ref.sum(0), unit_roundoff(torch.float32) * len(ref) * ref.norm(dim=0), name="dbias"
-    )
+    allowed = unit_roundoff(torch.float32) * len(ref) * ref.norm(dim=0)
+    yield elementwise(bias.grad, ref.sum(0), allowed, name="dbias")
 
 
 def _addmm(dtype: str) -> Iterable[Reading]:

@@ -48,13 +48,14 @@ def loaded() -> dict[str, Any]:
     """Versions as the loaded libraries report them, not by package metadata."""
     import torch
 
+    has_nccl = torch.cuda._is_compiled() and torch.distributed.is_nccl_available()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "archs": (torch._C._cuda_getArchFlags() or "").split() if torch.cuda._is_compiled() else [],
-        "collective": _collective(),
+        "collective": list(torch.cuda.nccl.version()) if has_nccl else None,
         "triton": _version_of("triton"),
         "flash_attn": _version_of("flash_attn"),
     }
@@ -132,14 +133,6 @@ def _load_from_system(stem: str, folders: tuple[str, ...]) -> None:
     found = [path for folder in folders for path in sorted(Path(folder).glob(f"{stem}.so*"))]
     if found:
         ctypes.CDLL(str(found[0]), mode=os.RTLD_GLOBAL)
-
-
-def _collective() -> list[int] | None:
-    import torch
-
-    if not torch.cuda._is_compiled() or not torch.distributed.is_nccl_available():
-        return None
-    return list(torch.cuda.nccl.version())
 
 
 def _is_installed(module: str) -> bool:
