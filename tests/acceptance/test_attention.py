@@ -7,6 +7,7 @@ import pytest
 
 from harness import skips
 from harness.calls import OnDevice, Passes, RecordMetric
+from harness.readings import only_with
 from harness.session import AcceptanceSession
 from workloads import (
     arch,
@@ -34,8 +35,11 @@ def test_attention_backend(
     backend: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
     """Each attention backend of the architecture runs when it is requested, and its results are right."""
-    if backend not in on_device(arch.attention_backends):
-        skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
+    only_with(
+        backend in on_device(arch.attention_backends),
+        f"attention: {backend}",
+        f"this architecture has no {backend} attention",
+    )
     ran = on_device(attention_backends.check, dtype=dtype, backend=backend)
     values = on_device(attention.check, dtype=dtype, tier=acceptance.tier, backend=backend)
     cases.require({"cases": ran["cases"] + values["cases"]}, record_metric)

@@ -11,12 +11,13 @@ import pytest
 from harness import causes, processes, skips
 from harness.calls import SHARED_FAILED, Launch, RecordMetric, once
 from harness.check import Check
-from harness.readings import linked_pairs, links_of_pairs
-from harness.session import AcceptanceSession, every_device
+from harness.readings import linked_pairs, links_of_pairs, needs_pair
+from harness.session import AcceptanceSession
 from vendors import Device, Host
 from workloads import speed_conditions, speed_outliers
 
-CPU_RANKS = 2
+# `ranks` is every device of this run; these checks have the machine alone.
+RANKS = {"cpu": 2, "perf": True}
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NET,NVLS"}
 GATE_LOG = {**LOG, "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,NVLS"}  # nothing at a call, so it slows none down
 GATE_BYTES = 64 << 20  # the largest size of a gate
@@ -30,18 +31,12 @@ LEAST_TORCH_SHARE = {16 << 20: 0.7, 64 << 20: 0.9, 256 << 20: 0.9, 1 << 30: 0.9}
 LEAST_FP32_SHARE = 0.9
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run; a check that times them has the machine alone."""
-    every_device(metafunc, cpu=CPU_RANKS, perf=bool({"links", "timed"} & set(metafunc.fixturenames)))
-
-
 @pytest.fixture
 def links(
     kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int, check: Check
 ) -> dict[str, Any]:
     """The speed of every pair, and the library's choices for each size: one launch with its log on."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
+    needs_pair(ranks)
     subsystems = GATE_LOG if acceptance.is_gate else LOG
     log = {**subsystems, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
     # Without a GPU there is no log that could slow the calls down, so one launch measures everything.

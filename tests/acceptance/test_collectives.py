@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from harness import processes, skips
+from harness import processes
 from harness.calls import SHARED_FAILED, Launch, RecordMetric, once
 from harness.overdue import OverdueError
-from harness.session import AcceptanceSession, every_device
+from harness.readings import needs_pair, only_with
+from harness.session import AcceptanceSession
 from workloads import cases, margins
 
-CPU_RANKS = 2
+# `ranks` is every device of this run, whole: what worlds leave behind is read as the device's memory.
+RANKS = {"cpu": 2, "whole": True}
 HANG_S = 3.0
 # A waiting rank must notice within this much more time: a process group checks its clock every second.
 NOTICED_S = 20.0
@@ -23,11 +25,6 @@ CYCLE_S = 20.0  # to set up and tear down a world; it takes less than a second
 # What a process may hold more of after all worlds than after the first ones. One that is left behind holds
 # descriptors, threads, and on a GPU tens of MiB.
 GROWTH = {"descriptors": 3.0, "threads": 3.0, "host_mib": 64.0, "device_mib": 64.0}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run, whole: what worlds leave behind is read as the device's memory."""
-    every_device(metafunc, cpu=CPU_RANKS, whole=True)
 
 
 @pytest.fixture
@@ -92,15 +89,13 @@ def test_gather_values(values: Callable[[str], None]) -> None:
 
 def test_scaled_sums(acceptance: AcceptanceSession, values: Callable[[str], None]) -> None:
     """The mean and the premultiplied sum, with which trainers average gradients, are exact."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "gloo has neither a mean nor a premultiplied sum")
+    only_with(acceptance.vendor != "cpu", "gpu", "gloo has neither a mean nor a premultiplied sum")
     values("all_reduce_scaled")
 
 
 def test_send_receive_values(ranks: int, values: Callable[[str], None]) -> None:
     """Every pair of ranks can send to each other, and what arrives is what was sent."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
+    needs_pair(ranks)
     values("send_receive")
 
 
@@ -198,8 +193,7 @@ def test_groups_set_up_and_torn_down(
 @pytest.mark.tier("standard")
 def test_absent_rank_is_named(ranks: int, launch: Launch) -> None:
     """A collective that one rank never joins ends with an error within seconds, and the rank is named."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
+    needs_pair(ranks)
     # By default NCCL ends the process, and nothing could report; in blocking mode it raises, as gloo does.
     blocking = {
         "TORCH_NCCL_BLOCKING_WAIT": "1",

@@ -8,6 +8,7 @@ import pytest
 from harness import skips, unloaded
 from harness.asked import of_image
 from harness.calls import OnDevice, Passes
+from harness.readings import only_with
 from harness.session import AcceptanceSession
 from workloads import compiled_gradients, compiled_models, grouped_gemm
 
@@ -48,8 +49,7 @@ def test_compiled_sums_in_place(passes: Passes) -> None:
 @pytest.mark.parametrize("group", ["products", "chains", "reductions"])
 def test_triton_kernels(group: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Triton's products, chains of products and reductions, launched in every tile, are right."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "Triton kernels need a GPU")
+    only_with(acceptance.vendor != "cpu", "gpu", "Triton kernels need a GPU")
     if not of_image(unloaded.is_installed, module="triton"):
         skips.without_package("triton", "Triton is not part of this stack")
     passes("workloads.triton_kernels:check", group=group, timeout_s=TIMEOUT_S)

@@ -16,7 +16,7 @@ from harness.calls import OnDevice, RecordMetric
 from harness.check import Check
 from harness.evidence import link_states
 from harness.readings import Findings, links_of_pairs, machine, needs_pair, only_with, while_busy
-from harness.session import AcceptanceSession, every_device
+from harness.session import AcceptanceSession
 from harness.unfit import Unfit
 from vendors import Device, Host, Link, is_known
 from workloads import margins, speed_outliers
@@ -27,12 +27,8 @@ LEAST_OF_NODE = (
     0.7  # of the median device's host copies: a remote NUMA node costs less than this, half a link costs more
 )
 SYMMETRY = 0.10  # more than devices and switches vary, less than two of eighteen lanes cost
+RANKS = {"cpu": 1, "perf": True}  # `ranks` is every device of this run, alone on the machine
 pytestmark = pytest.mark.gate
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run, alone on the machine."""
-    every_device(metafunc, perf=True)
 
 
 def test_pcie_link_is_full(

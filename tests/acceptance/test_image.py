@@ -11,6 +11,7 @@ import pytest
 from harness import about, foreign, installed, skips
 from harness.asked import of_image
 from harness.calls import InChild, RecordMetric
+from harness.readings import only_with
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
 from workloads import image
@@ -154,8 +155,9 @@ def test_every_package_is_for_the_vendor(acceptance: AcceptanceSession, record_m
 
     FlashAttention 3, the CUDA build of bitsandbytes and wheels for CUDA are found in an image for AMD.
     """
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "vendor cpu has no device code, so none can be for another vendor")
+    only_with(
+        acceptance.vendor != "cpu", "gpu", "vendor cpu has no device code, so none can be for another vendor"
+    )
     wrong, tolerated = of_image(about.foreign_problems, vendor=acceptance.vendor)
     record_metric(
         "packages_with_parts_for_another_vendor",

@@ -7,6 +7,7 @@ import pytest
 
 from harness import skips, thresholds
 from harness.calls import OnDevice, Passes, RecordMetric
+from harness.readings import only_with
 from harness.session import AcceptanceSession
 from workloads import (
     arch,
@@ -72,8 +73,9 @@ def test_gemm_speed(
     dtype: str, on_device: OnDevice, measure: Callable[..., None], record_metric: RecordMetric
 ) -> None:
     """Matrix products on normal data reach the speed of this device model."""
-    if dtype not in on_device(kernel_speed.dtypes):
-        skips.without_feature(dtype, f"this architecture has no matrix units for {dtype}")
+    only_with(
+        dtype in on_device(kernel_speed.dtypes), dtype, f"this architecture has no matrix units for {dtype}"
+    )
     measure(kernel_speed.gemm, "gemm_tflops", "TFLOP/s", dtype=dtype)
     # Recorded without a bound: power cap, cooling and the single chip decide it, as for any long job.
     for figure in on_device(kernel_speed.gemm_sustained, timeout_s=300, dtype=dtype):
@@ -118,8 +120,7 @@ def test_flash_attention_4_speed(on_device: OnDevice, record_metric: RecordMetri
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_convolution_halves(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Convolution in half precision is faster than in float32, and takes no more memory."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no matrix units for half precision")
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no matrix units for half precision")
     passes(convolution_halves.check, dtype=dtype, timeout_s=300)
 
 
@@ -149,6 +150,5 @@ def test_memory_bound_speed(beside: Callable[..., None]) -> None:
 @pytest.mark.gpus(1, perf=True)
 def test_graph_speed(acceptance: AcceptanceSession, beside: Callable[..., None]) -> None:
     """A captured graph of many small kernels is faster than the same kernels launched one by one."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no graphs")
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no graphs")
     beside(relative_speed.graph_launches)

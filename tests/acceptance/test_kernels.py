@@ -6,7 +6,8 @@ import pytest
 
 from harness import skips
 from harness.calls import InNewProcesses, Launch, OnDevice, Passes, RecordMetric
-from harness.session import AcceptanceSession, every_device
+from harness.readings import only_with
+from harness.session import AcceptanceSession
 from workloads import (
     activations,
     arch,
@@ -34,14 +35,9 @@ from workloads import (
 
 HALVES = ("bf16", "fp16")
 FAMILIES = ("fp32", *HALVES)
-CPU_RANKS = 2
+RANKS = {"cpu": 2, "whole": False}  # `ranks` is every device of this run
 GRAPH_PROCESSES, GRAPH_REPLAYS = 8, 300
 SCREEN_S = {"smoke": 5, "standard": 10, "soak": 1800}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run."""
-    every_device(metafunc, cpu=CPU_RANKS, whole=False)
 
 
 @pytest.mark.gpus(1)
@@ -100,8 +96,7 @@ def test_cross_entropy(dtype: str, acceptance: AcceptanceSession, passes: Passes
 @pytest.mark.gpus(1)
 def test_project_triton_kernels(on_device: OnDevice, passes: Passes) -> None:
     """The trainers' own Triton kernels compile in this image and are right."""
-    if not on_device(project_kernels.available):
-        skips.without_feature("gpu", "Triton kernels need a GPU")
+    only_with(on_device(project_kernels.available), "gpu", "Triton kernels need a GPU")
     passes(project_kernels.check, timeout_s=300)
 
 
@@ -124,8 +119,9 @@ def test_fp32_is_ieee_by_default(passes: Passes) -> None:
 @pytest.mark.gpus(1)
 def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice, passes: Passes) -> None:
     """With TF32 requested, matrix products are as exact as its ten bits allow."""
-    if not on_device(arch.has_tf32):
-        skips.without_feature("tf32", "this architecture has no TF32 that PyTorch's switch could turn on")
+    only_with(
+        on_device(arch.has_tf32), "tf32", "this architecture has no TF32 that PyTorch's switch could turn on"
+    )
     passes(gemm.check, dtype="tf32", tier=acceptance.tier)
 
 
@@ -214,8 +210,7 @@ def test_graph_in_new_processes(
     acceptance: AcceptanceSession, in_new_processes: InNewProcesses, record_metric: RecordMetric
 ) -> None:
     """Hundreds of replays of a captured block give the bits of eager mode, in each of several processes."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no graphs")
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no graphs")
     reports = in_new_processes(
         graph_processes.check,
         processes=GRAPH_PROCESSES,

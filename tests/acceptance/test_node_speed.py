@@ -10,19 +10,14 @@ import pytest
 from harness import thresholds
 from harness.calls import Launch, RecordMetric
 from harness.leases import Lease
-from harness.session import AcceptanceSession, every_device
+from harness.session import AcceptanceSession
 from workloads import speed_outliers
 
-CPU_RANKS = 2
+RANKS = {"cpu": 2, "perf": True}  # `ranks` is every device of this run, alone on the machine
 TIMEOUT_S = 120
 UNITS = {"gemm_tflops": "TFLOP/s", "copy_gb_per_s": "GB/s"}
 LEAST_OF_MEDIAN = 0.9  # healthy H200s of one node differ by 3 %; chips and cooling can explain 5 %
 pytestmark = pytest.mark.gate
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run, alone on the machine."""
-    every_device(metafunc, cpu=CPU_RANKS, perf=True)
 
 
 @pytest.mark.tier("standard")

@@ -21,6 +21,7 @@ from harness import about, preflight, skips, training_jobs
 from harness.asked import of_image
 from harness.calls import Launch, RecordMetric, once
 from harness.check import Check
+from harness.readings import needs_pair
 from harness.session import AcceptanceSession, session_of
 from workloads import large_job, margins
 
@@ -62,14 +63,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if name in metafunc.fixturenames:
             marks = (pytest.mark.gpus(count, whole=whole), *(() if whole else (pytest.mark.long,)))
             metafunc.parametrize(name, [pytest.param(count, marks=marks, id=f"{count}")])
-    if "large_ranks" in metafunc.fixturenames:
-        count = large_job.ranks_of(session.device_count)
-        mark = pytest.mark.gpus(count, perf=True, exclusive=True)
-        metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
-    if "fsdp2_ranks" in metafunc.fixturenames:
-        count = large_job.fsdp2_ranks_of(session.device_count)
-        mark = pytest.mark.gpus(count, perf=True, exclusive=True)
-        metafunc.parametrize("fsdp2_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
+    for name, ranks_of in (("large_ranks", large_job.ranks_of), ("fsdp2_ranks", large_job.fsdp2_ranks_of)):
+        if name in metafunc.fixturenames:
+            count = ranks_of(session.device_count)
+            mark = pytest.mark.gpus(count, perf=True, exclusive=True)
+            metafunc.parametrize(name, [pytest.param(count, marks=mark, id=f"{count}")])
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +278,7 @@ def test_resume_is_bit_equal(resumed: Callable[[str, int], None]) -> None:
 @pytest.mark.usefixtures("uneven")
 def test_resume_with_uneven_shards(ranks: int, resumed: Callable[[str, int], None]) -> None:
     """The same where ranks hold shards of different length: a vocabulary of 257, a hidden width of 161."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
+    needs_pair(ranks)
     resumed("uneven", UNEVEN_RESUME_AT)
 
 

@@ -14,6 +14,7 @@ import pytest
 from harness import skips, training_jobs, unloaded
 from harness.asked import of_image
 from harness.calls import Launch, RecordMetric, once
+from harness.readings import only_with
 from harness.session import AcceptanceSession, session_of
 from workloads import large_job, margins
 
@@ -197,8 +198,7 @@ def test_fp8_is_worth_it(
     record_metric: RecordMetric,
 ) -> None:
     """At real width, training in 8 bits is a tenth faster than in 16 bits or more, and not larger."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no matrix units for 8 bits")
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no matrix units for 8 bits")
     skips.if_lacking(_lack(recipe, device_row))
     present = device_row["memory_bytes"] / large_job.GIB
     if present < large_job.WIDE_GIB:

@@ -213,14 +213,8 @@ def _memory(path: Path) -> int:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    return dict(_pairs(kernel_files.text(path)))
-
-
-def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if value.strip().isdigit():
-            yield name, int(value)
+    words = (line.partition(" ") for line in kernel_files.text(path).splitlines())
+    return {name: int(value) for name, _, value in words if value.strip().isdigit()}
 
 
 def gpudirect(root: Path) -> Mapping[str, bool | None]:

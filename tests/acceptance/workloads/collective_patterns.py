@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager  # what FSDP calls
 
 from workloads import collective_data as data
-from workloads.collective_cases import reduced
+from workloads.collective_cases import of_all, own_share, reduced
 from workloads.collective_data import Guarded, Payload
 from workloads.gates import Reading, exact
 from workloads.ranks import Ranks
@@ -83,8 +83,8 @@ def coalesced(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
     """Several tensors of different length in one coalesced call, as FSDP and DDP send them."""
     trials = [Payload(count=payload.count + i, dtype=payload.dtype, trial=i) for i in range(SPREAD)]
     yield from _coalesced(ranks, trials, _all_reduce, 1, lambda trial: reduced(trial, ranks, "sum"))
-    yield from _coalesced(ranks, trials, dist.all_gather_into_tensor, ranks.size, lambda t: _of_all(t, ranks))
-    yield from _coalesced(ranks, trials, dist.reduce_scatter_tensor, 1, lambda t: _own_share(t, ranks))
+    yield from _coalesced(ranks, trials, dist.all_gather_into_tensor, ranks.size, lambda t: of_all(t, ranks))
+    yield from _coalesced(ranks, trials, dist.reduce_scatter_tensor, 1, lambda t: own_share(t, ranks))
 
 
 def _coalesced(
@@ -107,14 +107,6 @@ def _coalesced(
 def _all_reduce(out: torch.Tensor, sent: torch.Tensor) -> None:
     out.copy_(sent)
     dist.all_reduce(out)
-
-
-def _of_all(payload: Payload, ranks: Ranks) -> torch.Tensor:
-    return torch.cat([data.values(payload, ranks, rank) for rank in range(ranks.size)])
-
-
-def _own_share(payload: Payload, ranks: Ranks) -> torch.Tensor:
-    return reduced(payload, ranks, "sum", count=payload.count, start=ranks.rank * payload.count)
 
 
 def keeps_input(ranks: Ranks, payload: Payload) -> Iterable[Reading]:

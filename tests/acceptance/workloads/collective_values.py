@@ -27,6 +27,7 @@ from workloads import collective_scaled as scaled
 from workloads.collective_data import Payload
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
+Named = tuple[str, str, CaseFunction]  # operation, case, function
 COUNTS = (1, 17, 4099)
 FLOATS = ("fp32", "bf16", "fp16")
 # Operations that gloo does not have (torch's table of backends); both backends have all others.
@@ -64,31 +65,23 @@ def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:
         yield Payload(count=count, dtype=dtype, offset=trial % 2, trial=trial)
 
 
-def cases(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]]:
-    """(operation, case, function), in the same order on every rank."""
+def cases(ranks: Ranks, tier: str) -> Iterator[Named]:
+    """The cases of a tier, in the same order on every rank."""
     for payload in payloads(tier, (*FLOATS, "int64")):
         for op in collectives.REDUCTIONS:
-            yield (
-                "all_reduce",
-                f"{payload} {op}",
-                functools.partial(collectives.all_reduce, ranks, payload, op),
-            )
-        yield from _of("reduce_scatter", collectives.reduce_scatter, ranks, payload)
+            call = functools.partial(collectives.all_reduce, ranks, payload, op)
+            yield "all_reduce", f"{payload} {op}", call
+        yield "reduce_scatter", str(payload), functools.partial(collectives.reduce_scatter, ranks, payload)
     for payload in payloads(tier, (*FLOATS, "int64", "uint8")):
-        yield from _of("all_gather", collectives.all_gather, ranks, payload)
-        yield from _of("all_to_all", collectives.all_to_all, ranks, payload)
-        yield from _of("all_to_all", collectives.all_to_all_uneven, ranks, payload)
+        yield "all_gather", str(payload), functools.partial(collectives.all_gather, ranks, payload)
+        yield "all_to_all", str(payload), functools.partial(collectives.all_to_all, ranks, payload)
+        uneven = functools.partial(collectives.all_to_all_uneven, ranks, payload)
+        yield "all_to_all", f"{payload} uneven", uneven
     yield from _rooted(ranks)
     yield from _patterns(ranks, tier)
 
 
-def _of(op: str, function: object, ranks: Ranks, payload: Payload) -> Iterator[tuple[str, str, CaseFunction]]:
-    assert callable(function)
-    uneven = " uneven" if function is collectives.all_to_all_uneven else ""
-    yield op, f"{payload}{uneven}", functools.partial(function, ranks, payload)
-
-
-def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _rooted(ranks: Ranks) -> Iterator[Named]:
     operations = (collectives.broadcast, collectives.reduce, collectives.scatter, collectives.gather)
     for root, dtype in itertools.product(range(ranks.size), FLOATS):
         payload = Payload(count=1031, dtype=dtype, trial=root)
@@ -97,7 +90,7 @@ def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
             yield function.__name__, f"{payload} root {root}", call
 
 
-def _patterns(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]]:
+def _patterns(ranks: Ranks, tier: str) -> Iterator[Named]:
     for distance, dtype in itertools.product(range(1, ranks.size), ("fp32", "bf16")):
         payload = Payload(count=4099, dtype=dtype, offset=1, trial=distance)
         call = functools.partial(patterns.send_receive, ranks, payload, distance)
@@ -121,7 +114,7 @@ def _patterns(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]
         yield from _large(ranks)
 
 
-def _scaled(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _scaled(ranks: Ranks) -> Iterator[Named]:
     lacking = LACKS[backend()]
     for dtype in FLOATS:
         payload = Payload(count=4099, dtype=dtype)
@@ -134,7 +127,7 @@ def _scaled(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
                 yield "all_reduce_scaled", f"{payload} {function.__name__}", call
 
 
-def _around_powers(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _around_powers(ranks: Ranks) -> Iterator[Named]:
     powers = range(collective_counts.LARGEST[ranks.device.type] + 1)
     for op, run in collective_counts.operations(ranks).items():
         for dtype, power in itertools.product(collective_counts.DTYPES, powers):
@@ -142,7 +135,7 @@ def _around_powers(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
             yield "counts", f"{op} {dtype} around 2^{power}", call
 
 
-def _alone(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _alone(ranks: Ranks) -> Iterator[Named]:
     groups = [dist.new_group([rank]) for rank in range(ranks.size)]
     run = functools.partial(scaled.group_of_one, groups=groups, means="average" not in LACKS[backend()])
     powers = range(collective_counts.LARGEST[ranks.device.type] + 1)
@@ -151,7 +144,7 @@ def _alone(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
         yield "group_of_one", f"{dtype} around 2^{power}", call
 
 
-def _large(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _large(ranks: Ranks) -> Iterator[Named]:
     payload = Payload(count=2**31 + 4099, dtype="bf16")
     call = functools.partial(collectives.all_reduce_large, ranks, payload)
     yield "all_reduce", f"{payload}, beyond 32 bits", call
