@@ -98,7 +98,17 @@ def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric:
         name, repeats, unit = reading(figure, operation, ranks)
         value, eager = statistics.median(repeats), figure["mode"] == "eager"
         gated = figure["mode"] == "graph" or (eager and figure["bytes"] not in graphed)
-        conditions = conditions_of(run, figure, operation)
+        # What selects the bound, and the settings that may have changed the speed.
+        conditions = {
+            "bytes": figure["bytes"],
+            "dtype": "bf16",
+            "nvls": run["nvls"],
+            "graph": figure["mode"] == "graph",
+            "choice": chosen(run["choices"], operation, figure["bytes"]),
+            "library": run["library"],
+            "environment": run["environment"],
+            "configuration_files": run["files"],
+        }
         record_metric(name, value, unit=unit, repeats=repeats, conditions=conditions, gate=gated)
         if eager:
             curve[figure["bytes"]] = value
@@ -115,20 +125,6 @@ def reading(figure: dict[str, Any], operation: str, ranks: int) -> tuple[str, li
         return f"{operation}_latency_us", [seconds * 1e6 for seconds in figure["seconds"]], "us"
     rates = [speed_outliers.busbw_gb_per_s(operation, figure["moved"], s, ranks) for s in figure["seconds"]]
     return f"{operation}_{'torch_' if figure['mode'] == 'torch' else ''}busbw", rates, "GB/s"
-
-
-def conditions_of(run: dict[str, Any], figure: dict[str, Any], operation: str) -> dict[str, Any]:
-    """The conditions that select the bound, and the settings that may have changed the speed."""
-    return {
-        "bytes": figure["bytes"],
-        "dtype": "bf16",
-        "nvls": run["nvls"],
-        "graph": figure["mode"] == "graph",
-        "choice": chosen(run["choices"], operation, figure["bytes"]),
-        "library": run["library"],
-        "environment": run["environment"],
-        "configuration_files": run["files"],
-    }
 
 
 def chosen(choices: dict[str, dict[str, str]], operation: str, size: int) -> str | None:

@@ -193,7 +193,19 @@ def test_host_bandwidth(
         repeats = {index: [found["bytes"] / s / 1e9 for s in one[way]] for index, one in measured.items()}
         rates = {index: statistics.median(figures) for index, figures in repeats.items()}
         conditions = {"bytes": found["bytes"], **paths.older_slot(devices, device_row)}
-        _record_host_copies(way, conditions, repeats, record_metric)
+        for index, rate in rates.items():
+            own, name = {**conditions, "device": index}, f"{way}_device_gb_per_s"
+            record_metric(name, rate, unit="GB/s", repeats=repeats[index], conditions=own)
+        slowest = min(rates, key=rates.__getitem__)  # judged by the bound for all of them
+        record_metric(
+            f"{way}_gb_per_s",
+            rates[slowest],
+            unit="GB/s",
+            repeats=repeats[slowest],
+            conditions=conditions,
+            gate=True,
+            bound_needed=way == "h2d",  # no vendor publishes a figure for the way back
+        )
         slow += [f"{way}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
     wrong = [
         f"device {index}: {one['wrong_elements']}" for index, one in measured.items() if one["wrong_elements"]
@@ -245,34 +257,6 @@ def _is_linked(link: Link, kind: str, least: int) -> bool:
     active = link.active
     enough = active == "up" or not is_known(active) or (isinstance(active, int) and active >= least)
     return enough and (link.kind == kind or not is_known(link.kind))
-
-
-def _record_host_copies(
-    way: str,
-    conditions: Mapping[str, Any],
-    repeats: Mapping[int, Sequence[float]],
-    record_metric: RecordMetric,
-) -> None:
-    """Record the rate of each device, and judge the slowest by the bound, for all of them."""
-    rates = {index: statistics.median(figures) for index, figures in repeats.items()}
-    for index, rate in rates.items():
-        record_metric(
-            f"{way}_device_gb_per_s",
-            rate,
-            unit="GB/s",
-            repeats=repeats[index],
-            conditions={**conditions, "device": index},
-        )
-    slowest = min(rates, key=rates.__getitem__)
-    record_metric(
-        f"{way}_gb_per_s",
-        rates[slowest],
-        unit="GB/s",
-        repeats=repeats[slowest],
-        conditions=conditions,
-        gate=True,
-        bound_needed=way == "h2d",  # no vendor publishes a figure for the way back
-    )
 
 
 def _is_bridged(row: Mapping[str, Any]) -> bool:

@@ -127,7 +127,12 @@ def conflicts() -> list[str]:
 def replacing_torch() -> dict[str, Any]:
     """What pip answers to the wish for another torch."""
     with tempfile.TemporaryDirectory() as folder:
-        _wheel(Path(folder), "torch", "0.0.1")
+        info = "torch-0.0.1.dist-info"
+        # The smallest wheel that pip would install.
+        with zipfile.ZipFile(Path(folder, "torch-0.0.1-py3-none-any.whl"), "w") as wheel:
+            wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.1\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
         offered = ("--dry-run", "--no-index", "--no-cache-dir", "--find-links", folder)
         run = _pip("install", *offered, "torch==0.0.1")
     return {"code": run.returncode, "text": run.stdout + run.stderr}
@@ -231,12 +236,3 @@ def _version(name: str) -> str | None:
 def _pip(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
-
-
-def _wheel(folder: Path, name: str, version: str) -> None:
-    """The smallest wheel that pip would install."""
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")

@@ -37,7 +37,9 @@ def main() -> None:
     figures: list[dict[str, Any]] = asked["figures"]
     defaults: list[str] = []
     if "torch" in asked:  # a verdict; a baseline takes no figure of the default
-        figures, defaults = resolved(figures, default_backend(row, asked))
+        cuda = (asked.get("driver") or {}).get("runtime") if row["vendor"] == "nvidia" else None
+        wanted = attention_default.expected(row["arch"], asked["torch"], cuda)
+        figures, defaults = resolved(figures, wanted)
         asked["figures"] = figures
     answer = {
         "metrics": {
@@ -58,12 +60,6 @@ def main() -> None:
     if "drivers" in asked:
         answer["drivers"] = [support(one) for one in asked["drivers"]]
     json.dump(answer, sys.stdout, allow_nan=False)
-
-
-def default_backend(row: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The backend that attention has to take by default, on this device with the run's torch."""
-    cuda = (asked.get("driver") or {}).get("runtime") if row["vendor"] == "nvidia" else None
-    return attention_default.expected(row["arch"], asked.get("torch"), cuda)
 
 
 def resolved(figures: list[dict[str, Any]], wanted: str) -> tuple[list[dict[str, Any]], list[str]]:

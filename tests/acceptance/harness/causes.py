@@ -53,11 +53,6 @@ OF_ERRORS: Mapping[str, str] = {
 }
 
 
-def of_error(words: str) -> tuple[str, ...]:
-    """The causes that the error of a workload names."""
-    return tuple(cause for text, cause in OF_ERRORS.items() if text in words)
-
-
 def of_host(warnings: Iterable[str], kernel: Mapping[str, Any]) -> tuple[str, ...]:
     """The causes that the warnings of the collective library and the kernel's settings name."""
     log = "\n".join(warnings)

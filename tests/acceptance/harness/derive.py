@@ -111,7 +111,10 @@ def derived(model: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for count in counts(model):
         for metric, conditions in gated.figures(models.row(model), count, "soak"):
-            for given in _also_with_nvls(model, metric, conditions):
+            # Also with NVLink multicast, if a rule tells it apart.
+            multicast = {**conditions, "nvls": "on"}
+            apart = any("nvls" in rule.where and rule.fits(model, metric, multicast) for rule in rules())
+            for given in (conditions, multicast) if apart else (conditions,):
                 if thresholds.find(known(model), metric, given) is None or given is not conditions:
                     key = json.dumps([metric, given], sort_keys=True)
                     found[key] = _entry(model, metric, given)
@@ -283,13 +286,6 @@ def _rule_of(model: str, metric: str, conditions: Conditions) -> Rule:
         if rule.fits(model, metric, conditions):
             return rule
     raise DeriveError(f"{model}: no rule of {RULES.name} is for {_key(metric, conditions)}")
-
-
-def _also_with_nvls(model: str, metric: str, conditions: Conditions) -> list[Conditions]:
-    """The conditions, and those with NVLink multicast if a rule tells them apart."""
-    with_nvls = {**conditions, "nvls": "on"}
-    apart = any("nvls" in rule.where and rule.fits(model, metric, with_nvls) for rule in rules())
-    return [conditions, with_nvls] if apart else [conditions]
 
 
 def _capacity(model: str, metric: str, conditions: Conditions) -> float:

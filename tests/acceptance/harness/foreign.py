@@ -8,7 +8,7 @@ assembly of another vendor in sources that compile on first use is found too. No
 import fnmatch
 import importlib.metadata
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,8 +124,3 @@ def _sources(distribution: importlib.metadata.Distribution) -> Iterator[Path]:
             path = Path(str(distribution.locate_file(file)))
             if path.is_file() and path.stat().st_size <= LARGEST_SOURCE_BYTES:
                 yield path
-
-
-def counted(texts: Iterable[str]) -> str:
-    """Texts for a metric's conditions."""
-    return "; ".join(texts) or "none"

@@ -199,19 +199,15 @@ class Ended:
         while (now := self._count(count)) < count:
             if now != seen:
                 seen, since = now, time.monotonic()
-            if time.monotonic() - since > stall_s + self._longest():
+            announced = [name.removeprefix(LASTS) for name in self._marks() if name.startswith(LASTS)]
+            longest = max((float(name.rpartition("-")[0]) for name in announced), default=0.0)
+            if time.monotonic() - since > stall_s + longest:
                 return False
             time.sleep(POLL_S)
         return True
 
     def _count(self, below: int) -> int:
         return sum(not name.startswith(LASTS) and int(name) < below for name in self._marks())
-
-    def _longest(self) -> float:
-        announced = (
-            name.removeprefix(LASTS).rpartition("-")[0] for name in self._marks() if name.startswith(LASTS)
-        )
-        return max(map(float, announced), default=0.0)
 
     def _marks(self) -> list[str]:
         return [mark.name for mark in self.folder.iterdir()] if self.folder.is_dir() else []

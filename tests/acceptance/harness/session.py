@@ -327,14 +327,11 @@ class AcceptanceSession:
         )
         self.results.finish(crashed=crashed, selection=self.selection)
         if not self.config.option.collectonly:
-            self.page = self._write_page(self.results.content)
-
-    def _write_page(self, content: Mapping[str, Any]) -> str:
-        """Write report.html; its content is in result.json already, so a full disk is only reported."""
-        try:
-            return str(page.write(content, self.result_dir, self.model, len(self.devices)))
-        except OSError as error:
-            return f"not written: {error}"
+            try:
+                written = page.write(self.results.content, self.result_dir, self.model, len(self.devices))
+                self.page = str(written)
+            except OSError as error:  # its content is in result.json already
+                self.page = f"not written: {error}"
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """The last line of a run by pytest alone; with an image the tool gives the verdict itself."""

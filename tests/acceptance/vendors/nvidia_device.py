@@ -26,6 +26,7 @@ def device(nvml: Any, handle: Any, index: int) -> Device:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
     return Device(
         index=index,
         uuid=str(reading(nvml.nvmlDeviceGetUUID(handle))),
@@ -37,7 +38,7 @@ def device(nvml: Any, handle: Any, index: int) -> Device:
         memory_used_bytes=memory.used,
         pci_id=f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}",
         firmware=_firmware(nvml, handle),
-        partition={"mig": _mig(nvml, handle)},
+        partition={"mig": mig if isinstance(mig, Absence) else "enabled" if mig[0] else "disabled"},
         pcie=_pcie(nvml, handle),
         ecc=_ecc(nvml, handle),
         throttle=_throttle(nvml, handle),
@@ -74,13 +75,6 @@ def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:
         "inforom": text(nvml, "nvmlDeviceGetInforomImageVersion", handle),
         "gsp": text(nvml, "nvmlDeviceGetGspFirmwareVersion", handle),
     }
-
-
-def _mig(nvml: Any, handle: Any) -> Reading:
-    mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
-    if isinstance(mode, Absence):
-        return mode
-    return "disabled" if mode[0] == 0 else "enabled"
 
 
 def _pcie(nvml: Any, handle: Any) -> PcieLink:
