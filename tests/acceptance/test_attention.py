@@ -7,7 +7,7 @@ import pytest
 
 from harness import skips
 from harness.calls import OnDevice, Passes, RecordMetric
-from harness.readings import only_with
+from harness.readings import needs_backend
 from harness.session import AcceptanceSession
 from workloads import (
     arch,
@@ -35,11 +35,7 @@ def test_attention_backend(
     backend: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
     """Each attention backend of the architecture runs when it is requested, and its results are right."""
-    only_with(
-        backend in on_device(arch.attention_backends),
-        f"attention: {backend}",
-        f"this architecture has no {backend} attention",
-    )
+    needs_backend(backend, on_device(arch.attention_backends))
     ran = on_device(attention_backends.check, dtype=dtype, backend=backend)
     values = on_device(attention.check, dtype=dtype, tier=acceptance.tier, backend=backend)
     cases.require({"cases": ran["cases"] + values["cases"]}, record_metric)
@@ -113,8 +109,8 @@ def test_attention_of_models(
     padded batches, every kind of mask, uneven lengths, grouped heads, far scores, outlier channels and long
     windows.
     """
-    if way in OPERATORS and way not in on_device(arch.attention_backends):
-        skips.without_feature(f"attention: {way}", f"this architecture has no {way} attention")
+    if way in OPERATORS:
+        needs_backend(way, on_device(arch.attention_backends))
     skips.if_lacking(on_device(attention_models.lacks, way=way))
     passes(attention_models.check, way=way, dtype=dtype, tier=acceptance.tier, timeout_s=300)
 

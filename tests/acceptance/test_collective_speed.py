@@ -47,23 +47,14 @@ def links(
     run: dict[str, Any] = once(kept, "links", make, SHARED_FAILED)
     if run["figures"] is not None:
         kept["timed"] = {"figures": run["figures"]}
-    keep_host_facts(run, check)
-    return run
-
-
-def keep_host_facts(run: dict[str, Any], check: Check) -> None:
-    """Keep the library's warnings as evidence.
-    A configuration file that changes its settings fails the check: it lies in the image, so it would reach
-    every user.
-    """
-    check.more_evidence["collectives"] = {
-        name: run[name] for name in ("warnings", "files", "kernel", "network")
-    }
+    names = ("warnings", "files", "kernel", "network")
+    check.more_evidence["collectives"] = {name: run[name] for name in names}
     check.hints = causes.of_host(run["warnings"], run["kernel"])
+    # Such a file lies in the image, so it would reach every user.
     if set_up := [f"{path} sets {', '.join(lines)}" for path, lines in run["files"].items() if lines]:
-        pytest.fail(
-            f"a configuration file sets the library up: {'; '.join(set_up)}; remove it", pytrace=False
-        )
+        words = f"a configuration file sets the library up: {'; '.join(set_up)}; remove it"
+        pytest.fail(words, pytrace=False)
+    return run
 
 
 @pytest.fixture

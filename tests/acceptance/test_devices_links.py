@@ -5,7 +5,7 @@ Out: problems and metrics.
 import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -23,9 +23,8 @@ from workloads import margins, speed_outliers
 
 LOAD_S = 2.0
 PEER_TIMEOUT_S = 300
-LEAST_OF_NODE = (
-    0.7  # of the median device's host copies: a remote NUMA node costs less than this, half a link costs more
-)
+# Of the median device's host copies: a remote NUMA node costs less than this, half a link costs more.
+LEAST_OF_NODE = 0.7
 SYMMETRY = 0.10  # more than devices and switches vary, less than two of eighteen lanes cost
 RANKS = {"cpu": 1, "perf": True}  # `ranks` is every device of this run, alone on the machine
 pytestmark = pytest.mark.gate
@@ -62,9 +61,7 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
         findings.machine("link", words)
     for link in _expected(host, device_row):
         kind_is_known = findings.knows(link.kind, "link type")
-        findings.knows(
-            link.active, "active links"
-        )  # amdsmi before 6.4 reports a link's kind but not its state
+        findings.knows(link.active, "active links")  # amdsmi before 6.4 does not report it
         if kind_is_known and not _is_linked(link, vendor.PEER_LINK, least):
             words = f"devices {link.a}-{link.b}: {link.kind}, {link.active} active"
             findings.machine("link", f"{words}, expected {vendor.PEER_LINK}, at least {least} active")
@@ -232,7 +229,7 @@ def _bad_host_links(
         lambda: on_device("workloads.devices:busy_links", seconds=LOAD_S, env=environment),
     )
     links = {device.index: paths.busiest(readings, device) for device in devices}
-    check.more_evidence["pcie"] = paths.evidence(links)
+    check.more_evidence["pcie"] = {str(index): asdict(link) for index, link in links.items()}
     return [bad for index, link in links.items() for bad in paths.too_little(index, link, device_row)]
 
 

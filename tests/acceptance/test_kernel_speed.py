@@ -7,7 +7,7 @@ import pytest
 
 from harness import skips, thresholds
 from harness.calls import OnDevice, Passes, RecordMetric
-from harness.readings import only_with
+from harness.readings import needs_backend, only_with
 from harness.session import AcceptanceSession
 from workloads import (
     arch,
@@ -94,8 +94,8 @@ def test_copy_speed(measure: Callable[..., None]) -> None:
 @pytest.mark.parametrize("backend", [attention_default.DEFAULT, *speed_conditions.ATTENTION_BACKENDS])
 def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..., None]) -> None:
     """Attention, forward and backward, reaches the speed of this device model in every fast backend."""
-    if backend != "default" and backend not in on_device(arch.attention_backends):
-        skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
+    if backend != "default":
+        needs_backend(backend, on_device(arch.attention_backends))
     measure(kernel_speed.attention_forward, "attention_forward_tflops", "TFLOP/s", backend=backend)
     measure(kernel_speed.attention_backward, "attention_backward_tflops", "TFLOP/s", backend=backend)
 

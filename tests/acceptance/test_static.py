@@ -67,9 +67,8 @@ SHARED_BYTES = {
     "sm_120": 99 << 10,
 }
 BLOCK, TILES = 64, ((32, 4), (128, 8))  # the tile of most checks, by 4 warps, and others
-MATRIX_OF_BF16 = re.compile(
-    r"bf16|^tcgen05\.mma\S*kind::f16"
-)  # one kind of tcgen05 has both formats of 16 bits
+# One kind of tcgen05 has both formats of 16 bits.
+MATRIX_OF_BF16 = re.compile(r"bf16|^tcgen05\.mma\S*kind::f16")
 COMPILE_TIMEOUT_S = 300
 FP8_INSTRUCTIONS = ("fp8", "bf8", "f8f6f4", "e4m3", "e5m2")
 Compile = Callable[..., Mapping[str, Any]]

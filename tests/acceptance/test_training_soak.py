@@ -37,7 +37,6 @@ def ran(
     check: Check,
     device_row: Mapping[str, Any],
     launch: Launch,
-    record_metric: RecordMetric,
 ) -> Mapping[str, Any]:
     """One launch: preflight, the long job, and the tiny job on the hot machine."""
     on_cpu = acceptance.shares_devices
@@ -50,7 +49,6 @@ def ran(
     flags = {"long": (*job, *STEADY, seconds), "tiny": (*TINY, "--no-backend-check")}
     limit_s = seconds + MARGIN_S
     found = training_jobs.launched(launch, flags, ranks, limit_s, env=training_jobs.LARGE_MEMORY)
-    preflight.keep(found["preflight"], record_metric)
     preflight.require_usual(found["preflight"], ranks, acceptance, check)
     return found
 

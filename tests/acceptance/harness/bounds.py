@@ -68,9 +68,8 @@ def resolved(figures: list[dict[str, Any]], wanted: str) -> tuple[list[dict[str,
     for figure in figures:
         conditions = figure["conditions"]
         if conditions.get("backend") == attention_default.DEFAULT:
-            said = conditions.get(
-                attention_default.RESOLVED, wanted
-            )  # runs before it was recorded do not say
+            # Runs before it was recorded do not say.
+            said = conditions.get(attention_default.RESOLVED, wanted)
             if said != wanted:
                 problems.append(
                     f"{figure['metric']}: attention took {said or 'no known backend'} by default, and"

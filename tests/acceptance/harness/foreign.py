@@ -31,14 +31,8 @@ GCN = re.compile(
     r"""["'][^"'\n]*\b(?:v_[a-z0-9]+_[a-z0-9_]+|s_waitcnt|buffer_load_[a-z0-9]+|ds_read_[a-z0-9]+)\b"""
 )
 ASSEMBLY = re.compile(r"\basm\b\s*(?:volatile|__volatile__)?\s*\(|inline_asm_elementwise\s*\(|InlineAsm\b")
-MARKS = (
-    b"asm volatile",
-    b"asm(",
-    b"asm (",
-    b"__volatile__",
-    b"inline_asm",
-    b"InlineAsm",
-)  # a quick look first
+# A quick look first.
+MARKS = (b"asm volatile", b"asm(", b"asm (", b"__volatile__", b"inline_asm", b"InlineAsm")
 # A file that asks which vendor it runs on has a way around its assembly.
 ASKS = re.compile(r"USE_ROCM|__HIP|is_hip|is_rocm|version\.hip|HIP_PLATFORM|is_cuda\(\)|_is_cuda")
 

@@ -122,7 +122,12 @@ def _record_of(
         if overdue := OWN_LIMIT.search(processes.end_of_file(home / "stderr.txt")):
             raise TimeLimitError(f"{ended}: {overdue[0].strip()}; output in {home}\n{last}")
         raise WorkloadError(f"{ended}; output in {home}\n{last}")
-    return last_record(home / "stdout.txt", program)
+    for line in reversed(processes.end_of_file(home / "stdout.txt").splitlines()):
+        if line.startswith("{") and line.endswith("}"):
+            record: dict[str, Any] = json.loads(line)
+            return record
+    last = processes.tail(home / "stdout.txt")
+    raise WorkloadError(f"{program} ended without its JSON line; output in {home}\n{last}")
 
 
 def find(program: str | Path) -> Path:
@@ -137,17 +142,6 @@ def _inside(file: Path) -> Path:
     """Where the container has a file of the suites or the trainers, which are mounted there."""
     root = processes.ACCEPTANCE.parent.parent
     return file if processes.container() is None else Path("/stackcheck", file.relative_to(root))
-
-
-def last_record(stdout: Path, program: str) -> dict[str, Any]:
-    """The last {...} line of a program's output."""
-    for line in reversed(processes.end_of_file(stdout).splitlines()):
-        if line.startswith("{") and line.endswith("}"):
-            record: dict[str, Any] = json.loads(line)
-            return record
-    raise WorkloadError(
-        f"{program} ended without its JSON line; output in {stdout.parent}\n{processes.tail(stdout)}"
-    )
 
 
 def last_output(stderr: Path, lines: int = 25) -> str:

@@ -10,6 +10,7 @@ container, and `enter` says through which agent children are started, read and k
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -192,6 +193,23 @@ def kill(token: str, child: Child | None = None, *, wait_s: float = 10.0) -> lis
     if child is not None and not alive:
         child.wait(wait_s)
     return alive
+
+
+def line_of(pipe: int, begun: bytes, deadline: float, longest: int) -> tuple[bytes, bytes]:
+    """The next line of a pipe after what has `begun`, and what follows it.
+
+    Raises `TimeoutError` after the deadline, and `EOFError` if the child closed it or wrote too many bytes.
+    """
+    while b"\n" not in begun:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        chunk = os.read(pipe, 1 << 20)
+        if not chunk or len(begun) > longest:
+            raise EOFError
+        begun += chunk
+    line, _, rest = begun.partition(b"\n")
+    return line, rest
 
 
 def tail(path: Path, lines: int = 15) -> str:

@@ -258,12 +258,8 @@ def _key_problems(entry: Mapping[str, Any]) -> Iterator[str]:
 def _number_problems(entry: Mapping[str, Any]) -> Iterator[str]:
     bound, ceiling = entry["bound"], entry["ceiling"]
     for key, value in (("bound", bound), ("ceiling", ceiling)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or value <= 0
-        ):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 < value < math.inf):
             yield f"{key} {value!r} is not a finite positive number"
             return
     share = bound / ceiling if entry["direction"] == "min" else ceiling / bound

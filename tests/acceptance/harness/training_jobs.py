@@ -38,11 +38,8 @@ PROXY = (
     *("--precision", "bf16", "--no-compile", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest"),
 )
 LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
-PLANNED = {
-    "seq": "seq_len",
-    "batch": "global_batch",
-    "micro_batch": "micro_batch",
-}  # condition -> key of the plan
+# Condition -> key of the plan.
+PLANNED = {"seq": "seq_len", "batch": "global_batch", "micro_batch": "micro_batch"}
 LEAST_TIMED = 5
 
 

@@ -7,7 +7,6 @@ context take seconds. It is replaced after a crash or a timeout.
 
 import json
 import os
-import select
 import subprocess
 import time
 import uuid
@@ -137,15 +136,7 @@ def _start(folder: Path, environment: Mapping[str, str], server: Server | None) 
 
 
 def _read_line(child: _Child, deadline: float) -> dict[str, Any]:
-    while b"\n" not in child.buffered:
-        ready, _, _ = select.select([child.answers], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError
-        chunk = os.read(child.answers, 1 << 20)
-        if not chunk or len(child.buffered) > LONGEST_BYTES:
-            raise EOFError
-        child.buffered += chunk
-    line, _, child.buffered = child.buffered.partition(b"\n")
+    line, child.buffered = processes.line_of(child.answers, child.buffered, deadline, LONGEST_BYTES)
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -33,7 +33,7 @@ def device(nvml: Any, handle: Any, index: int) -> Device:
         bdf=_bdf(str(reading(pci.busId))),
         name=str(reading(nvml.nvmlDeviceGetName(handle))),
         arch=f"sm_{capability[0]}{capability[1]}",
-        compute_units=_multiprocessors(nvml, handle),
+        compute_units=_multiprocessors(nvml, handle, tuple(capability)),
         memory_bytes=memory.total,
         memory_used_bytes=memory.used,
         pci_id=f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}",
@@ -58,15 +58,14 @@ def _bdf(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def _multiprocessors(nvml: Any, handle: Any) -> Reading:
+def _multiprocessors(nvml: Any, handle: Any, capability: tuple[int, ...]) -> Reading:
     """NVML counts CUDA cores.
     A multiprocessor has 64 of them on sm_70, sm_75 and sm_80, and 128 elsewhere.
     """
     cores = ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
     if isinstance(cores, Absence):
         return cores
-    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return int(cores) // (64 if tuple(capability) in {(7, 0), (7, 5), (8, 0)} else 128)
+    return int(cores) // (64 if capability in {(7, 0), (7, 5), (8, 0)} else 128)
 
 
 def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:

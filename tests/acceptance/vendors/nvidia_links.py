@@ -43,9 +43,8 @@ def end(nvml: Any, handle: Any) -> End:
 def link(nvml: Any, ends: Mapping[int, End], a: int, b: int) -> Link:
     """The link between two devices, from both sides."""
     pair = ends[a].handle, ends[b].handle
-    reads = ask(
-        nvml, "nvmlDeviceGetP2PStatus", *pair, 0
-    )  # 0 is READ; the library's constant is a tuple by mistake
+    # 0 is READ; the library's constant is a tuple by mistake.
+    reads = ask(nvml, "nvmlDeviceGetP2PStatus", *pair, 0)
     nvlink = ask(nvml, "nvmlDeviceGetP2PStatus", *pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     linked = nvlink == nvml.NVML_P2P_STATUS_OK
     return Link(

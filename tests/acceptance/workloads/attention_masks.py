@@ -90,10 +90,6 @@ def _blind(
     yield exact(attend(q, k, v)[:, :, first:], before, name="same bits")
 
 
-def _window_by_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=window_mask())
-
-
 def _window_by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     rows = (tensor.transpose(1, 2) for tensor in (q, k, v))
     return flash_package.rows(*rows, causal=True, window=WINDOW - 1).transpose(1, 2)
@@ -116,7 +112,7 @@ def _window_by_flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 
 WINDOWED: dict[str, Attend] = {
-    "mask": _window_by_mask,
+    "mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=window_mask()),
     "flex": _window_by_flex,
     "package": _window_by_package,
 }

@@ -36,9 +36,8 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=0, metavar="BYTES", help="the largest size")
     options = parser.parse_args()
     with joined() as ranks:
-        dist.all_reduce(
-            torch.zeros(1, device=ranks.device)
-        )  # the communicator of all ranks must exist before any pair uses it
+        # The communicator of all ranks must exist before any pair uses it.
+        dist.all_reduce(torch.zeros(1, device=ranks.device))
         barrier = HostBarrier(ranks)
         pairs = itertools.permutations(range(ranks.size), 2)
         mine = [figure for sender, receiver in pairs for figure in _pair(ranks, barrier, sender, receiver)]

@@ -82,7 +82,11 @@ def in_flight(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
 def coalesced(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
     """Several tensors of different length in one coalesced call, as FSDP and DDP send them."""
     trials = [Payload(count=payload.count + i, dtype=payload.dtype, trial=i) for i in range(SPREAD)]
-    yield from _coalesced(ranks, trials, _all_reduce, 1, lambda trial: reduced(trial, ranks, "sum"))
+
+    def summed(out: torch.Tensor, sent: torch.Tensor) -> object:
+        return dist.all_reduce(out.copy_(sent))
+
+    yield from _coalesced(ranks, trials, summed, 1, lambda trial: reduced(trial, ranks, "sum"))
     yield from _coalesced(ranks, trials, dist.all_gather_into_tensor, ranks.size, lambda t: of_all(t, ranks))
     yield from _coalesced(ranks, trials, dist.reduce_scatter_tensor, 1, lambda t: own_share(t, ranks))
 
@@ -102,11 +106,6 @@ def _coalesced(
             call(out.view, tensor)
     for trial, out in zip(trials, outs, strict=True):
         yield from out.readings(expected(trial))
-
-
-def _all_reduce(out: torch.Tensor, sent: torch.Tensor) -> None:
-    out.copy_(sent)
-    dist.all_reduce(out)
 
 
 def keeps_input(ranks: Ranks, payload: Payload) -> Iterable[Reading]:

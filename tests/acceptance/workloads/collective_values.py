@@ -1,7 +1,7 @@
 """A torchrun program: every collective on exact data, checked on every rank. In: --tier. Out: a JSON line.
 
 The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n, "repeats": null or
-[...], "groups": null or [...], "nvls": state}`; `repeats` is as in `collective_repeats`, `groups` as in
+[...], "groups": null or [...], "nvls": state}`; `repeats` is as `repeated` makes it, `groups` as in
 `collective_groups`.
 """
 
@@ -10,21 +10,24 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from workloads import (
     backend,
     collective_counts,
     collective_groups,
-    collective_repeats,
     nccl_log,
+    operands,
     sharded_gradients,
 )
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
 from workloads import collective_scaled as scaled
-from workloads.collective_data import Payload
+from workloads.collective_data import DTYPES, Payload
+from workloads.gates import bits
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
 Named = tuple[str, str, CaseFunction]  # operation, case, function
@@ -32,6 +35,11 @@ COUNTS = (1, 17, 4099)
 FLOATS = ("fp32", "bf16", "fp16")
 # Operations that gloo does not have (torch's table of backends); both backends have all others.
 LACKS = {"gloo": {"average", "premultiplied sum"}, "nccl": set[str]()}
+
+REPEATS = 50
+REPEATED_KINDS = ("fp16", "bf16")
+REPEATED_BYTES = {"cuda": 8 << 20, "cpu": 64 << 10}
+REPEATED = ("all_reduce", "reduce_scatter")
 
 
 def main() -> None:
@@ -47,7 +55,7 @@ def main() -> None:
             book.same_everywhere("all_reduce", f"{payload} normal data, same bits on all ranks", *found)
         merged = book.merged()
         extra = {
-            "repeats": collective_repeats.run(ranks) if tier != "smoke" else None,
+            "repeats": repeated(ranks) if tier != "smoke" else None,
             "nvls": nccl_log.nvls(),
         }
     # The groups come last, when the world is closed: each of them is a world, and one that hangs ends this
@@ -151,6 +159,40 @@ def _large(ranks: Ranks) -> Iterator[Named]:
     payload = Payload(count=2**31 // ranks.size + 4099, dtype="uint8")
     call = functools.partial(collectives.all_gather_large, ranks, payload)
     yield "all_gather", f"{payload} from each rank, beyond 32 bits", call
+
+
+def repeated(ranks: Ranks) -> list[dict[str, Any]] | None:
+    """The same reduction on the same data, many times: `{"op", "dtype", "bytes", "repeats", "different"}`.
+
+    A sum of floating-point numbers depends on its order. A library that changes the order from call to call
+    makes runs that cannot be repeated (NVIDIA/nccl#1497). Where a switch adds (multicast), the order is the
+    switch's. Rank 0 has the worst rank's figures.
+    """
+    mine = [_figure(ranks, op, dtype) for op in REPEATED for dtype in REPEATED_KINDS]
+    everyone = ranks.collect(mine, about="repeats")
+    if everyone is None:
+        return None
+    return [max(same, key=lambda figure: figure["different"]) for same in zip(*everyone, strict=True)]
+
+
+def _figure(ranks: Ranks, op: str, dtype: str) -> dict[str, Any]:
+    size, kind = REPEATED_BYTES[ranks.device.type], DTYPES[dtype]
+    sent = operands.normal(size // kind.itemsize // ranks.size * ranks.size, dtype=kind, seed=1 + ranks.rank)
+    first = bits(_once(op, sent, ranks))
+    different = torch.zeros((), dtype=torch.int64, device=ranks.device)
+    for _ in range(REPEATS - 1):
+        different += (bits(_once(op, sent, ranks)) != first).any()
+    return {"op": op, "dtype": dtype, "bytes": size, "repeats": REPEATS, "different": int(different)}
+
+
+def _once(op: str, sent: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    if op == "all_reduce":
+        out = sent.clone()
+        dist.all_reduce(out)
+        return out
+    share = torch.empty_like(sent[: sent.numel() // ranks.size])
+    dist.reduce_scatter_tensor(share, sent)
+    return share
 
 
 if __name__ == "__main__":

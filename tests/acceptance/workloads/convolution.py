@@ -60,11 +60,8 @@ REPEATS = {"cuda": 10, "cpu": 2}
 
 def lacks(dtype: str) -> dict[str, str] | None:
     """The feature that this dtype needs and that is absent; None if it must work."""
-    if (
-        device().type == "cuda"
-        or dtype == "fp32"
-        or getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")()
-    ):
+    supported = device().type == "cuda" or dtype == "fp32"
+    if supported or getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")():
         return None
     reason = f"this CPU has no instructions for {dtype}, and PyTorch's plain convolution sums in {dtype}"
     return {"feature": dtype, "reason": reason}

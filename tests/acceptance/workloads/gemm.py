@@ -123,9 +123,8 @@ def judge(
     if operand_error:
         allowance = allowance + 2 * operand_error * (x.abs() @ y.abs())
         a, b = a.bfloat16().to(a.dtype), b.bfloat16().to(b.dtype)  # so does the yardstick
-    factor *= (
-        2 if dtype == "tf32" else 1
-    )  # hardware may truncate the operands, while the yardstick rounds them
+    if dtype == "tf32":  # hardware may truncate the operands, while the yardstick rounds them
+        factor *= 2
     return (
         frobenius(out, ref, split_sum(a, b), factor=factor, terms=a.shape[-1], name=f"{name}frobenius"),
         elementwise(out, ref, allowance, name=f"{name}elementwise"),

@@ -72,7 +72,9 @@ def libraries(vendor: str) -> dict[str, Any]:
     table = software.of(vendor).LIBRARIES
     if "torch" not in modules:
         for library in table:
-            _load_from_system(library.stem, software.of(vendor).FOLDERS)
+            places = (sorted(Path(one).glob(f"{library.stem}.so*")) for one in software.of(vendor).FOLDERS)
+            if there := [path for place in places for path in place]:
+                ctypes.CDLL(str(there[0]), mode=os.RTLD_GLOBAL)
     files = _mapped()
     found = {
         library.name: [file for file in files if software.stem(file) == library.stem] for library in table
@@ -127,12 +129,6 @@ def _ask(library: software.Library, file: str) -> list[int] | str | None:
         return list(library.version(ctypes.CDLL(file)))
     except (OSError, AttributeError) as error:  # the call failed, or the function does not exist
         return f"{library.name} does not report its version: {error}"
-
-
-def _load_from_system(stem: str, folders: tuple[str, ...]) -> None:
-    found = [path for folder in folders for path in sorted(Path(folder).glob(f"{stem}.so*"))]
-    if found:
-        ctypes.CDLL(str(found[0]), mode=os.RTLD_GLOBAL)
 
 
 def _is_installed(module: str) -> bool:
