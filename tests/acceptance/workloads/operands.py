@@ -11,6 +11,7 @@ import torch
 
 from workloads import device
 
+GUARD = 64
 DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -89,14 +90,11 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan"))
 
 
-def guarded(
-    *shape: int, dtype: torch.dtype, guard: int = 64, offset: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A NaN-filled view, and the buffer around it: `guard` elements on each side, `offset` more before."""
+def guarded(*shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A NaN-filled view, and the buffer around it, which has GUARD elements more on each side."""
     count = int(torch.Size(shape).numel())
-    whole = torch.full((count + 2 * guard + offset,), float("nan"), device=device(), dtype=dtype)
-    start = guard + offset
-    return whole[start : start + count].view(shape), whole
+    whole = torch.full((count + 2 * GUARD,), float("nan"), device=device(), dtype=dtype)
+    return whole[GUARD : GUARD + count].view(shape), whole
 
 
 def guards_touched(view: torch.Tensor, whole: torch.Tensor) -> int:
