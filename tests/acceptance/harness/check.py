@@ -186,10 +186,8 @@ class Check:
         gate: bool,
     ) -> tuple[MetricVerdict, str | None]:
         """The verdict by the bound, and in words what is wrong."""
-        where, words = (
-            f"{self.model} x{self.count}",
-            ", ".join(f"{key}={value}" for key, value in conditions.items()),
-        )
+        where = f"{self.model} x{self.count}"
+        words = ", ".join(f"{key}={value}" for key, value in conditions.items())
         if not math.isfinite(value):
             return "fail", f"{name} is {value} {unit} on {where}: not a number, which never passes"
         if not gate:
