@@ -3,38 +3,4 @@
 Checks carry the marks `gpus(n, perf=…)` and `tier(…)`, and use `on_device`, `launch` and `record_metric`.
 """
 
-from harness.fixtures import (
-    _leased_when_marked,
-    acceptance,
-    check,
-    device_model,
-    device_row,
-    devices,
-    host,
-    in_child,
-    in_new_processes,
-    launch,
-    lease,
-    on_device,
-    record_metric,
-    vendor,
-    whole_run,
-)
-
-__all__ = [
-    "_leased_when_marked",
-    "acceptance",
-    "check",
-    "device_model",
-    "device_row",
-    "devices",
-    "host",
-    "in_child",
-    "in_new_processes",
-    "launch",
-    "lease",
-    "on_device",
-    "record_metric",
-    "vendor",
-    "whole_run",
-]
+from harness.fixtures import *  # noqa: F403 - pytest finds fixtures by their names here

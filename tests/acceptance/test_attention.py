@@ -6,7 +6,8 @@ The plain call is in `test_kernels.py::test_attention`.
 import pytest
 
 from harness import skips
-from harness.calls import OnDevice, RecordMetric
+from harness.calls import OnDevice, Passes, RecordMetric
+from harness.readings import needs_backend
 from harness.session import AcceptanceSession
 from workloads import (
     arch,
@@ -34,8 +35,7 @@ def test_attention_backend(
     backend: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
 ) -> None:
     """Each attention backend of the architecture runs when it is requested, and its results are right."""
-    if backend not in on_device(arch.attention_backends):
-        skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
+    needs_backend(backend, on_device(arch.attention_backends))
     ran = on_device(attention_backends.check, dtype=dtype, backend=backend)
     values = on_device(attention.check, dtype=dtype, tier=acceptance.tier, backend=backend)
     cases.require({"cases": ran["cases"] + values["cases"]}, record_metric)
@@ -44,49 +44,49 @@ def test_attention_backend(
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_flash_attn_package(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, passes: Passes
 ) -> None:
     """The flash_attn package is right forward and backward, and is deterministic when that is requested."""
     if not on_device(flash_package.available):
         skips.without_package("flash-attn", "the flash_attn package is not part of this stack")
-    cases.require(on_device(flash_package.check, dtype=dtype, tier=acceptance.tier), record_metric)
+    passes(flash_package.check, dtype=dtype, tier=acceptance.tier)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
-def test_flash_attn_package_head_dims(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_flash_attn_package_head_dims(dtype: str, on_device: OnDevice, passes: Passes) -> None:
     """The flash_attn package is right for head dimensions that are no multiple of 32, too."""
     if not on_device(flash_package.available):
         skips.without_package("flash-attn", "the flash_attn package is not part of this stack")
-    cases.require(on_device(flash_package.check_rounded, dtype=dtype), record_metric)
+    passes(flash_package.check_rounded, dtype=dtype)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "torch", "package"])
-def test_varlen_attention(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_varlen_attention(way: str, on_device: OnDevice, passes: Passes) -> None:
     """Sequences packed into one row attend only to themselves, forward and backward."""
     skips.if_lacking(on_device(attention_masks.lacks, way=way))
-    cases.require(on_device(attention_masks.packed, way=way, timeout_s=300), record_metric)
+    passes(attention_masks.packed, way=way, timeout_s=300)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.long
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "flex", "package"])
-def test_sliding_window_attention(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_sliding_window_attention(way: str, on_device: OnDevice, passes: Passes) -> None:
     """Sliding-window attention sees the whole window and nothing else, forward and backward."""
     skips.if_lacking(on_device(attention_masks.lacks_window, way=way))
-    cases.require(on_device(attention_masks.windowed, way=way, timeout_s=300), record_metric)
+    passes(attention_masks.windowed, way=way, timeout_s=300)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", HALVES)
-def test_attention_dropout(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_attention_dropout(dtype: str, passes: Passes) -> None:
     """Attention dropout drops its share of every head, query and key, and the backward drops the same."""
-    cases.require(on_device(attention_dropout.check, dtype=dtype), record_metric)
+    passes(attention_dropout.check, dtype=dtype)
 
 
 @pytest.mark.gpus(1)
@@ -103,23 +103,22 @@ def test_attention_default_is_fused(on_device: OnDevice) -> None:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("way", [w if w == "default" else pytest.param(w, marks=STANDARD) for w in WAYS])
 def test_attention_of_models(
-    way: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
+    way: str, dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, passes: Passes
 ) -> None:
     """Attention as models call it is right and finite, forward and backward:
     padded batches, every kind of mask, uneven lengths, grouped heads, far scores, outlier channels and long
     windows.
     """
-    if way in OPERATORS and way not in on_device(arch.attention_backends):
-        skips.without_feature(f"attention: {way}", f"this architecture has no {way} attention")
+    if way in OPERATORS:
+        needs_backend(way, on_device(arch.attention_backends))
     skips.if_lacking(on_device(attention_models.lacks, way=way))
-    report = on_device(attention_models.check, way=way, dtype=dtype, tier=acceptance.tier, timeout_s=300)
-    cases.require(report, record_metric)
+    passes(attention_models.check, way=way, dtype=dtype, tier=acceptance.tier, timeout_s=300)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["mask", "torch", "package"])
-def test_packed_members(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_packed_members(way: str, on_device: OnDevice, passes: Passes) -> None:
     """Packed sequences are right with empty members, members of one token, and keys of other lengths."""
     skips.if_lacking(on_device(attention_masks.lacks, way=way))
-    cases.require(on_device(attention_packed.check, way=way, timeout_s=300), record_metric)
+    passes(attention_packed.check, way=way, timeout_s=300)

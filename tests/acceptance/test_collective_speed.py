@@ -1,5 +1,6 @@
 """The speed of collectives by size, and of every pair. In: n devices, or two gloo ranks. Out: metrics."""
 
+import functools
 import math
 import statistics
 from collections.abc import Callable
@@ -8,18 +9,19 @@ from typing import Any
 import pytest
 
 from harness import causes, processes, skips
-from harness.calls import Launch, RecordMetric
+from harness.calls import SHARED_FAILED, Launch, RecordMetric, once
 from harness.check import Check
-from harness.readings import linked_pairs, links_of_pairs
-from harness.session import AcceptanceSession, every_device
+from harness.readings import linked_pairs, links_of_pairs, needs_pair
+from harness.session import AcceptanceSession
 from vendors import Device, Host
 from workloads import speed_conditions, speed_outliers
 
-CPU_RANKS = 2
+# `ranks` is every device of this run; these checks have the machine alone.
+RANKS = {"cpu": 2, "perf": True}
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING,ENV,NET,NVLS"}
 GATE_LOG = {**LOG, "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,NVLS"}  # nothing at a call, so it slows none down
 GATE_BYTES = 64 << 20  # the largest size of a gate
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+OPERATIONS = speed_conditions.COLLECTIVES
 TIMEOUT_S = 300
 # torch.distributed beside the library called directly, by bytes: it passes the buffers on as they are. At
 # 16 MiB a busy host's launches take part of the time: H200s read 0.81 to 1.02 there, from 64 MiB on 0.98.
@@ -27,18 +29,6 @@ LEAST_TORCH_SHARE = {16 << 20: 0.7, 64 << 20: 0.9, 256 << 20: 0.9, 1 << 30: 0.9}
 # A sum of float32 moves the same bytes over the same links with half of the additions. Both are timed in one
 # launch, so the share needs no bound of the device model; it holds on every one.
 LEAST_FP32_SHARE = 0.9
-SHARED_FAILED = "the launch that these checks share failed; look at the first check that failed in this file"
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run; a check that times them has the machine alone."""
-    every_device(metafunc, cpu=CPU_RANKS, perf=bool({"links", "timed"} & set(metafunc.fixturenames)))
-
-
-@pytest.fixture(scope="module")
-def kept() -> dict[str, Any]:
-    """Results of launches that several checks share: importing torch on every rank takes seconds."""
-    return {}
 
 
 @pytest.fixture
@@ -46,38 +36,25 @@ def links(
     kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int, check: Check
 ) -> dict[str, Any]:
     """The speed of every pair, and the library's choices for each size: one launch with its log on."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
-    if "links" not in kept:
-        assert "no links" not in kept, SHARED_FAILED
-        kept["no links"] = True
-        subsystems = GATE_LOG if acceptance.is_gate else LOG
-        log = {**subsystems, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
-        # Without a GPU there is no log that could slow the calls down, so one launch measures everything.
-        largest = ("--timed", str(GATE_BYTES)) if acceptance.is_gate else ("--timed", str(1 << 30))
-        timed = acceptance.shares_devices or acceptance.is_gate
-        arguments = ("collective_links.py", *OPERATIONS, *(largest if timed else ()))
-        kept["links"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
-        if kept["links"]["figures"] is not None:
-            kept["timed"] = {"figures": kept["links"]["figures"]}
-    run: dict[str, Any] = kept["links"]
-    keep_host_facts(run, check)
-    return run
-
-
-def keep_host_facts(run: dict[str, Any], check: Check) -> None:
-    """Keep the library's warnings as evidence.
-    A configuration file that changes its settings fails the check: it lies in the image, so it would reach
-    every user.
-    """
-    check.more_evidence["collectives"] = {
-        name: run[name] for name in ("warnings", "files", "kernel", "network")
-    }
+    needs_pair(ranks)
+    subsystems = GATE_LOG if acceptance.is_gate else LOG
+    log = {**subsystems, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl.%h.%p")}
+    # Without a GPU there is no log that could slow the calls down, so one launch measures everything.
+    largest = ("--timed", str(GATE_BYTES)) if acceptance.is_gate else ("--timed", str(1 << 30))
+    timed = largest if acceptance.shares_devices or acceptance.is_gate else ()
+    arguments = ("collective_links.py", *OPERATIONS, *timed)
+    make = functools.partial(launch, *arguments, nproc=ranks, timeout_s=TIMEOUT_S, env=log)
+    run: dict[str, Any] = once(kept, "links", make, SHARED_FAILED)
+    if run["figures"] is not None:
+        kept["timed"] = {"figures": run["figures"]}
+    names = ("warnings", "files", "kernel", "network")
+    check.more_evidence["collectives"] = {name: run[name] for name in names}
     check.hints = causes.of_host(run["warnings"], run["kernel"])
+    # Such a file lies in the image, so it would reach every user.
     if set_up := [f"{path} sets {', '.join(lines)}" for path, lines in run["files"].items() if lines]:
-        pytest.fail(
-            f"a configuration file sets the library up: {'; '.join(set_up)}; remove it", pytrace=False
-        )
+        words = f"a configuration file sets the library up: {'; '.join(set_up)}; remove it"
+        pytest.fail(words, pytrace=False)
+    return run
 
 
 @pytest.fixture
@@ -85,13 +62,10 @@ def timed(
     kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, links: dict[str, Any], ranks: int
 ) -> dict[str, Any]:
     """The times of every operation and size, from one shared launch without the log."""
-    if "timed" not in kept:
-        assert "no figures" not in kept, SHARED_FAILED
-        kept["no figures"] = True
-        largest = ("--largest", str(speed_conditions.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
-        arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
-        kept["timed"] = launch(*arguments, nproc=ranks, timeout_s=TIMEOUT_S)
-    return {**links, **kept["timed"]}
+    largest = ("--largest", str(speed_conditions.PLATEAU_BYTES)) if acceptance.tier == "soak" else ()
+    arguments = ("collective_bandwidth.py", *OPERATIONS, *largest)
+    run = functools.partial(launch, *arguments, nproc=ranks, timeout_s=TIMEOUT_S)
+    return {**links, **once(kept, "timed", run, SHARED_FAILED)}
 
 
 @pytest.fixture
@@ -115,7 +89,17 @@ def record_curve(run: dict[str, Any], operation: str, ranks: int, record_metric:
         name, repeats, unit = reading(figure, operation, ranks)
         value, eager = statistics.median(repeats), figure["mode"] == "eager"
         gated = figure["mode"] == "graph" or (eager and figure["bytes"] not in graphed)
-        conditions = conditions_of(run, figure, operation)
+        # What selects the bound, and the settings that may have changed the speed.
+        conditions = {
+            "bytes": figure["bytes"],
+            "dtype": "bf16",
+            "nvls": run["nvls"],
+            "graph": figure["mode"] == "graph",
+            "choice": chosen(run["choices"], operation, figure["bytes"]),
+            "library": run["library"],
+            "environment": run["environment"],
+            "configuration_files": run["files"],
+        }
         record_metric(name, value, unit=unit, repeats=repeats, conditions=conditions, gate=gated)
         if eager:
             curve[figure["bytes"]] = value
@@ -132,20 +116,6 @@ def reading(figure: dict[str, Any], operation: str, ranks: int) -> tuple[str, li
         return f"{operation}_latency_us", [seconds * 1e6 for seconds in figure["seconds"]], "us"
     rates = [speed_outliers.busbw_gb_per_s(operation, figure["moved"], s, ranks) for s in figure["seconds"]]
     return f"{operation}_{'torch_' if figure['mode'] == 'torch' else ''}busbw", rates, "GB/s"
-
-
-def conditions_of(run: dict[str, Any], figure: dict[str, Any], operation: str) -> dict[str, Any]:
-    """The conditions that select the bound, and the settings that may have changed the speed."""
-    return {
-        "bytes": figure["bytes"],
-        "dtype": "bf16",
-        "nvls": run["nvls"],
-        "graph": figure["mode"] == "graph",
-        "choice": chosen(run["choices"], operation, figure["bytes"]),
-        "library": run["library"],
-        "environment": run["environment"],
-        "configuration_files": run["files"],
-    }
 
 
 def chosen(choices: dict[str, dict[str, str]], operation: str, size: int) -> str | None:

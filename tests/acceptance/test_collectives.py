@@ -1,17 +1,20 @@
 """Collectives: exact values on every rank, and a rank that never joins. In: n devices, or two gloo ranks."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from harness import processes, skips
-from harness.calls import Launch, RecordMetric
+from harness import processes
+from harness.calls import SHARED_FAILED, Launch, RecordMetric, once
 from harness.overdue import OverdueError
-from harness.session import AcceptanceSession, every_device
+from harness.readings import needs_pair, only_with
+from harness.session import AcceptanceSession
 from workloads import cases, margins
 
-CPU_RANKS = 2
+# `ranks` is every device of this run, whole: what worlds leave behind is read as the device's memory.
+RANKS = {"cpu": 2, "whole": True}
 HANG_S = 3.0
 # A waiting rank must notice within this much more time: a process group checks its clock every second.
 NOTICED_S = 20.0
@@ -24,30 +27,13 @@ CYCLE_S = 20.0  # to set up and tear down a world; it takes less than a second
 GROWTH = {"descriptors": 3.0, "threads": 3.0, "host_mib": 64.0, "device_mib": 64.0}
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run, whole: what worlds leave behind is read as the device's memory."""
-    every_device(metafunc, cpu=CPU_RANKS, whole=True)
-
-
-@pytest.fixture(scope="module")
-def kept() -> dict[str, Any]:
-    """Results of the launch that all checks share: importing torch on every rank takes seconds."""
-    return {}
-
-
 @pytest.fixture
 def shared(kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int) -> dict[str, Any]:
     """The report of the launch that these checks share."""
-    if "report" not in kept:
-        assert "report not made" not in kept, (
-            "the launch that these checks share failed; look at the first check that failed in this file"
-        )
-        kept["report not made"] = True
-        arguments = ("collective_values.py", "--tier", acceptance.tier)
-        log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl-values.%h.%p")}
-        timeout_s = TIMEOUT_S[acceptance.tier]
-        kept["report"] = launch(*arguments, nproc=ranks, timeout_s=timeout_s, env=log)
-    report: dict[str, Any] = kept["report"]
+    log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl-values.%h.%p")}
+    arguments, timeout_s = ("collective_values.py", "--tier", acceptance.tier), TIMEOUT_S[acceptance.tier]
+    run = functools.partial(launch, *arguments, nproc=ranks, timeout_s=timeout_s, env=log)
+    report: dict[str, Any] = once(kept, "report", run, SHARED_FAILED)
     assert report["ranks"] == ranks, f"{report['ranks']} ranks took part, expected {ranks}"
     return report
 
@@ -103,15 +89,13 @@ def test_gather_values(values: Callable[[str], None]) -> None:
 
 def test_scaled_sums(acceptance: AcceptanceSession, values: Callable[[str], None]) -> None:
     """The mean and the premultiplied sum, with which trainers average gradients, are exact."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "gloo has neither a mean nor a premultiplied sum")
+    only_with(acceptance.vendor != "cpu", "gpu", "gloo has neither a mean nor a premultiplied sum")
     values("all_reduce_scaled")
 
 
 def test_send_receive_values(ranks: int, values: Callable[[str], None]) -> None:
     """Every pair of ranks can send to each other, and what arrives is what was sent."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
+    needs_pair(ranks)
     values("send_receive")
 
 
@@ -209,8 +193,7 @@ def test_groups_set_up_and_torn_down(
 @pytest.mark.tier("standard")
 def test_absent_rank_is_named(ranks: int, launch: Launch) -> None:
     """A collective that one rank never joins ends with an error within seconds, and the rank is named."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
+    needs_pair(ranks)
     # By default NCCL ends the process, and nothing could report; in blocking mode it raises, as gloo does.
     blocking = {
         "TORCH_NCCL_BLOCKING_WAIT": "1",

@@ -5,11 +5,12 @@
 
 import pytest
 
-from harness import about, skips
+from harness import skips, unloaded
 from harness.asked import of_image
-from harness.calls import OnDevice, RecordMetric
+from harness.calls import OnDevice, Passes
+from harness.readings import only_with
 from harness.session import AcceptanceSession
-from workloads import cases, compiled_gradients, compiled_models, grouped_gemm
+from workloads import compiled_gradients, compiled_models, grouped_gemm
 
 TIMEOUT_S = 300
 
@@ -18,41 +19,37 @@ TIMEOUT_S = 300
 @pytest.mark.long
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("family", compiled_models.FAMILIES)
-def test_compiled_models(family: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_compiled_models(family: str, on_device: OnDevice, passes: Passes) -> None:
     """Compiled blocks of Llama, FLUX and a mixture of experts, at real width, are as exact as in eager mode:
     the output and every gradient.
     """
     if family == "moe":
         skips.if_lacking(on_device(grouped_gemm.lacks))
-    cases.require(on_device(compiled_models.check, family=family, timeout_s=TIMEOUT_S), record_metric)
+    passes(compiled_models.check, family=family, timeout_s=TIMEOUT_S)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_compiled_norms_sharing_a_table(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_compiled_norms_sharing_a_table(passes: Passes) -> None:
     """Compiled LayerNorms in a chain have the right gradients.
     Their scales and shifts are slices of one table.
     """
-    cases.require(on_device(compiled_gradients.norms, timeout_s=TIMEOUT_S), record_metric)
+    passes(compiled_gradients.norms, timeout_s=TIMEOUT_S)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_compiled_sums_in_place(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_compiled_sums_in_place(passes: Passes) -> None:
     """Compiled autograd functions whose result is summed in place keep their gradients."""
-    cases.require(on_device(compiled_gradients.functions, timeout_s=TIMEOUT_S), record_metric)
+    passes(compiled_gradients.functions, timeout_s=TIMEOUT_S)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("group", ["products", "chains", "reductions"])
-def test_triton_kernels(
-    group: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_triton_kernels(group: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Triton's products, chains of products and reductions, launched in every tile, are right."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "Triton kernels need a GPU")
-    if not of_image(about.is_installed, module="triton"):
+    only_with(acceptance.vendor != "cpu", "gpu", "Triton kernels need a GPU")
+    if not of_image(unloaded.is_installed, module="triton"):
         skips.without_package("triton", "Triton is not part of this stack")
-    report = on_device("workloads.triton_kernels:check", group=group, timeout_s=TIMEOUT_S)
-    cases.require(report, record_metric)
+    passes("workloads.triton_kernels:check", group=group, timeout_s=TIMEOUT_S)

@@ -5,7 +5,7 @@ Out: problems and metrics.
 import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -16,23 +16,18 @@ from harness.calls import OnDevice, RecordMetric
 from harness.check import Check
 from harness.evidence import link_states
 from harness.readings import Findings, links_of_pairs, machine, needs_pair, only_with, while_busy
-from harness.session import AcceptanceSession, every_device
+from harness.session import AcceptanceSession
 from harness.unfit import Unfit
 from vendors import Device, Host, Link, is_known
 from workloads import margins, speed_outliers
 
 LOAD_S = 2.0
 PEER_TIMEOUT_S = 300
-LEAST_OF_NODE = (
-    0.7  # of the median device's host copies: a remote NUMA node costs less than this, half a link costs more
-)
+# Of the median device's host copies: a remote NUMA node costs less than this, half a link costs more.
+LEAST_OF_NODE = 0.7
 SYMMETRY = 0.10  # more than devices and switches vary, less than two of eighteen lanes cost
+RANKS = {"cpu": 1, "perf": True}  # `ranks` is every device of this run, alone on the machine
 pytestmark = pytest.mark.gate
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run, alone on the machine."""
-    every_device(metafunc, perf=True)
 
 
 def test_pcie_link_is_full(
@@ -66,9 +61,7 @@ def test_every_pair_is_linked(vendor: vendors.Vendor, host: Host, device_row: Ma
         findings.machine("link", words)
     for link in _expected(host, device_row):
         kind_is_known = findings.knows(link.kind, "link type")
-        findings.knows(
-            link.active, "active links"
-        )  # amdsmi before 6.4 reports a link's kind but not its state
+        findings.knows(link.active, "active links")  # amdsmi before 6.4 does not report it
         if kind_is_known and not _is_linked(link, vendor.PEER_LINK, least):
             words = f"devices {link.a}-{link.b}: {link.kind}, {link.active} active"
             findings.machine("link", f"{words}, expected {vendor.PEER_LINK}, at least {least} active")
@@ -197,7 +190,19 @@ def test_host_bandwidth(
         repeats = {index: [found["bytes"] / s / 1e9 for s in one[way]] for index, one in measured.items()}
         rates = {index: statistics.median(figures) for index, figures in repeats.items()}
         conditions = {"bytes": found["bytes"], **paths.older_slot(devices, device_row)}
-        _record_host_copies(way, conditions, repeats, record_metric)
+        for index, rate in rates.items():
+            own, name = {**conditions, "device": index}, f"{way}_device_gb_per_s"
+            record_metric(name, rate, unit="GB/s", repeats=repeats[index], conditions=own)
+        slowest = min(rates, key=rates.__getitem__)  # judged by the bound for all of them
+        record_metric(
+            f"{way}_gb_per_s",
+            rates[slowest],
+            unit="GB/s",
+            repeats=repeats[slowest],
+            conditions=conditions,
+            gate=True,
+            bound_needed=way == "h2d",  # no vendor publishes a figure for the way back
+        )
         slow += [f"{way}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
     wrong = [
         f"device {index}: {one['wrong_elements']}" for index, one in measured.items() if one["wrong_elements"]
@@ -224,7 +229,7 @@ def _bad_host_links(
         lambda: on_device("workloads.devices:busy_links", seconds=LOAD_S, env=environment),
     )
     links = {device.index: paths.busiest(readings, device) for device in devices}
-    check.more_evidence["pcie"] = paths.evidence(links)
+    check.more_evidence["pcie"] = {str(index): asdict(link) for index, link in links.items()}
     return [bad for index, link in links.items() for bad in paths.too_little(index, link, device_row)]
 
 
@@ -249,34 +254,6 @@ def _is_linked(link: Link, kind: str, least: int) -> bool:
     active = link.active
     enough = active == "up" or not is_known(active) or (isinstance(active, int) and active >= least)
     return enough and (link.kind == kind or not is_known(link.kind))
-
-
-def _record_host_copies(
-    way: str,
-    conditions: Mapping[str, Any],
-    repeats: Mapping[int, Sequence[float]],
-    record_metric: RecordMetric,
-) -> None:
-    """Record the rate of each device, and judge the slowest by the bound, for all of them."""
-    rates = {index: statistics.median(figures) for index, figures in repeats.items()}
-    for index, rate in rates.items():
-        record_metric(
-            f"{way}_device_gb_per_s",
-            rate,
-            unit="GB/s",
-            repeats=repeats[index],
-            conditions={**conditions, "device": index},
-        )
-    slowest = min(rates, key=rates.__getitem__)
-    record_metric(
-        f"{way}_gb_per_s",
-        rates[slowest],
-        unit="GB/s",
-        repeats=repeats[slowest],
-        conditions=conditions,
-        gate=True,
-        bound_needed=way == "h2d",  # no vendor publishes a figure for the way back
-    )
 
 
 def _is_bridged(row: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ import pytest
 import vendors
 from harness.calls import OnDevice, RecordMetric
 from harness.readings import Findings, only_with
-from harness.session import AcceptanceSession, every_device
+from harness.session import AcceptanceSession
 from vendors import Absence, Device
 from workloads import margins
 
@@ -13,13 +13,9 @@ SHARE, LEAST_SHARE = 0.95, 0.85  # of the free memory: how much to test, and how
 SECONDS = {"smoke": 1.0, "standard": 10.0, "soak": 1800.0}  # after which no further pattern begins
 CPU_SECONDS = 0.5
 MARGIN_S = 120.0
+RANKS = {"cpu": 1, "exclusive": True}  # `ranks` is every device; no other process may hold memory on them
 pytestmark = pytest.mark.gate
 PASSES = {"own address", "own address, complement"}  # they test every bit of every word in both states
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run; no other process may hold memory on them."""
-    every_device(metafunc, exclusive=True)
 
 
 def test_memory_is_healthy(vendor: vendors.Vendor, devices: tuple[Device, ...]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness import about, foreign, installed, skips
+from harness import about, installed, skips
 from harness.asked import of_image
 from harness.calls import InChild, RecordMetric
+from harness.readings import only_with
 from harness.session import AcceptanceSession
 from vendors import Device, Vendor, software
 from workloads import image
@@ -154,14 +155,15 @@ def test_every_package_is_for_the_vendor(acceptance: AcceptanceSession, record_m
 
     FlashAttention 3, the CUDA build of bitsandbytes and wheels for CUDA are found in an image for AMD.
     """
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "vendor cpu has no device code, so none can be for another vendor")
+    only_with(
+        acceptance.vendor != "cpu", "gpu", "vendor cpu has no device code, so none can be for another vendor"
+    )
     wrong, tolerated = of_image(about.foreign_problems, vendor=acceptance.vendor)
     record_metric(
         "packages_with_parts_for_another_vendor",
         len(tolerated),
         unit="packages",
-        conditions={"packages": foreign.counted(tolerated)},
+        conditions={"packages": "; ".join(tolerated) or "none"},
     )
     assert not wrong, "\n".join(wrong)
 
@@ -190,7 +192,8 @@ def test_libraries_are_there_once(
     This holds after all of its imports; with two copies the behaviour is undefined.
     """
     report = in_child(image.libraries, vendor=acceptance.vendor, fresh=True)
-    record_metric("libraries_mapped", len(report["files"]), unit="files", conditions=_imported(report))
+    imported = {"imported": " ".join(report["modules"])}
+    record_metric("libraries_mapped", len(report["files"]), unit="files", conditions=imported)
     doubled = {
         name: files
         for name, stems in software.once().items()
@@ -234,15 +237,11 @@ def test_environment_is_as_declared(
     declared: Mapping[str, Any], acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> None:
     """Each variable that the image declares has the declared value; those that change speed are recorded."""
-    there = of_image(about.environment)
-    told = {name: there[name] for name in sorted(there) if name.startswith(_speed(acceptance.vendor))}
+    there, names = of_image(about.environment), software.of(acceptance.vendor).VARIABLES
+    told = {name: there[name] for name in sorted(there) if name.startswith(names)}
     record_metric("variables_for_speed", len(told), unit="variables", conditions=told)
     wrong = {name: there.get(name) for name, value in declared["env"].items() if there.get(name) != value}
     assert not wrong, f"declared { ({name: declared['env'][name] for name in wrong}) }, got {wrong}"
-
-
-def _speed(vendor: str) -> tuple[str, ...]:
-    return software.of(vendor).VARIABLES
 
 
 def _is_declared(found: str, version: str, declared: Mapping[str, Any]) -> bool:
@@ -254,7 +253,3 @@ def _is_foreign(error: str, runtimes: Sequence[str]) -> bool:
     """Whether the loader could not find another vendor's runtime: `FILE: libcudart.so.13: cannot open …`."""
     missing = error.partition(": ")[2].partition(": ")
     return missing[0].split(".so")[0] in runtimes and missing[2].startswith("cannot open shared object")
-
-
-def _imported(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {"imported": " ".join(report["modules"])}

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from harness import skips, thresholds
-from harness.calls import OnDevice, RecordMetric
+from harness.calls import OnDevice, Passes, RecordMetric
+from harness.readings import needs_backend, only_with
 from harness.session import AcceptanceSession
 from workloads import (
     arch,
     attention_default,
-    cases,
     convolution_halves,
     flash_package,
     kernel_speed,
@@ -73,8 +73,9 @@ def test_gemm_speed(
     dtype: str, on_device: OnDevice, measure: Callable[..., None], record_metric: RecordMetric
 ) -> None:
     """Matrix products on normal data reach the speed of this device model."""
-    if dtype not in on_device(kernel_speed.dtypes):
-        skips.without_feature(dtype, f"this architecture has no matrix units for {dtype}")
+    only_with(
+        dtype in on_device(kernel_speed.dtypes), dtype, f"this architecture has no matrix units for {dtype}"
+    )
     measure(kernel_speed.gemm, "gemm_tflops", "TFLOP/s", dtype=dtype)
     # Recorded without a bound: power cap, cooling and the single chip decide it, as for any long job.
     for figure in on_device(kernel_speed.gemm_sustained, timeout_s=300, dtype=dtype):
@@ -93,8 +94,8 @@ def test_copy_speed(measure: Callable[..., None]) -> None:
 @pytest.mark.parametrize("backend", [attention_default.DEFAULT, *speed_conditions.ATTENTION_BACKENDS])
 def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..., None]) -> None:
     """Attention, forward and backward, reaches the speed of this device model in every fast backend."""
-    if backend != "default" and backend not in on_device(arch.attention_backends):
-        skips.without_feature(f"attention: {backend}", f"this architecture has no {backend} attention")
+    if backend != "default":
+        needs_backend(backend, on_device(arch.attention_backends))
     measure(kernel_speed.attention_forward, "attention_forward_tflops", "TFLOP/s", backend=backend)
     measure(kernel_speed.attention_backward, "attention_backward_tflops", "TFLOP/s", backend=backend)
 
@@ -117,13 +118,10 @@ def test_flash_attention_4_speed(on_device: OnDevice, record_metric: RecordMetri
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, perf=True)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_convolution_halves(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_convolution_halves(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Convolution in half precision is faster than in float32, and takes no more memory."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no matrix units for half precision")
-    cases.require(on_device(convolution_halves.check, dtype=dtype, timeout_s=300), record_metric)
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no matrix units for half precision")
+    passes(convolution_halves.check, dtype=dtype, timeout_s=300)
 
 
 @pytest.mark.tier("standard")
@@ -152,6 +150,5 @@ def test_memory_bound_speed(beside: Callable[..., None]) -> None:
 @pytest.mark.gpus(1, perf=True)
 def test_graph_speed(acceptance: AcceptanceSession, beside: Callable[..., None]) -> None:
     """A captured graph of many small kernels is faster than the same kernels launched one by one."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no graphs")
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no graphs")
     beside(relative_speed.graph_launches)

@@ -5,8 +5,9 @@ Out: the cases that failed.
 import pytest
 
 from harness import skips
-from harness.calls import InNewProcesses, Launch, OnDevice, RecordMetric
-from harness.session import AcceptanceSession, every_device
+from harness.calls import InNewProcesses, Launch, OnDevice, Passes, RecordMetric
+from harness.readings import only_with
+from harness.session import AcceptanceSession
 from workloads import (
     activations,
     arch,
@@ -34,170 +35,153 @@ from workloads import (
 
 HALVES = ("bf16", "fp16")
 FAMILIES = ("fp32", *HALVES)
-CPU_RANKS = 2
+RANKS = {"cpu": 2, "whole": False}  # `ranks` is every device of this run
 GRAPH_PROCESSES, GRAPH_REPLAYS = 8, 300
 SCREEN_S = {"smoke": 5, "standard": 10, "soak": 1800}
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run."""
-    every_device(metafunc, cpu=CPU_RANKS, whole=False)
-
-
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_gemm(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_gemm(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Matrix products of every layout and edge size are as exact as their precision allows.
     This holds forward and backward.
     """
-    cases.require(on_device(gemm.check, dtype=dtype, tier=acceptance.tier), record_metric)
+    passes(gemm.check, dtype=dtype, tier=acceptance.tier)
 
 
 @pytest.mark.gpus(1)
-def test_fp8_gemm(acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_fp8_gemm(acceptance: AcceptanceSession, passes: Passes) -> None:
     """8-bit casts keep every value, and scaled products in the architecture's own format are right."""
-    cases.require(on_device(fp8.check, tier=acceptance.tier), record_metric)
+    passes(fp8.check, tier=acceptance.tier)
 
 
 @pytest.mark.gpus(1)
-def test_fp8_recipes(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_fp8_recipes(on_device: OnDevice, passes: Passes) -> None:
     """8-bit products with a scale for each tensor or each row are right for any number of rows.
     They read only their operands and scales.
     """
     skips.if_lacking(on_device(fp8_recipes.lacks))
-    cases.require(on_device(fp8_recipes.check), record_metric)
+    passes(fp8_recipes.check)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_attention(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_attention(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Attention as a trainer calls it is right forward and backward: masked, grouped, with peaked scores."""
-    cases.require(on_device(attention.check, dtype=dtype, tier=acceptance.tier), record_metric)
+    passes(attention.check, dtype=dtype, tier=acceptance.tier)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_rms_norm(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_rms_norm(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """RMSNorm and its gradients are right for many widths and scales, zero rows and a huge element."""
-    cases.require(on_device(norms.check, norm="rms_norm", dtype=dtype, tier=acceptance.tier), record_metric)
+    passes(norms.check, norm="rms_norm", dtype=dtype, tier=acceptance.tier)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_layer_norm(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_layer_norm(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """LayerNorm and its gradients are right for many widths and scales, constant rows and a huge element."""
-    cases.require(on_device(norms.check, norm="layer_norm", dtype=dtype, tier=acceptance.tier), record_metric)
+    passes(norms.check, norm="layer_norm", dtype=dtype, tier=acceptance.tier)
 
 
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_cross_entropy(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_cross_entropy(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Cross entropy and its gradient are right for large vocabularies, peaked logits and ignored rows."""
-    cases.require(on_device(losses.check, dtype=dtype, tier=acceptance.tier), record_metric)
+    passes(losses.check, dtype=dtype, tier=acceptance.tier)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_project_triton_kernels(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_project_triton_kernels(on_device: OnDevice, passes: Passes) -> None:
     """The trainers' own Triton kernels compile in this image and are right."""
-    if not on_device(project_kernels.available):
-        skips.without_feature("gpu", "Triton kernels need a GPU")
-    cases.require(on_device(project_kernels.check, timeout_s=300), record_metric)
+    only_with(on_device(project_kernels.available), "gpu", "Triton kernels need a GPU")
+    passes(project_kernels.check, timeout_s=300)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("way", ["plain", "chunked", "liger"])
-def test_linear_cross_entropy(way: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_linear_cross_entropy(way: str, on_device: OnDevice, passes: Passes) -> None:
     """Output layer and loss together (plain, in chunks or fused) give the right loss and both gradients."""
     skips.if_lacking(on_device(linear_losses.lacks, way=way))
-    cases.require(on_device(linear_losses.check, way=way, dtype="bf16", timeout_s=300), record_metric)
+    passes(linear_losses.check, way=way, dtype="bf16", timeout_s=300)
 
 
 @pytest.mark.gpus(1)
-def test_fp32_is_ieee_by_default(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_fp32_is_ieee_by_default(passes: Passes) -> None:
     """A float32 product is computed in float32 by default; TF32, with errors of 3e-4, must be requested."""
-    cases.require(on_device(gemm.default_precision), record_metric)
+    passes(gemm.default_precision)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_tf32_gemm(acceptance: AcceptanceSession, on_device: OnDevice, passes: Passes) -> None:
     """With TF32 requested, matrix products are as exact as its ten bits allow."""
-    if not on_device(arch.has_tf32):
-        skips.without_feature("tf32", "this architecture has no TF32 that PyTorch's switch could turn on")
-    cases.require(on_device(gemm.check, dtype="tf32", tier=acceptance.tier), record_metric)
+    only_with(
+        on_device(arch.has_tf32), "tf32", "this architecture has no TF32 that PyTorch's switch could turn on"
+    )
+    passes(gemm.check, dtype="tf32", tier=acceptance.tier)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_activations_and_rope(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_activations_and_rope(dtype: str, passes: Passes) -> None:
     """SwiGLU, GELU and rotary embedding are right at odd widths, extreme inputs and far positions."""
-    cases.require(on_device(activations.check, dtype=dtype), record_metric)
+    passes(activations.check, dtype=dtype)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_softmax_and_reductions(
-    dtype: str, acceptance: AcceptanceSession, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_softmax_and_reductions(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None:
     """Softmax, sums, extremes and prefix sums are right for odd lengths, strides, masked rows and NaN."""
-    cases.require(on_device(reductions.check, dtype=dtype, tier=acceptance.tier), record_metric)
+    passes(reductions.check, dtype=dtype, tier=acceptance.tier)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_embedding(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_embedding(dtype: str, passes: Passes) -> None:
     """Embedding copies rows bit for bit, and adds up the gradients of repeated indices."""
-    cases.require(on_device(embedding.check, dtype=dtype), record_metric)
+    passes(embedding.check, dtype=dtype)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", FAMILIES)
-def test_convolution(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_convolution(dtype: str, on_device: OnDevice, passes: Passes) -> None:
     """Convolution and its gradients are right in one to three dimensions and in every memory layout.
     They repeat bit for bit.
     """
     skips.if_lacking(on_device(convolution.lacks, dtype=dtype))
-    cases.require(on_device(convolution.check, dtype=dtype, timeout_s=300), record_metric)
+    passes(convolution.check, dtype=dtype, timeout_s=300)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_adamw(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_adamw(passes: Passes) -> None:
     """Fused, foreach and plain AdamW follow the formula for a hundred steps."""
-    cases.require(on_device(optimizers.check), record_metric)
+    passes(optimizers.check)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
-def test_grouped_gemm(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_grouped_gemm(on_device: OnDevice, passes: Passes) -> None:
     """Grouped products give each expert its own result, also for experts with no row or one."""
     skips.if_lacking(on_device(grouped_gemm.lacks))
-    cases.require(on_device(grouped_gemm.check), record_metric)
+    passes(grouped_gemm.check)
 
 
 @pytest.mark.long
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_compiled_block(dtype: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_compiled_block(dtype: str, passes: Passes) -> None:
     """A compiled transformer block has no graph break, recompiles at most once, and is as exact as eager."""
-    cases.require(on_device(compiled_block.check, dtype=dtype, timeout_s=300), record_metric)
+    passes(compiled_block.check, dtype=dtype, timeout_s=300)
 
 
 @pytest.mark.tier("standard")
@@ -214,9 +198,9 @@ def test_determinism(dtype: str, on_device: OnDevice, record_metric: RecordMetri
 
 
 @pytest.mark.gpus(1)
-def test_graph_replay(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_graph_replay(passes: Passes) -> None:
     """A captured graph gives the same bits as eager mode, forward and backward."""
-    cases.require(on_device(repeatability.graph_replay, dtype="bf16"), record_metric)
+    passes(repeatability.graph_replay, dtype="bf16")
 
 
 @pytest.mark.tier("standard")
@@ -226,8 +210,7 @@ def test_graph_in_new_processes(
     acceptance: AcceptanceSession, in_new_processes: InNewProcesses, record_metric: RecordMetric
 ) -> None:
     """Hundreds of replays of a captured block give the bits of eager mode, in each of several processes."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no graphs")
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no graphs")
     reports = in_new_processes(
         graph_processes.check,
         processes=GRAPH_PROCESSES,
@@ -245,25 +228,21 @@ def test_graph_in_new_processes(
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, whole=True)
-def test_beyond_32_bits(on_device: OnDevice, record_metric: RecordMetric) -> None:
+def test_beyond_32_bits(on_device: OnDevice, passes: Passes) -> None:
     """Tensors with more than 2^31 elements are indexed right."""
     skips.if_lacking(on_device(large_tensors.lacks))
-    cases.require(on_device(large_tensors.check), record_metric)
+    passes(large_tensors.check)
 
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, whole=True)
 @pytest.mark.parametrize("limit", sorted(large_models.LIMITS))
 @pytest.mark.parametrize("operation", sorted(large_models.OPERATIONS))
-def test_sizes_of_models(
-    operation: str, limit: str, on_device: OnDevice, record_metric: RecordMetric
-) -> None:
+def test_sizes_of_models(operation: str, limit: str, on_device: OnDevice, passes: Passes) -> None:
     """Operations of a training step are right with more elements than 31 and 32 bits can count."""
     count = large_models.LIMITS[limit]
     skips.if_lacking(on_device(large_models.lacks, operation=operation, limit=count))
-    cases.require(
-        on_device(large_models.check, operation=operation, limit=count, timeout_s=300), record_metric
-    )
+    passes(large_models.check, operation=operation, limit=count, timeout_s=300)
 
 
 @pytest.mark.long

@@ -2,27 +2,19 @@
 Out: metrics, slow devices.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import pytest
 
 from harness import thresholds
 from harness.calls import Launch, RecordMetric
 from harness.leases import Lease
-from harness.session import AcceptanceSession, every_device
+from harness.session import AcceptanceSession
 from workloads import speed_outliers
 
-CPU_RANKS = 2
+RANKS = {"cpu": 2, "perf": True}  # `ranks` is every device of this run, alone on the machine
 TIMEOUT_S = 120
 UNITS = {"gemm_tflops": "TFLOP/s", "copy_gb_per_s": "GB/s"}
 LEAST_OF_MEDIAN = 0.9  # healthy H200s of one node differ by 3 %; chips and cooling can explain 5 %
 pytestmark = pytest.mark.gate
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run, alone on the machine."""
-    every_device(metafunc, cpu=CPU_RANKS, perf=True)
 
 
 @pytest.mark.tier("standard")
@@ -46,23 +38,15 @@ def test_every_device_at_once(
                 repeats=figure["repeats"],
                 conditions=conditions,
             )
-        slow += under_bound(metric, figures, entries)
+        for number, figure in figures.items():  # without a bound of one device test_kernel_speed.py fails
+            entry = thresholds.find(entries, metric, figure["conditions"])
+            if entry is not None and not entry.accepts(figure["value"]):
+                reached = f"{figure['value']:.4g} {entry.unit} < {entry.bound:g} {entry.unit}"
+                words = f"device {number} reaches {reached}\n  bound from {entry.file}: {entry.source}"
+                slow.append(f"{metric}: {words}")
         if not acceptance.shares_devices:  # ranks on a CPU take each other's cores
             rates = {number: figure["value"] for number, figure in figures.items()}
             slow += [
                 f"{metric}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_MEDIAN, unit)
             ]
     assert not slow, "\n".join(slow)
-
-
-def under_bound(
-    metric: str, figures: Mapping[int, dict[str, Any]], entries: tuple[thresholds.Threshold, ...]
-) -> Iterator[str]:
-    """Each device that misses the bound of a single device.
-    Without such a bound test_kernel_speed.py fails.
-    """
-    for number, figure in figures.items():
-        entry = thresholds.find(entries, metric, figure["conditions"])
-        if entry is not None and not entry.accepts(figure["value"]):
-            reached = f"{figure['value']:.4g} {entry.unit} < {entry.bound:g} {entry.unit}"
-            yield f"{metric}: device {number} reaches {reached}\n  bound from {entry.file}: {entry.source}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness import about, installed, processes, skips
+from harness import about, installed, processes, skips, unloaded
 from harness.asked import of_image
 from harness.calls import InChild, RecordMetric
 from harness.session import AcceptanceSession
@@ -67,9 +67,8 @@ SHARED_BYTES = {
     "sm_120": 99 << 10,
 }
 BLOCK, TILES = 64, ((32, 4), (128, 8))  # the tile of most checks, by 4 warps, and others
-MATRIX_OF_BF16 = re.compile(
-    r"bf16|^tcgen05\.mma\S*kind::f16"
-)  # one kind of tcgen05 has both formats of 16 bits
+# One kind of tcgen05 has both formats of 16 bits.
+MATRIX_OF_BF16 = re.compile(r"bf16|^tcgen05\.mma\S*kind::f16")
 COMPILE_TIMEOUT_S = 300
 FP8_INSTRUCTIONS = ("fp8", "bf8", "f8f6f4", "e4m3", "e5m2")
 Compile = Callable[..., Mapping[str, Any]]
@@ -82,7 +81,7 @@ def compiled(acceptance: AcceptanceSession, archs: Sequence[str], in_child: InCh
     An image is judged for the architectures that it declares and for this machine's; without any, for all.
     Its Triton may be too old for others: test_triton_releases.py has each release from 3.2 on.
     """
-    if not of_image(about.is_installed, module="triton"):
+    if not of_image(unloaded.is_installed, module="triton"):
         skips.without_package("triton", "Triton is not part of this stack")
     cache = {"TRITON_CACHE_DIR": str(processes.inside(acceptance.result_dir) / "triton")}
 
@@ -126,7 +125,8 @@ def test_foreign_fp8_is_refused_or_known_to_be_upcast(compiled: Compile, arch: s
     """
     found = compiled("matmul", arch, dtype)
     refused = found["error"] is not None and "not supported" in found["error"]
-    assert refused or not _fp8(found["matrix"]), f"computed in another fp8 format: {found}"
+    wrong = not refused and any(mark in name for name in found["matrix"] for mark in FP8_INSTRUCTIONS)
+    assert not wrong, f"computed in another fp8 format: {found}"
 
 
 @pytest.mark.parametrize("kernel", ["matmul", "softmax"])
@@ -246,7 +246,3 @@ def archs(acceptance: AcceptanceSession, devices: tuple[Device, ...]) -> list[st
             pytrace=False,
         )
     return found
-
-
-def _fp8(instructions: list[str]) -> bool:
-    return any(mark in instruction for instruction in instructions for mark in FP8_INSTRUCTIONS)

@@ -6,8 +6,10 @@ tier times Llama 3.1 8B, and eight of its layers with FSDP2, in one more start. 
 job fails, so does each check of it; with evidence about the machine it is invalid.
 """
 
+import functools
 import math
 import re
+import shutil
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -17,8 +19,9 @@ import pytest
 
 from harness import about, preflight, skips, training_jobs
 from harness.asked import of_image
-from harness.calls import Launch, RecordMetric
+from harness.calls import Launch, RecordMetric, once
 from harness.check import Check
+from harness.readings import needs_pair
 from harness.session import AcceptanceSession, session_of
 from workloads import large_job, margins
 
@@ -60,20 +63,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if name in metafunc.fixturenames:
             marks = (pytest.mark.gpus(count, whole=whole), *(() if whole else (pytest.mark.long,)))
             metafunc.parametrize(name, [pytest.param(count, marks=marks, id=f"{count}")])
-    if "large_ranks" in metafunc.fixturenames:
-        count = large_job.ranks_of(session.device_count)
-        mark = pytest.mark.gpus(count, perf=True, exclusive=True)
-        metafunc.parametrize("large_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
-    if "fsdp2_ranks" in metafunc.fixturenames:
-        count = large_job.fsdp2_ranks_of(session.device_count)
-        mark = pytest.mark.gpus(count, perf=True, exclusive=True)
-        metafunc.parametrize("fsdp2_ranks", [pytest.param(count, marks=mark, id=f"{count}")])
-
-
-@pytest.fixture(scope="module")
-def kept() -> Kept:
-    """Results of this module's launches: most checks share one."""
-    return {}
+    for name, ranks_of in (("large_ranks", large_job.ranks_of), ("fsdp2_ranks", large_job.fsdp2_ranks_of)):
+        if name in metafunc.fixturenames:
+            count = ranks_of(session.device_count)
+            mark = pytest.mark.gpus(count, perf=True, exclusive=True)
+            metafunc.parametrize(name, [pytest.param(count, marks=mark, id=f"{count}")])
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +143,7 @@ def resumed(
         for name, step in [(name, step) for name, step in steps.items() if name in used]:
             source = PurePath(jobs["folder"], name, f"step_{step:08}")
             target = folder / name / source.name
-            of_image(about.copy_folder, source=str(source), target=str(target))
+            of_image(shutil.copytree, src=str(source), dst=str(target))
         flags = {
             "tiny": (*TINY, "--checkpoint", folder / "tiny", "--no-backend-check"),
             "uneven": (*UNEVEN, "--checkpoint", folder / "uneven"),
@@ -174,16 +168,13 @@ def timed_jobs(
     launch: Launch, kept: Kept, device_row: Mapping[str, Any], ranks_of_timed: int
 ) -> Mapping[str, Any]:
     """One launch of the timed jobs that fit into these devices: the FSDP2 job, then the 8B job."""
-    if "timed" not in kept:
-        assert "no timed" not in kept, (
-            "the launch of the timed jobs failed; look at the check before this one"
-        )
-        kept["no timed"] = {}
-        flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / large_job.GIB)
-        kept["timed"] = training_jobs.launched(
-            launch, flags, ranks_of_timed, training_jobs.TIMED_S, env=training_jobs.LARGE_MEMORY
-        )
-    return kept["timed"]
+    flags = training_jobs.that_fit(ranks_of_timed, device_row["memory_bytes"] / large_job.GIB)
+    limit_s, env = training_jobs.TIMED_S, training_jobs.LARGE_MEMORY
+    run = functools.partial(training_jobs.launched, launch, flags, ranks_of_timed, limit_s, env=env)
+    found: Mapping[str, Any] = once(
+        kept, "timed", run, "the launch of the timed jobs failed; look at the check before this one"
+    )
+    return found
 
 
 @pytest.fixture
@@ -287,8 +278,7 @@ def test_resume_is_bit_equal(resumed: Callable[[str, int], None]) -> None:
 @pytest.mark.usefixtures("uneven")
 def test_resume_with_uneven_shards(ranks: int, resumed: Callable[[str, int], None]) -> None:
     """The same where ranks hold shards of different length: a vocabulary of 257, a hidden width of 161."""
-    if ranks == 1:
-        skips.without_devices(2, ranks)
+    needs_pair(ranks)
     resumed("uneven", UNEVEN_RESUME_AT)
 
 
@@ -339,7 +329,6 @@ def test_throughput(
     """A small job's tokens per second and GPU are recorded without a bound.
     Its preflight reached the usual speeds.
     """
-    preflight.keep(bf16_job["preflight"], record_metric)
     preflight.require_usual(bf16_job["preflight"], bf16_ranks, acceptance, check)
     assert proxy["problems"] == [], "\n".join(proxy["problems"])
     training_jobs.record_speed(proxy, record_metric, gate=False)
@@ -352,7 +341,6 @@ def judged(
     """Judge one of the timed jobs by its bound."""
 
     def judge(ran: Mapping[str, Any], name: str, metric: str) -> None:
-        preflight.keep(ran["preflight"], record_metric)
         preflight.require_usual(ran["preflight"], ranks_of_timed, acceptance, check)
         record = ran["records"][name]
         assert record["problems"] == [], "\n".join(record["problems"])

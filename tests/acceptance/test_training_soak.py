@@ -15,23 +15,18 @@ import pytest
 from harness import preflight, skips, training_jobs
 from harness.calls import Launch, RecordMetric
 from harness.check import Check
-from harness.session import AcceptanceSession, every_device
+from harness.session import AcceptanceSession
 from test_training import TINY
 from vendors import Device, is_known
 from workloads import large_job
 
-CPU_RANKS = 2
+RANKS = {"cpu": 2, "perf": True}  # `ranks` is every device of this run, which has the machine alone
 SECONDS, CPU_SECONDS = 1800.0, 6.0
 MARGIN_S = 420.0  # start, preflight, compilation and the tiny job
 PART_MINUTES, LARGEST_LOSS = 5, 0.03  # the last minutes may be this much slower than the first
 # Of the cap. H200s draw 98 % of it in this job; under half of it the chip was idle or held back.
 LEAST_POWER = 0.5
 STEADY = ("--steps", 1_000_000, "--budget-s")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run, which has the machine alone."""
-    every_device(metafunc, cpu=CPU_RANKS, perf=True)
 
 
 @pytest.fixture
@@ -42,7 +37,6 @@ def ran(
     check: Check,
     device_row: Mapping[str, Any],
     launch: Launch,
-    record_metric: RecordMetric,
 ) -> Mapping[str, Any]:
     """One launch: preflight, the long job, and the tiny job on the hot machine."""
     on_cpu = acceptance.shares_devices
@@ -55,7 +49,6 @@ def ran(
     flags = {"long": (*job, *STEADY, seconds), "tiny": (*TINY, "--no-backend-check")}
     limit_s = seconds + MARGIN_S
     found = training_jobs.launched(launch, flags, ranks, limit_s, env=training_jobs.LARGE_MEMORY)
-    preflight.keep(found["preflight"], record_metric)
     preflight.require_usual(found["preflight"], ranks, acceptance, check)
     return found
 

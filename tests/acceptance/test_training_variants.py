@@ -4,16 +4,17 @@ One start of torchrun runs every tiny job; another times layers of real width in
 compares the gradients of one step at full width, in every layout of the timed jobs.
 """
 
-import json
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from harness import about, skips
+from harness import skips, training_jobs, unloaded
 from harness.asked import of_image
-from harness.calls import Launch, RecordMetric
+from harness.calls import Launch, RecordMetric, once
+from harness.readings import only_with
 from harness.session import AcceptanceSession, session_of
 from workloads import large_job, margins
 
@@ -75,12 +76,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, [pytest.param(count, marks=mark, id=f"{count}")])
 
 
-@pytest.fixture(scope="module")
-def kept() -> Kept:
-    """The result of the launch that the tiny jobs share."""
-    return {}
-
-
 @pytest.fixture
 def follows(
     ranks: int,
@@ -94,13 +89,12 @@ def follows(
     """Judge one tiny job by the reference curve; every chosen job that can run here shares one launch."""
 
     def judge(name: str) -> Mapping[str, Any]:
-        if "jobs" not in kept:
-            assert "not run" not in kept, SHARED_FAILED
-            kept["not run"] = {}
-            chosen = _chosen(request)
-            flags = {name: of for name, of in _jobs(device_row).items() if name in chosen}
-            kept["jobs"] = launch("training_variants.py", _text(flags), nproc=ranks, timeout_s=TIMEOUT_S)
-        record, verdict = kept["jobs"]["records"][name], kept["jobs"]["curves"][name]
+        chosen = _chosen(request)
+        flags = {name: of for name, of in _jobs(device_row).items() if name in chosen}
+        words = ("training_variants.py", training_jobs.text_of(flags))
+        run = functools.partial(launch, *words, nproc=ranks, timeout_s=TIMEOUT_S)
+        ran = once(kept, "jobs", run, SHARED_FAILED)
+        record, verdict = ran["records"][name], ran["curves"][name]
         assert "error" not in record, f"the job raised:\n{record['error']}"
         assert verdict is not None, "trainers/curves has no reference curve for this job"
         share = math.nan if verdict["worst_share"] is None else verdict["worst_share"]
@@ -131,13 +125,9 @@ def _lack(recipe: str, device_row: Mapping[str, Any]) -> dict[str, str] | None:
     """The feature or package that a recipe needs and is absent, with the reason; None if it must run."""
     if "fp8" in device_row["lacks"] and "gpu" not in device_row["lacks"]:
         return {"feature": "fp8", "reason": "this architecture has no 8-bit floating point product"}
-    if recipe != "own" and not of_image(about.is_installed, module="torchao"):
+    if recipe != "own" and not of_image(unloaded.is_installed, module="torchao"):
         return {"package": "torchao", "reason": "the package torchao is not part of this stack"}
     return None
-
-
-def _text(flags: Mapping[str, tuple[object, ...]]) -> str:
-    return json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
 
 
 @pytest.mark.tier("standard")
@@ -179,18 +169,14 @@ def test_gradients_at_full_width(
     present = device_row["memory_bytes"] / large_job.GIB
     if acceptance.vendor != "cpu" and present < GRADIENTS_GIB:
         skips.without_memory(GRADIENTS_GIB, present)
-    if "gradients" not in kept:
-        assert "no gradients" not in kept, (
-            "the launch that these checks share failed; look at the first of them"
-        )
-        kept["no gradients"] = {}
-        size = ("--size", "tiny", "--portable") if acceptance.vendor == "cpu" else AT_WIDTH
-        wide = (*STEP, *size, "--global-batch", 2 * wide_ranks)
-        lacking = {"fp8"} if _lack("own", device_row) else set()
-        chosen = [name for name in LAYOUTS if name in _chosen(request) and name not in lacking]
-        flags = {name: (*wide, *LAYOUTS[name][0]) for name in chosen}
-        kept["gradients"] = launch("wide_gradients.py", _text(flags), nproc=wide_ranks, timeout_s=TIMEOUT_S)
-    errors, largest = kept["gradients"]["layouts"][layout], LAYOUTS[layout][1]
+    size = ("--size", "tiny", "--portable") if acceptance.vendor == "cpu" else AT_WIDTH
+    wide = (*STEP, *size, "--global-batch", 2 * wide_ranks)
+    lacking = {"fp8"} if _lack("own", device_row) else set()
+    chosen = [name for name in LAYOUTS if name in _chosen(request) and name not in lacking]
+    text = training_jobs.text_of({name: (*wide, *LAYOUTS[name][0]) for name in chosen})
+    run = functools.partial(launch, "wide_gradients.py", text, nproc=wide_ranks, timeout_s=TIMEOUT_S)
+    ran = once(kept, "gradients", run, SHARED_FAILED)
+    errors, largest = ran["layouts"][layout], LAYOUTS[layout][1]
     assert "error" not in errors, f"the step raised:\n{errors['error']}"
     shares = {name: error / largest for name, error in errors.items()}
     worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
@@ -212,15 +198,15 @@ def test_fp8_is_worth_it(
     record_metric: RecordMetric,
 ) -> None:
     """At real width, training in 8 bits is a tenth faster than in 16 bits or more, and not larger."""
-    if acceptance.vendor == "cpu":
-        skips.without_feature("gpu", "a CPU has no matrix units for 8 bits")
+    only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no matrix units for 8 bits")
     skips.if_lacking(_lack(recipe, device_row))
     present = device_row["memory_bytes"] / large_job.GIB
     if present < large_job.WIDE_GIB:
         skips.without_memory(large_job.WIDE_GIB, present)
     wide = (*WIDE, *BESIDE[recipe])
     flags = {"fp8": (*wide, *RECIPES[recipe]), "bf16": (*wide, "--precision", "bf16")}
-    records = launch("training_variants.py", _text(flags), nproc=1, timeout_s=TIMEOUT_S)["records"]
+    text = training_jobs.text_of(flags)
+    records = launch("training_variants.py", text, nproc=1, timeout_s=TIMEOUT_S)["records"]
     rates, peaks = {}, {}
     for name, record in records.items():
         assert "error" not in record, f"the {name} job raised:\n{record['error']}"

@@ -14,16 +14,11 @@ from harness import clock, overdue, typed, witness
 from harness import launch as launcher
 from harness.calls import Launch, OnDevice, RecordMetric
 from harness.leases import Lease
-from harness.session import AcceptanceSession, every_device
+from harness.session import AcceptanceSession
 from workloads import margins
 
-CPU_RANKS = 2
+RANKS = {"cpu": 2}  # `ranks` is every device of this run
 TIMEOUT_S = 180
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`ranks` is every device of this run."""
-    every_device(metafunc, cpu=CPU_RANKS)
 
 
 @pytest.fixture

@@ -15,7 +15,16 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from workloads import arch, attention_masks, flash_package, fp8, large_tensors, project_kernels, repeatability
+from workloads import (
+    arch,
+    attention_masks,
+    flash_package,
+    fp8,
+    large_tensors,
+    project_kernels,
+    repeatability,
+    trainers,
+)
 
 SMALL = 1 << 16
 
@@ -95,7 +104,7 @@ def package() -> Iterator[None]:
 
 
 def _ops() -> ModuleType:
-    path = project_kernels.KERNELS.with_name("ops.py")
+    path = trainers.FOLDER / "fused" / "ops.py"
     spec = importlib.util.spec_from_file_location("trainers_ops", path)
     assert spec is not None
     assert spec.loader is not None
@@ -133,7 +142,7 @@ def windowed_by_package() -> dict[str, Any]:
 
 def trainers_kernels() -> dict[str, Any]:
     """As test_project_triton_kernels judges them."""
-    with mock.patch.object(project_kernels, "_kernels", return_value=OPS):
+    with mock.patch.object(trainers, "module", return_value=OPS):
         return project_kernels.check()
 
 

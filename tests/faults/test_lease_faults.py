@@ -13,7 +13,8 @@ import time
 import pytest
 
 import waits
-from harness import evidence, fixtures, leases, processes
+from harness import calls as run_by
+from harness import evidence, leases, processes
 from harness.check import Check
 from vendors import Device, Host, Process
 
@@ -245,7 +246,7 @@ def test_an_own_process_stays_on_a_timed_device_only_where_nothing_else_is_there
     ],
 )
 def test_a_failed_allocation_is_told_from_a_wrong_result(words, lacks) -> None:
-    assert fixtures.lacks_memory(words) is lacks
+    assert run_by.lacks_memory(words) is lacks
 
 
 class Suite:
@@ -283,7 +284,7 @@ def test_a_check_that_finds_no_memory_beside_others_runs_again_without_them(tmp_
     check = Check(vendor="nvidia", model="H100")
     repeats = use == "shared"
     with pytest.raises(processes.WorkloadError) if raises and not repeats else contextlib.nullcontext():
-        fixtures._with_memory(once, Suite(keeper), lease, check)
+        run_by._with_memory(once, Suite(keeper), lease, check)
     assert len(calls) == 1 + repeats
     assert ("memory" in check.more_evidence) is repeats
     keeper.give_back()

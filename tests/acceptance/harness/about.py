@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import vendors
-from harness import foreign, installed, requirements, startup, unloaded
+from harness import foreign, installed, requirements, startup
 from vendors import software as vendor_software
-from workloads import image
 
 PIP_TIMEOUT_S = 300
 COMPILE_TIMEOUT_S = 120
@@ -62,11 +61,6 @@ def system() -> dict[str, str]:
     """The distribution, and the release of Python."""
     release = platform.freedesktop_os_release()
     return {"os": release["ID"] + release.get("VERSION_ID", ""), "python": platform.python_version()}
-
-
-def is_installed(module: str) -> bool:
-    """Whether Python finds a top-level module."""
-    return unloaded.is_installed(module)
 
 
 def environment() -> dict[str, str]:
@@ -133,7 +127,12 @@ def conflicts() -> list[str]:
 def replacing_torch() -> dict[str, Any]:
     """What pip answers to the wish for another torch."""
     with tempfile.TemporaryDirectory() as folder:
-        _wheel(Path(folder), "torch", "0.0.1")
+        info = "torch-0.0.1.dist-info"
+        # The smallest wheel that pip would install.
+        with zipfile.ZipFile(Path(folder, "torch-0.0.1-py3-none-any.whl"), "w") as wheel:
+            wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.1\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
         offered = ("--dry-run", "--no-index", "--no-cache-dir", "--find-links", folder)
         run = _pip("install", *offered, "torch==0.0.1")
     return {"code": run.returncode, "text": run.stdout + run.stderr}
@@ -216,16 +215,6 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def copy_folder(source: str, target: str) -> None:
-    """Copy a folder with all that is in it."""
-    shutil.copytree(source, target)
-
-
-def import_path() -> list[str]:
-    """The folders that a user's Python imports from."""
-    return image.import_path()
-
-
 def places(fields: Sequence[str], nodes: Sequence[int]) -> dict[str, Any]:
     """What a process of this container may use: fields of its status, its processors, those of NUMA nodes."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -247,12 +236,3 @@ def _version(name: str) -> str | None:
 def _pip(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
-
-
-def _wheel(folder: Path, name: str, version: str) -> None:
-    """The smallest wheel that pip would install."""
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")

@@ -38,18 +38,14 @@ def _serve(connection: socket.socket) -> None:
         while True:
             request, fds = inside.received(connection)
             try:
-                answer = DO[request.pop("do")](fds=fds, **request)
+                do = request.pop("do")
+                answer = _start(fds, **request) if do == "start" else DO[do](**request)
             except Exception as error:  # noqa: BLE001 - the controller says which request failed
                 answer = {"error": f"{type(error).__name__}: {error}"}
             finally:
                 for fd in fds:
                     os.close(fd)
             inside.send(connection, answer)
-
-
-def _facts(fds: Sequence[int]) -> dict[str, Any]:
-    del fds
-    return {"environment": dict(os.environ), **about.interpreter(), "bytecode": bytecode.is_kept()}
 
 
 def _start(fds: Sequence[int], command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -76,33 +72,17 @@ def _tell_end(child: "subprocess.Popen[bytes]", status: int) -> None:
     os.close(status)
 
 
-def _kill(fds: Sequence[int], token: str) -> dict[str, Any]:
-    del fds
-    return {"alive": processes.kill(token)}
-
-
-def _stacks(fds: Sequence[int], folder: str) -> dict[str, Any]:
-    del fds
-    return {"text": processes.keep_stacks(Path(folder))}
-
-
-def _tail(fds: Sequence[int], path: str, lines: int) -> dict[str, Any]:
-    del fds
-    return {"text": processes.tail(Path(path), lines)}
-
-
-def _lives(fds: Sequence[int], pid: int) -> dict[str, Any]:
-    del fds
-    return {"lives": processes.lives(pid)}
-
-
+# What takes no descriptors.
 DO: dict[str, Callable[..., dict[str, Any]]] = {
-    "facts": _facts,
-    "start": _start,
-    "kill": _kill,
-    "stacks": _stacks,
-    "tail": _tail,
-    "lives": _lives,
+    "facts": lambda: {
+        "environment": dict(os.environ),
+        **about.interpreter(),
+        "bytecode": bytecode.is_kept(),
+    },
+    "kill": lambda token: {"alive": processes.kill(token)},
+    "stacks": lambda folder: {"text": processes.keep_stacks(Path(folder))},
+    "tail": lambda path, lines: {"text": processes.tail(Path(path), lines)},
+    "lives": lambda pid: {"lives": processes.lives(pid)},
 }
 
 if __name__ == "__main__":

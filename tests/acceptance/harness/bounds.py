@@ -37,7 +37,9 @@ def main() -> None:
     figures: list[dict[str, Any]] = asked["figures"]
     defaults: list[str] = []
     if "torch" in asked:  # a verdict; a baseline takes no figure of the default
-        figures, defaults = resolved(figures, default_backend(row, asked))
+        cuda = (asked.get("driver") or {}).get("runtime") if row["vendor"] == "nvidia" else None
+        wanted = attention_default.expected(row["arch"], asked["torch"], cuda)
+        figures, defaults = resolved(figures, wanted)
         asked["figures"] = figures
     answer = {
         "metrics": {
@@ -60,21 +62,14 @@ def main() -> None:
     json.dump(answer, sys.stdout, allow_nan=False)
 
 
-def default_backend(row: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The backend that attention has to take by default, on this device with the run's torch."""
-    cuda = (asked.get("driver") or {}).get("runtime") if row["vendor"] == "nvidia" else None
-    return attention_default.expected(row["arch"], asked.get("torch"), cuda)
-
-
 def resolved(figures: list[dict[str, Any]], wanted: str) -> tuple[list[dict[str, Any]], list[str]]:
     """The figures, each of the default as one of the wanted backend; and where a run says another."""
     found, problems = [], []
     for figure in figures:
         conditions = figure["conditions"]
         if conditions.get("backend") == attention_default.DEFAULT:
-            said = conditions.get(
-                attention_default.RESOLVED, wanted
-            )  # runs before it was recorded do not say
+            # Runs before it was recorded do not say.
+            said = conditions.get(attention_default.RESOLVED, wanted)
             if said != wanted:
                 problems.append(
                     f"{figure['metric']}: attention took {said or 'no known backend'} by default, and"

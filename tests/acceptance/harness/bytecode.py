@@ -24,14 +24,11 @@ def is_kept() -> bool:
 
 def keep() -> None:
     """Cache bytecode from now on, if torch was installed without any."""
-    if not (is_kept() or sys.pycache_prefix or _has_byte_code("torch")):
+    found = importlib.util.find_spec("torch")
+    cached = Path(importlib.util.cache_from_source(found.origin)) if found and found.origin else None
+    if cached and not (is_kept() or sys.pycache_prefix or cached.exists()):
         folder = tempfile.mkdtemp(prefix=NAME)
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ[VARIABLE] = sys.pycache_prefix = folder
     if is_kept():
         sys.dont_write_bytecode = False
-
-
-def _has_byte_code(name: str) -> bool:
-    found = importlib.util.find_spec(name)
-    return not (found and found.origin) or Path(importlib.util.cache_from_source(found.origin)).exists()

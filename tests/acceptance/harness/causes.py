@@ -53,11 +53,6 @@ OF_ERRORS: Mapping[str, str] = {
 }
 
 
-def of_error(words: str) -> tuple[str, ...]:
-    """The causes that the error of a workload names."""
-    return tuple(cause for text, cause in OF_ERRORS.items() if text in words)
-
-
 def of_host(warnings: Iterable[str], kernel: Mapping[str, Any]) -> tuple[str, ...]:
     """The causes that the warnings of the collective library and the kernel's settings name."""
     log = "\n".join(warnings)
@@ -73,8 +68,3 @@ def likely(metric: str) -> tuple[str, ...]:
         if metric.startswith(prefix):
             return causes
     return ()
-
-
-def next_command(check: str, vendor: str) -> str:
-    """The command that repeats one check with full output."""
-    return f"pytest 'tests/acceptance/{check}' --gpu-vendor {vendor} -x -vv"

@@ -95,10 +95,13 @@ class Check:
             bound_needed: Whether a missing bound is a failure. If not, the source says how to add one.
         """
         given = {"devices": self.count, **(conditions or {})}
-        entry = self._threshold(name, unit, given)
+        entry = thresholds.find(thresholds.load(thresholds.path_of(self.vendor, self.model)), name, given)
+        if entry is not None and entry.unit != unit:
+            raise ValueError(f"{name} is recorded in {unit!r} and its threshold is in {entry.unit!r}")
         gate = gate and (entry is not None or self.bounds_needed)
         verdict, problem = self._verdict(name, value, unit, given, entry, gate=gate)
-        source = self._source(entry, gate=gate)
+        source = NO_BOUND_ON_CPU if gate and self.vendor == "cpu" else None
+        source = f"{entry.file}: {entry.source}" if entry else source
         if verdict == "no_threshold" and not bound_needed:
             source = problem
         elif problem is not None:
@@ -172,13 +175,6 @@ class Check:
             },
         }
 
-    def _threshold(self, name: str, unit: str, conditions: Mapping[str, Any]) -> thresholds.Threshold | None:
-        entries = thresholds.load(thresholds.path_of(self.vendor, self.model))
-        entry = thresholds.find(entries, name, conditions)
-        if entry is not None and entry.unit != unit:
-            raise ValueError(f"{name} is recorded in {unit!r} and its threshold is in {entry.unit!r}")
-        return entry
-
     def _verdict(
         self,
         name: str,
@@ -191,6 +187,7 @@ class Check:
     ) -> tuple[MetricVerdict, str | None]:
         """The verdict by the bound, and in words what is wrong."""
         where = f"{self.model} x{self.count}"
+        words = ", ".join(f"{key}={value}" for key, value in conditions.items())
         if not math.isfinite(value):
             return "fail", f"{name} is {value} {unit} on {where}: not a number, which never passes"
         if not gate:
@@ -198,44 +195,21 @@ class Check:
         if entry is not None:
             if entry.accepts(value):
                 return "pass", None
-            return "fail", _violation(name, value, conditions, entry, where)
+            sign = "<" if entry.direction == "min" else ">"
+            share = f"{value / entry.ceiling:.0%} of the ceiling {entry.ceiling:g}"
+            return "fail", (
+                f"{name} {value:.4g} {entry.unit} {sign} {entry.bound:g} {entry.unit} on {where} ({share})\n"
+                f"  with {words}\n  bound from {entry.file}: {entry.source}"
+            )
         if self.vendor == "cpu":
             return "recorded", None
-        return "no_threshold", _no_threshold(
-            name, value, unit, conditions=conditions, vendor=self.vendor, model=self.model
+        path = thresholds.path_of(self.vendor, self.model).relative_to(thresholds.FOLDER.parent)
+        return "no_threshold", (
+            f"{name} {value:.4g} {unit} has no bound for {words} on {self.model}: add an entry to "
+            f"{path} (stackcheck baseline proposes one)"
         )
-
-    def _source(self, entry: thresholds.Threshold | None, *, gate: bool) -> str | None:
-        if entry is not None:
-            return f"{entry.file}: {entry.source}"
-        return NO_BOUND_ON_CPU if gate and self.vendor == "cpu" else None
 
 
 def finite(value: float) -> float | None:
     """The value for JSON: null where it is not a number."""
     return value if math.isfinite(value) else None
-
-
-def _violation(
-    name: str, value: float, conditions: Mapping[str, Any], entry: thresholds.Threshold, where: str
-) -> str:
-    sign = "<" if entry.direction == "min" else ">"
-    share = f"{value / entry.ceiling:.0%} of the ceiling {entry.ceiling:g}"
-    return (
-        f"{name} {value:.4g} {entry.unit} {sign} {entry.bound:g} {entry.unit} on {where} ({share})\n"
-        f"  with {_words(conditions)}\n  bound from {entry.file}: {entry.source}"
-    )
-
-
-def _no_threshold(
-    name: str, value: float, unit: str, *, conditions: Mapping[str, Any], vendor: VendorName, model: str
-) -> str:
-    path = thresholds.path_of(vendor, model)
-    return (
-        f"{name} {value:.4g} {unit} has no bound for {_words(conditions)} on {model}: add an entry to "
-        f"{path.relative_to(thresholds.FOLDER.parent)} (stackcheck baseline proposes one)"
-    )
-
-
-def _words(conditions: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in conditions.items())

@@ -70,21 +70,16 @@ def clocked(source: random.Random, ask: Ask, size: Size) -> Clocked:
             steps *= 2
             continue
         sums = answer.get("sums")
-        late = _contradiction(said_s, seconds) if isinstance(sums, list) else ""
+        late = ""
+        if isinstance(sums, list) and not said_s <= seconds <= SLACK * said_s:
+            late = f"the child says that it took {said_s:.3g} s, and by the controller's clock it took"
+            late = f"{late} {seconds:.3g} s"
         wrong = late or _wrong_value(source, sums, size, (seed, salt, asked), matrix)
         found.append(Clocked(2.0 * size.rows * size.width**2 * asked, seconds, said_s, wrong))
         if not late:
             return found[-1]
         steps = min(2 * steps, MOST_STEPS)  # what a busy host adds does not grow with the work
     return max(found, key=lambda one: one.said_s / one.seconds)
-
-
-def _contradiction(said_s: float, seconds: float) -> str:
-    if said_s <= seconds <= SLACK * said_s:
-        return ""
-    return (
-        f"the child says that it took {said_s:.3g} s, and by the controller's clock it took {seconds:.3g} s"
-    )
 
 
 def _wrong_value(

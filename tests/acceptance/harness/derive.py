@@ -111,7 +111,10 @@ def derived(model: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for count in counts(model):
         for metric, conditions in gated.figures(models.row(model), count, "soak"):
-            for given in _also_with_nvls(model, metric, conditions):
+            # Also with NVLink multicast, if a rule tells it apart.
+            multicast = {**conditions, "nvls": "on"}
+            apart = any("nvls" in rule.where and rule.fits(model, metric, multicast) for rule in rules())
+            for given in (conditions, multicast) if apart else (conditions,):
                 if thresholds.find(known(model), metric, given) is None or given is not conditions:
                     key = json.dumps([metric, given], sort_keys=True)
                     found[key] = _entry(model, metric, given)
@@ -231,7 +234,8 @@ def _basis(rule: Rule, model: str, metric: str, conditions: Conditions, depth: i
             f"{model}: the rules for {_key(metric, conditions)} refer to each other in a circle"
         )
     words, reference, other, before = _reference(rule, model, metric, conditions, depth)
-    share = max(rule.share, _rounded_up(thresholds.LEAST_EXPECTED / before))
+    # Rounded up to four digits, so that all margins of a chain together keep what they must.
+    share = max(rule.share, math.ceil(thresholds.LEAST_EXPECTED / before * 1e4 - 1e-6) / 1e4)
     ratio = 1.0
     if rule.ratio:
         ratio = _capacity(model, metric, conditions) / _capacity(other, metric, conditions)
@@ -243,11 +247,6 @@ def _basis(rule: Rule, model: str, metric: str, conditions: Conditions, depth: i
         share=share,
         kept=float(f"{share * before:.4f}"),
     )
-
-
-def _rounded_up(share: float) -> float:
-    """With four digits, so that all margins of a chain together keep what they must."""
-    return math.ceil(share * 1e4 - 1e-6) / 1e4
 
 
 def _reference(
@@ -275,12 +274,7 @@ def _reference(
 
 def _published(model: str, metric: str, conditions: Conditions) -> Mapping[str, Any]:
     """The best public figure with these conditions."""
-    same = [
-        row
-        for row in published(model)
-        if row["metric"] == metric
-        and all(row["conditions"].get(key, value) == value for key, value in conditions.items())
-    ]
+    same = [row for row in published(model) if row["metric"] == metric and _agrees(row, conditions)]
     if not same:
         raise DeriveError(f"published/ has no {_key(metric, conditions)} of {model}")
     best = max if thresholds.METRICS[metric][1] == "min" else min
@@ -292,13 +286,6 @@ def _rule_of(model: str, metric: str, conditions: Conditions) -> Rule:
         if rule.fits(model, metric, conditions):
             return rule
     raise DeriveError(f"{model}: no rule of {RULES.name} is for {_key(metric, conditions)}")
-
-
-def _also_with_nvls(model: str, metric: str, conditions: Conditions) -> list[Conditions]:
-    """The conditions, and those with NVLink multicast if a rule tells them apart."""
-    with_nvls = {**conditions, "nvls": "on"}
-    apart = any("nvls" in rule.where and rule.fits(model, metric, with_nvls) for rule in rules())
-    return [conditions, with_nvls] if apart else [conditions]
 
 
 def _capacity(model: str, metric: str, conditions: Conditions) -> float:

@@ -22,8 +22,7 @@ def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
 
 def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
     """Throttling, memory errors and processes of each device, by device index."""
-    leased = {device.index for device in devices}
-    return {str(device.index): _state(device) for device in host.devices if device.index in leased}
+    return {str(device.index): _state(device) for device in _leased(host, devices)}
 
 
 def link_states(host: Host) -> dict[str, Any]:
@@ -44,10 +43,8 @@ def link_states(host: Host) -> dict[str, Any]:
 
 def newly_unfit(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Unfit]:
     """What got worse between two readings of the same devices, or can no longer be read."""
-    found: list[Unfit] = []
-    for index, late in after.items():
-        found += _newly_unfit(int(index), before.get(index, late), late)
-    return found
+    found = ((int(index), before.get(index, late), late) for index, late in after.items())
+    return [unfit for one in found for unfit in _newly_unfit(*one)]
 
 
 def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Unfit]:
@@ -65,7 +62,7 @@ def _newly_unfit(index: int, early: Mapping[str, Any], late: Mapping[str, Any]) 
         if is_unfit_share(grown, ticks):
             words = f"device {index} throttled during the check: {name} grew by {grown} in {ticks} ticks"
             yield Unfit("throttled", words, index)
-    if _grew(early["uncorrectable"], late["uncorrectable"]):
+    if _growth(early["uncorrectable"], late["uncorrectable"]) > 0:
         words = f"device {index} counted uncorrectable memory errors during the check"
         yield Unfit("memory errors", words, index)
 
@@ -81,9 +78,8 @@ def doubts(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfit]:
     a lowered power cap, clocks that were set, a process that was on a device before the run and still is.
     """
     early = {device.index: occupants(device) for device in start.devices}
-    leased = {device.index for device in devices}
     found = []
-    for device in (device for device in now.devices if device.index in leased):
+    for device in _leased(now, devices):
         stayed = [words for pid, words in occupants(device).items() if pid in early.get(device.index, {})]
         if stayed:
             words = f"device {device.index} is shared with {', '.join(stayed)} since before the run"
@@ -122,9 +118,8 @@ def occupants(device: Device) -> dict[int, str]:
 def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfit]:
     """New users of some devices since the run began. Call it while none of our processes is on them."""
     before = {device.index: device for device in start.devices}
-    leased = {device.index for device in devices}
     found = []
-    for device in (device for device in now.devices if device.index in leased):
+    for device in _leased(now, devices):
         early = before[device.index]
         new = [words for pid, words in occupants(device).items() if pid not in occupants(early)]
         if new:
@@ -135,14 +130,10 @@ def newly_shared(start: Host, now: Host, devices: Sequence[Device]) -> list[Unfi
             Unfit("no answer", f"device {device.index}: {words}", device.index)
             for words in unanswered(readings)
         ]
-    return found + [
-        Unfit(
-            "shared",
-            f"device {index} has {more / 2**30:.1f} GiB more in use than at the start of the run",
-            index,
-        )
-        for index, more in newly_used(start, now, devices).items()
-    ]
+    for index, more in newly_used(start, now, devices).items():
+        words = f"device {index} has {more / 2**30:.1f} GiB more in use than at the start of the run"
+        found.append(Unfit("shared", words, index))
+    return found
 
 
 def without(now: Host, own: int) -> Host:
@@ -175,6 +166,12 @@ def newly_used(start: Host, now: Host, devices: Sequence[Device]) -> dict[int, i
     return {index: more for index, more in grown.items() if more > SLACK_BYTES}
 
 
+def _leased(host: Host, devices: Sequence[Device]) -> list[Device]:
+    """These devices in another reading of the machine."""
+    leased = {device.index for device in devices}
+    return [device for device in host.devices if device.index in leased]
+
+
 def _state(device: Device) -> dict[str, Any]:
     processes = device.processes
     return {
@@ -197,10 +194,6 @@ def _state(device: Device) -> dict[str, Any]:
         "memory_used_bytes": device.memory_used_bytes,
         "processes": str(processes) if isinstance(processes, Absence) else list(occupants(device)),
     }
-
-
-def _grew(early: object, late: object) -> bool:
-    return _growth(early, late) > 0
 
 
 def _growth(early: object, late: object) -> float:

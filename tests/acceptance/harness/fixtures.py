@@ -1,19 +1,15 @@
 """The fixtures of the checks. In: the session. Out: devices, calls to children, metrics."""
 
 import contextlib
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
 import vendors
-from harness import launch as launcher
-from harness import leases, models, order, overdue, processes, skips
-from harness.calls import InChild, InNewProcesses, Launch, OnDevice, RecordMetric
+from harness import leases, models, order, overdue, skips
+from harness.calls import InChild, InNewProcesses, Launch, OnDevice, Passes, RecordMetric
 from harness.check import Check
 from harness.evidence import (
     device_names,
@@ -23,26 +19,16 @@ from harness.evidence import (
     link_states,
     newly_shared,
     newly_unfit,
-    newly_used,
     unanswered,
     without,
 )
 from harness.monitor import Sampler
-from harness.processes import WorkloadError
 from harness.readings import machine
 from harness.session import CHECK, AcceptanceSession, session_of
-from harness.unfit import InvalidRun, Unfit
+from harness.unfit import Unfit
 from harness.worker import Worker
 from vendors import Device, Host, Sample
 
-Answer = TypeVar("Answer")
-CLEAN_WAIT_S = 30.0
-PROCESSES_AT_ONCE = 5  # more of them would share the queues of a device
-# How torch, the runtimes of both vendors, and the libraries for products say that an allocation failed.
-NO_MEMORY = (
-    *("out of memory", "OutOfMemory", "ErrorMemoryAllocation", "ALLOC_FAILED", "MEMORY_ALLOCATION"),
-    *("rocblas_status_memory_error", "Failed to allocate", "failed to allocate"),
-)
 GONE_WAIT_S = 10.0  # the readings still show a process for a moment after it ended
 
 
@@ -93,7 +79,7 @@ def check(request: pytest.FixtureRequest) -> Check:
 
 
 @pytest.fixture(autouse=True)
-def _leased_when_marked(request: pytest.FixtureRequest) -> None:
+def leased_when_marked(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("gpus"):
         request.getfixturevalue("lease")
 
@@ -150,158 +136,41 @@ def record_metric(check: Check) -> RecordMetric:
 @pytest.fixture
 def on_device(acceptance: AcceptanceSession, lease: leases.Lease, check: Check) -> OnDevice:
     """Run functions of `workloads` on the leased devices."""
-
-    def call(
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        timeout_s: float = 120,
-        env: Mapping[str, str] | None = None,
-        **kwargs: object,
-    ) -> Any:
-        environment = {**acceptance.child_environment(lease.devices), **(env or {})}
-
-        def once() -> Any:
-            return acceptance.worker.call(
-                _name_of(function),
-                kwargs,
-                environment=environment,
-                timeout_s=acceptance.limit_s(timeout_s),
-            )
-
-        with _failing(acceptance, lease):
-            return _with_memory(once, acceptance, lease, check)
-
-    return call
+    return OnDevice(acceptance, lease, check)
 
 
 @pytest.fixture
 def in_new_processes(acceptance: AcceptanceSession, lease: leases.Lease, check: Check) -> InNewProcesses:
     """Run a function of `workloads` in several new processes, some of them at once."""
-
-    def call(
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        processes: int,
-        timeout_s: float = 120,
-        env: Mapping[str, str] | None = None,
-        **kwargs: object,
-    ) -> list[Any]:
-        environment = {**acceptance.child_environment(lease.devices), **(env or {})}
-
-        def one(_: int) -> Any:
-            worker = Worker(acceptance.result_dir / "children")
-            try:
-                return worker.call(
-                    _name_of(function),
-                    kwargs,
-                    environment=environment,
-                    timeout_s=acceptance.limit_s(timeout_s),
-                )
-            finally:
-                worker.stop()
-
-        def once() -> list[Any]:
-            with ThreadPoolExecutor(PROCESSES_AT_ONCE) as pool:
-                return list(pool.map(one, range(processes)))
-
-        with _failing(acceptance, lease):
-            return _with_memory(once, acceptance, lease, check)
-
-    return call
+    return InNewProcesses(acceptance, lease, check)
 
 
 @pytest.fixture(scope="module")
 def in_child(acceptance: AcceptanceSession, vendor: vendors.Vendor) -> Iterator[InChild]:
-    """Run functions of `workloads` without a device; with `fresh=True` in a process that has loaded nothing.
-
-    These checks also run on a machine without devices, and give the same result there. A vendor that was
-    named and has no device still fails the run, but what the image contains can be judged all the same.
-    """
+    """Run functions of `workloads` without a device; with `fresh=True` in a process without any module."""
     worker = Worker(acceptance.result_dir / "children")
-
-    def call(
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        timeout_s: float = 300,
-        env: Mapping[str, str] | None = None,
-        fresh: bool = False,
-        **kwargs: object,
-    ) -> Any:
-        if fresh:
-            worker.stop()
-        environment = {**vendor.child_environment(()), **(env or {})}
-        limit_s = acceptance.limit_s(timeout_s)
-        with overdue.failing():
-            return worker.call(_name_of(function), kwargs, environment=environment, timeout_s=limit_s)
-
-    yield call
+    yield InChild(acceptance, vendor, worker)
     worker.stop()
 
 
 @pytest.fixture
 def launch(acceptance: AcceptanceSession, lease: leases.Lease, check: Check) -> Launch:
     """Run torchrun programs on the leased devices."""
-
-    def run(
-        program: str | Path,
-        *args: object,
-        nproc: int,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        fresh: bool = False,
-    ) -> dict[str, Any]:
-        def once() -> dict[str, Any]:
-            if lease.use in ("quiet", "alone"):
-                acceptance.worker.stop()
-            return launcher.launch(
-                program,
-                [str(argument) for argument in args],
-                nproc=nproc,
-                environment={
-                    **acceptance.child_environment(lease.devices),
-                    processes.PATIENCE: f"{acceptance.limit_s(1, nproc):g}",
-                    **(env or {}),
-                },
-                timeout_s=acceptance.limit_s(timeout_s, nproc),
-                folder=acceptance.result_dir / "children",
-                server=None if fresh else acceptance.rank_server,
-            )
-
-        with _failing(acceptance, lease):
-            return _with_memory(once, acceptance, lease, check)
-
-    return run
+    return Launch(acceptance, lease, check)
 
 
-def _name_of(function: Callable[..., Any] | str) -> str:
-    return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+@pytest.fixture
+def passes(on_device: OnDevice, record_metric: RecordMetric) -> Passes:
+    """Run a function of `workloads` on the leased devices; each of its cases must have passed."""
+    from workloads import cases  # it imports torch, for which names stand only later
+
+    return lambda function, **arguments: cases.require(on_device(function, **arguments), record_metric)
 
 
-def _with_memory(
-    once: Callable[[], Answer], acceptance: AcceptanceSession, lease: leases.Lease, check: Check
-) -> Answer:
-    """The result of a call; if it found no memory beside other checks, that of a second one without them."""
-    beside = lease.use == "shared" and not acceptance.shares_devices
-    try:
-        answer = once()
-        if not (beside and lacks_memory(json.dumps(answer))):
-            return answer
-    except WorkloadError as error:
-        if not (beside and lacks_memory(str(error))):
-            raise
-    acceptance.worker.stop()
-    with check.waiting():
-        acceptance.keeper.have_whole(lease)
-    check.more_evidence["memory"] = "none was left beside other checks: repeated with the device whole"
-    return once()
-
-
-def lacks_memory(words: str) -> bool:
-    """Whether a report or a traceback tells of an allocation that failed, of a device or in a library."""
-    return any(sign in words for sign in NO_MEMORY)
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Any]:
+    """Results of launches that checks of a file share: importing torch on every rank takes seconds."""
+    return {}
 
 
 def _state(acceptance: AcceptanceSession, held: leases.Lease, check: Check, *, perf: bool) -> Host:
@@ -363,24 +232,3 @@ def _without_reading(
             last = failed[-1] if failed else problem
             words = f"device {device.index} gave no reading while the check ran: {last}"
             yield Unfit("no answer", words, device.index)
-
-
-def _failing(acceptance: AcceptanceSession, lease: leases.Lease) -> contextlib.AbstractContextManager[None]:
-    return overdue.failing(lambda: _not_clean(acceptance, lease))
-
-
-def _not_clean(acceptance: AcceptanceSession, lease: leases.Lease) -> str:
-    """Which leased devices still hold memory of a killed child, in words; empty if they are clean."""
-    if acceptance.shares_devices:
-        return ""
-    early = acceptance.machine_at_start()
-    try:
-        acceptance.keeper.have_whole(lease)
-        deadline = time.monotonic() + CLEAN_WAIT_S
-        while dirty := newly_used(early, machine(acceptance.monitor.read_devices), lease.devices):
-            if time.monotonic() > deadline:
-                return f"devices {list(dirty)} are not clean {CLEAN_WAIT_S:g} s after the kill: reset them"
-            time.sleep(1)
-    except (InvalidRun, leases.LeaseError) as unread:
-        return str(unread)
-    return ""

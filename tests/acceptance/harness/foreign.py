@@ -6,10 +6,9 @@ assembly of another vendor in sources that compile on first use is found too. No
 """
 
 import fnmatch
-import functools
 import importlib.metadata
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +31,8 @@ GCN = re.compile(
     r"""["'][^"'\n]*\b(?:v_[a-z0-9]+_[a-z0-9_]+|s_waitcnt|buffer_load_[a-z0-9]+|ds_read_[a-z0-9]+)\b"""
 )
 ASSEMBLY = re.compile(r"\basm\b\s*(?:volatile|__volatile__)?\s*\(|inline_asm_elementwise\s*\(|InlineAsm\b")
-MARKS = (
-    b"asm volatile",
-    b"asm(",
-    b"asm (",
-    b"__volatile__",
-    b"inline_asm",
-    b"InlineAsm",
-)  # a quick look first
+# A quick look first.
+MARKS = (b"asm volatile", b"asm(", b"asm (", b"__volatile__", b"inline_asm", b"InlineAsm")
 # A file that asks which vendor it runs on has a way around its assembly.
 ASKS = re.compile(r"USE_ROCM|__HIP|is_hip|is_rocm|version\.hip|HIP_PLATFORM|is_cuda\(\)|_is_cuda")
 
@@ -60,16 +53,15 @@ def problems(vendor: str) -> tuple[list[str], list[str]]:
     """
     wrong: list[str] = []
     tolerated: list[str] = []
-    for name, distribution in sorted(_distributions().items()):
+    for name, distribution in sorted(installed.named_distributions().items()):
         for problem in _of_package(vendor, name, distribution):
-            excuse = _excuse(vendor, name)
+            excuse = _first(name, software.of(vendor).TOLERATED)
             (tolerated if excuse else wrong).append(f"{name} {distribution.version}: {excuse or problem}")
     return wrong, list(dict.fromkeys(tolerated))
 
 
 def _of_package(vendor: str, name: str, distribution: importlib.metadata.Distribution) -> Iterator[str]:
-    named = next((why for pattern, why in software.of(vendor).FOREIGN.items() if _fits(name, pattern)), None)
-    if named:
+    if named := _first(name, software.of(vendor).FOREIGN):
         yield named
         return
     parts = [part for path in installed.shared_objects_of(distribution) if (part := look(path)).vendors]
@@ -81,12 +73,9 @@ def _of_package(vendor: str, name: str, distribution: importlib.metadata.Distrib
     yield from _assembly(vendor, name, distribution)
 
 
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern)
-
-
-def _excuse(vendor: str, name: str) -> str | None:
-    return next((why for pattern, why in software.of(vendor).TOLERATED.items() if _fits(name, pattern)), None)
+def _first(name: str, patterns: Mapping[str, str]) -> str | None:
+    """The words of the first pattern that a package's name fits."""
+    return next((words for pattern, words in patterns.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def look(path: Path) -> Part:
@@ -110,7 +99,7 @@ def _named(file: str) -> Iterator[str]:
 
 def _assembly(vendor: str, name: str, distribution: importlib.metadata.Distribution) -> Iterator[str]:
     """Files with the assembly of another vendor and no question of which vendor it is."""
-    if any(_fits(name, pattern) for pattern in BOTH) or vendor == "cpu":
+    if name in BOTH or vendor == "cpu":
         return
     language, pattern = ("PTX", PTX) if vendor == "amd" else ("assembly of AMD GPUs", GCN)
     for path in _sources(distribution):
@@ -129,17 +118,3 @@ def _sources(distribution: importlib.metadata.Distribution) -> Iterator[Path]:
             path = Path(str(distribution.locate_file(file)))
             if path.is_file() and path.stat().st_size <= LARGEST_SOURCE_BYTES:
                 yield path
-
-
-@functools.lru_cache(maxsize=1)
-def _distributions() -> Mapping[str, importlib.metadata.Distribution]:
-    return {
-        re.sub(r"[-_.]+", "-", item.metadata["Name"] or "").lower(): item
-        for item in importlib.metadata.distributions()
-        if item.metadata["Name"]
-    }
-
-
-def counted(texts: Iterable[str]) -> str:
-    """Texts for a metric's conditions."""
-    return "; ".join(texts) or "none"

@@ -43,16 +43,16 @@ def main(count: int, program: str, arguments: list[str]) -> int:
         forked.run(rank.main)
     store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
     os.write(writing, f"{store.port:{PORT_BYTES}}".encode() * count)
-    failed = _first_failure(ranks)
-    if failed is None:
-        return 0
-    number, code = failed
-    prefix = (
-        f"[rank{number}]: " if code < 0 else ""
-    )  # of a rank's last words; a signal leaves none of its own
-    print(f"{prefix}rank {number} {processes.end_of(code)}", file=sys.stderr)
-    _end(ranks)
-    return 1
+    while ranks:
+        pid, status = os.wait()
+        ended, code = ranks.pop(pid, None), os.waitstatus_to_exitcode(status)
+        if ended is not None and code:
+            # The prefix is that of a rank's last words; a signal leaves none of its own.
+            prefix = f"[rank{ended}]: " if code < 0 else ""
+            print(f"{prefix}rank {ended} {processes.end_of(code)}", file=sys.stderr)
+            _end(ranks)
+            return 1
+    return 0
 
 
 def _variables(number: int, count: int, port: int) -> dict[str, str]:
@@ -73,16 +73,6 @@ def _variables(number: int, count: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-
-
-def _first_failure(ranks: dict[int, int]) -> tuple[int, int] | None:
-    """Wait for ranks until one fails: its number and its return code. None if all ended with 0."""
-    while ranks:
-        pid, status = os.wait()
-        number, code = ranks.pop(pid, None), os.waitstatus_to_exitcode(status)
-        if number is not None and code:
-            return number, code
-    return None
 
 
 def _end(ranks: dict[int, int]) -> None:

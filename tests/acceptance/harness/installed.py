@@ -46,7 +46,7 @@ def distributions(patterns: Sequence[str]) -> list[importlib.metadata.Distributi
     """The installed distributions whose normalised name matches a pattern."""
     return [
         distribution
-        for name, distribution in _distributions().items()
+        for name, distribution in named_distributions().items()
         if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
     ]
 
@@ -150,8 +150,8 @@ def dotted(version: Sequence[int]) -> str:
 
 def _declared(library: software.Library) -> list[str]:
     content = declaration() or {}
-    collective, release = content.get("collective") or {}, content.get("runtime_version")
-    wanted = {"collective": collective.get("version"), "runtime": _short(release) if release else None}
+    collective, release = content.get("collective") or {}, content.get("runtime_version") or ""
+    wanted = {"collective": collective.get("version"), "runtime": ".".join(release.split(".")[:2])}
     version = wanted.get(library.declared or "")
     return [version] if version else []
 
@@ -169,20 +169,17 @@ def _of_wheels(library: software.Library, entry: Mapping[str, Any]) -> list[str]
     ]
 
 
-def _short(release: str) -> str:
-    return ".".join(release.split(".")[:2])
-
-
 def extensions() -> list[Path]:
     """Compiled modules that Python can import, and torch's own libraries; not plug-ins of other programs."""
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     modules = [path for path in SITE.rglob("*.so") if path.name.endswith(suffixes)]
-    return sorted(path for path in modules if not path.name.startswith("lib") or _is_core(path))
+    core = {path for path in SITE.glob("torch/lib/*.so") if path.name.startswith(("libtorch", "libc10"))}
+    return sorted(path for path in modules if not path.name.startswith("lib") or path in core)
 
 
 def torch_and_kin() -> set[str]:
     """Normalised names of torch, of all that torch requires, and of the distributions that require torch."""
-    needs = {name: _requirements(distribution) for name, distribution in _distributions().items()}
+    needs = {name: _requirements(distribution) for name, distribution in named_distributions().items()}
     found, waiting = set[str](), ["torch"]
     while waiting:
         name = waiting.pop()
@@ -196,15 +193,17 @@ def owned_by(names: set[str], paths: Sequence[Path]) -> list[Path]:
     """The files among `paths` that belong to the named distributions."""
     owned = {
         Path(str(distribution.locate_file(file))).resolve()
-        for name, distribution in _distributions().items()
+        for name, distribution in named_distributions().items()
         if name in names
         for file in distribution.files or ()
     }
     return [path for path in paths if path.resolve() in owned]
 
 
-def _distributions() -> dict[str, importlib.metadata.Distribution]:
-    return {_plain(item.metadata["Name"] or ""): item for item in importlib.metadata.distributions()}
+def named_distributions() -> dict[str, importlib.metadata.Distribution]:
+    """Every installed distribution that has a name, by its normalised name."""
+    found = importlib.metadata.distributions()
+    return {_plain(item.metadata["Name"]): item for item in found if item.metadata["Name"]}
 
 
 def _plain(name: str) -> str:
@@ -220,7 +219,3 @@ def _requirements(distribution: importlib.metadata.Distribution) -> set[str]:
 @functools.lru_cache(maxsize=1)
 def _shared_objects() -> tuple[Path, ...]:
     return tuple(path for path in SITE.rglob("*.so*") if ".so" in path.suffixes)
-
-
-def _is_core(path: Path) -> bool:
-    return path.match("torch/lib/*.so") and path.name.startswith(("libtorch", "libc10"))

@@ -49,7 +49,12 @@ def launch(
     home = folder / f"launch-{Path(program).stem}-{token[:8]}"
     home.mkdir(parents=True)
     place = processes.inside(home)
-    variables = processes.environment({**_recorder(place), **environment}, token, home)
+    recorder = {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(place / "flight-recorder-"),
+    }
+    variables = processes.environment({**recorder, **THREADS, **environment}, token, home)
     forks = server is not None and server.can_fork(variables)
     rank = (str(_inside(find(program))), *arguments)
     # The log folder: otherwise torchrun leaves one in /tmp.
@@ -117,7 +122,12 @@ def _record_of(
         if overdue := OWN_LIMIT.search(processes.end_of_file(home / "stderr.txt")):
             raise TimeLimitError(f"{ended}: {overdue[0].strip()}; output in {home}\n{last}")
         raise WorkloadError(f"{ended}; output in {home}\n{last}")
-    return last_record(home / "stdout.txt", program)
+    for line in reversed(processes.end_of_file(home / "stdout.txt").splitlines()):
+        if line.startswith("{") and line.endswith("}"):
+            record: dict[str, Any] = json.loads(line)
+            return record
+    last = processes.tail(home / "stdout.txt")
+    raise WorkloadError(f"{program} ended without its JSON line; output in {home}\n{last}")
 
 
 def find(program: str | Path) -> Path:
@@ -134,17 +144,6 @@ def _inside(file: Path) -> Path:
     return file if processes.container() is None else Path("/stackcheck", file.relative_to(root))
 
 
-def last_record(stdout: Path, program: str) -> dict[str, Any]:
-    """The last {...} line of a program's output."""
-    for line in reversed(processes.end_of_file(stdout).splitlines()):
-        if line.startswith("{") and line.endswith("}"):
-            record: dict[str, Any] = json.loads(line)
-            return record
-    raise WorkloadError(
-        f"{program} ended without its JSON line; output in {stdout.parent}\n{processes.tail(stdout)}"
-    )
-
-
 def last_output(stderr: Path, lines: int = 25) -> str:
     """The last output of the ranks. If no line has a rank's prefix, also the end of torchrun's own output."""
     output = processes.end_of_file(stderr).splitlines()
@@ -152,12 +151,3 @@ def last_output(stderr: Path, lines: int = 25) -> str:
         return "\n".join(prefixed[-lines:])
     end = next((number for number, line in enumerate(output) if TORCHRUN.match(line)), len(output))
     return "\n".join([*output[max(0, end - lines) : end], *output[end:][-lines:]])
-
-
-def _recorder(home: Path) -> dict[str, str]:
-    return {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(home / "flight-recorder-"),
-        **THREADS,
-    }

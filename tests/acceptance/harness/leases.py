@@ -53,13 +53,6 @@ def default_folder() -> Path:
     return Path("/tmp/stackcheck-leases")
 
 
-def device_key(device: Device) -> str:
-    """The lock's name, from UUID and bus address:
-    both are the same however the devices are numbered or hidden.
-    """
-    return hashlib.sha256(f"{device.uuid} {device.bdf}".encode()).hexdigest()[:16]
-
-
 @contextlib.contextmanager
 def hold(
     folder: Path,
@@ -173,7 +166,9 @@ def _choices(folder: Path, devices: Sequence[Device], use: Use) -> Iterator[tupl
     """Each device with the locks that its use takes.
     A shared device comes once for each place: first the first places of all devices, then the second ones.
     """
-    names = {device.index: folder / f"device-{device_key(device)}.lock" for device in devices}
+    # Both are the same however the devices are numbered or hidden.
+    keys = {d.index: hashlib.sha256(f"{d.uuid} {d.bdf}".encode()).hexdigest()[:16] for d in devices}
+    names = {index: folder / f"device-{key}.lock" for index, key in keys.items()}
     if use != "shared":
         yield from ((device, [(names[device.index], fcntl.LOCK_EX)]) for device in devices)
         return

@@ -52,9 +52,12 @@ def identify(vendor: VendorName, device: Device) -> Mapping[str, Any]:
     if not is_known_arch(device):
         raise UnknownDeviceError(uncertifiable(vendor, device))
     found = ", ".join(candidate["model"] for candidate in fitting) or "no row"
+    names = ("arch", "compute_units", "memory_bytes")
+    seen = {"model": "?", "vendor": vendor, **{name: getattr(device, name) for name in names}}
+    seen |= {"pci_ids": [device.pci_id], "partition": dict(device.partition)}
     raise UnknownDeviceError(
         f"device {device.index} ({device.name!r}) fits {found} of devices.json, expected one row; "
-        "add a row with its sources:\n" + json.dumps(_observed(vendor, device))
+        "add a row with its sources:\n" + json.dumps(seen)
     )
 
 
@@ -107,15 +110,3 @@ def _is_partitioned_so(candidate: Mapping[str, Any], device: Device) -> bool:
     wanted = candidate.get("partition", WHOLE)
     read = {name: device.partition.get(name, Absence.NOT_AVAILABLE) for name in wanted}
     return all(mode == wanted[name] for name, mode in read.items() if is_known(mode))
-
-
-def _observed(vendor: VendorName, device: Device) -> dict[str, Any]:
-    return {
-        "model": "?",
-        "vendor": vendor,
-        "arch": device.arch,
-        "compute_units": device.compute_units,
-        "memory_bytes": device.memory_bytes,
-        "pci_ids": [device.pci_id],
-        "partition": dict(device.partition),
-    }

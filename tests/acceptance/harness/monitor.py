@@ -8,7 +8,6 @@ between readings. After a timeout it is killed, and the next reading starts a ne
 import itertools
 import json
 import os
-import select
 import shutil
 import tempfile
 import threading
@@ -91,17 +90,9 @@ class Monitor:
         return answer
 
     def _read(self, deadline: float) -> object:
-        buffered = b""
-        while not buffered.endswith(b"\n"):
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            chunk = os.read(self._answers, 1 << 20)
-            if not chunk or len(buffered) > LONGEST_BYTES:
-                raise EOFError
-            buffered += chunk
+        line, _ = processes.line_of(self._answers, b"", deadline, LONGEST_BYTES)
         try:
-            answer: object = wire.decoded(json.loads(buffered))
+            answer: object = wire.decoded(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             return RuntimeError(f"its answer cannot be read: {type(error).__name__}: {error}")
         return answer

@@ -103,7 +103,8 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         count, shared = devices(item), wish(item).use == "shared"
         few = count if not shared else -1 if count > 1 else 0
         single = item.path.name in INDEPENDENT
-        return phase(item), few > 0, single, few, not is_long(item), count != 0
+        short = item.get_closest_marker("long") is None  # a long check should not begin when the others end
+        return phase(item), few > 0, single, few, short, count != 0
 
     return sorted(items, key=place)
 
@@ -141,11 +142,6 @@ def scope(nodeid: str, device_count: int) -> str:
     if Path(file).name in INDEPENDENT and (part is None or device_count > 1):
         return nodeid
     return f"{file}::{part}" if part else file
-
-
-def is_long(item: pytest.Item) -> bool:
-    """Whether a check takes long, so that it should not begin when the others end."""
-    return item.get_closest_marker("long") is not None
 
 
 def devices(item: pytest.Item) -> int:
@@ -203,19 +199,15 @@ class Ended:
         while (now := self._count(count)) < count:
             if now != seen:
                 seen, since = now, time.monotonic()
-            if time.monotonic() - since > stall_s + self._longest():
+            announced = [name.removeprefix(LASTS) for name in self._marks() if name.startswith(LASTS)]
+            longest = max((float(name.rpartition("-")[0]) for name in announced), default=0.0)
+            if time.monotonic() - since > stall_s + longest:
                 return False
             time.sleep(POLL_S)
         return True
 
     def _count(self, below: int) -> int:
         return sum(not name.startswith(LASTS) and int(name) < below for name in self._marks())
-
-    def _longest(self) -> float:
-        announced = (
-            name.removeprefix(LASTS).rpartition("-")[0] for name in self._marks() if name.startswith(LASTS)
-        )
-        return max(map(float, announced), default=0.0)
 
     def _marks(self) -> list[str]:
         return [mark.name for mark in self.folder.iterdir()] if self.folder.is_dir() else []

@@ -32,7 +32,7 @@ def failing(more: Callable[[], str] = str) -> Iterator[None]:
     except WorkloadError as error:
         problem = error
     if problem:  # outside the handler, so that no exception is chained
-        hints = (f"look at: {cause}" for cause in causes.of_error(str(problem)))
+        hints = (f"look at: {cause}" for text, cause in causes.OF_ERRORS.items() if text in str(problem))
         words = "\n".join(filter(None, (str(problem), more(), *hints)))
         if isinstance(problem, TimeLimitError):
             raise OverdueError(words)

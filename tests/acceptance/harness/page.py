@@ -47,16 +47,19 @@ def render(result: Mapping[str, Any], folder: Path, model: str, devices: int) ->
     """The page."""
     checks: Sequence[Check] = result["checks"]
     bad = [check for check in checks if check["outcome"] in BAD]
+    answer = _answer(result, bad)
+    kind, mark = ("good", "✔") if answer.endswith("none failed.") else ("bad", "✘")
+    every = _table("Checks", ("Check", "Outcome", "Seconds"), _rows(checks))
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=_text(f"{_answer(result, bad)} {model} x{devices}, {result['started'][:16]}"),
-        answer=_headline(result, bad),
+        title=_text(f"{answer} {model} x{devices}, {result['started'][:16]}"),
+        answer=f'<span class="{kind}">{mark}</span> {_text(answer)}',
         next=_next(result, folder),
         facts=_facts(result, model, devices),
         failed=_failed(bad),
         figures=_figures(checks),
         evidence=_evidence(checks),
         skipped=_skipped(checks),
-        checks=_when(result) + _all(checks),
+        checks=f"{_when(result)}<details><summary>All {len(checks)} checks</summary>{every}</details>",
     )
 
 
@@ -72,12 +75,6 @@ def _answer(result: Mapping[str, Any], bad: Sequence[Check]) -> str:
         return f"{len(bad)} of {len(checks)} checks did not pass."
     passed = sum(check["outcome"] == "passed" for check in checks)
     return f"{passed} of {len(checks)} checks passed, none failed." if passed else "No check passed."
-
-
-def _headline(result: Mapping[str, Any], bad: Sequence[Check]) -> str:
-    answer = _answer(result, bad)
-    good = answer.endswith("none failed.")
-    return f'<span class="{"good" if good else "bad"}">{"✔" if good else "✘"}</span> {_text(answer)}'
 
 
 def _next(result: Mapping[str, Any], folder: Path) -> str:
@@ -222,11 +219,6 @@ def _span(span: timeline.Span, scale: float, *, bold: bool) -> str:
         f'x="{span.ran * scale:.1f}" width="{(span.ended - span.ran) * scale:.1f}" height="10"/></svg></td>'
         "</tr>"
     )
-
-
-def _all(checks: Sequence[Check]) -> str:
-    table = _table("Checks", ("Check", "Outcome", "Seconds"), _rows(checks))
-    return f"<details><summary>All {len(checks)} checks</summary>{table}</details>"
 
 
 def _rows(checks: Iterable[Check]) -> Iterator[str]:

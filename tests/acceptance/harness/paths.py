@@ -5,7 +5,7 @@ machine's. A copy that is slow over a clean path is a failure.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,11 +44,6 @@ def too_little(index: int, link: PcieLink, row: Mapping[str, Any]) -> Iterator[U
         got = getattr(link, name)
         if not got >= least:
             yield Unfit("pcie", f"device {index}: PCIe {name} {got}, expected at least {least}", index)
-
-
-def evidence(links: Mapping[int, PcieLink]) -> dict[str, Any]:
-    """The links under load, by device index, as the host reads them."""
-    return {str(index): asdict(link) for index, link in links.items()}
 
 
 def bad_links(early: Host, late: Host, is_bad: Callable[[Link], bool]) -> Iterator[Unfit]:

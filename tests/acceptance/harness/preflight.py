@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness import thresholds
-from harness.calls import RecordMetric
 from harness.check import Check
 from harness.evidence import doubts
 from harness.session import AcceptanceSession
@@ -17,20 +16,16 @@ from harness.session import AcceptanceSession
 SLOW_SHARE = 0.9  # of the bound that the checks of kernels and collectives hold the image to
 
 
-def keep(found: Mapping[str, Any], record_metric: RecordMetric) -> None:
-    """Record the speeds that were reached just before the job."""
-    for name, value, unit, conditions in ceilings(found):
-        record_metric(f"preflight_{name}", value, unit=unit, conditions=conditions)
-
-
 def require_usual(found: Mapping[str, Any], ranks: int, acceptance: AcceptanceSession, check: Check) -> None:
-    """Fail if a product, copy or collective is so slow that the job's figures mean nothing.
+    """Record the speeds that were reached just before the job, and fail if they are too low.
+    They are if a product, copy or collective is so slow that the job's figures mean nothing.
 
     A derived bound says too little for that; the check of the figure itself is judged by it.
     """
     problems = list(found["problems"])
     entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
     for name, value, unit, conditions in ceilings(found):
+        check.record(f"preflight_{name}", value, unit=unit, conditions=conditions)
         entry = thresholds.find(entries, name, {"devices": ranks, **conditions})
         if entry is not None and entry.kind != "derived" and not value >= SLOW_SHARE * entry.bound:
             problems.append(f"{name} {value:.4g} {unit} is under 90 % of {entry.bound:g} ({entry.source})")

@@ -10,6 +10,7 @@ container, and `enter` says through which agent children are started, read and k
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -156,7 +157,8 @@ def start_program(program: Program) -> Child:
 def carrying(token: str) -> list[int]:
     """The pids of living processes that carry this token, whatever the variable's name."""
     wanted = f"={token}".encode()
-    return [pid for pid in _pids() if any(line.endswith(wanted) for line in _environ(pid))]
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in pids if any(line.endswith(wanted) for line in _environ(pid))]
 
 
 def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
@@ -175,7 +177,8 @@ def keep_stacks(stacks: Path, *, wait_s: float = 3.0) -> str:
 def kill(token: str, child: Child | None = None, *, wait_s: float = 10.0) -> list[int]:
     """Kill every process with the token. Returns the pids that survived, stuck in the driver."""
     if _entered:
-        alive = _alive(_entered[0].ask("kill", token=token).get("alive"))
+        said = _entered[0].ask("kill", token=token).get("alive")
+        alive = [pid for pid in said if isinstance(pid, int)] if isinstance(said, list) else []
         if child is not None and not alive:
             with contextlib.suppress(WorkloadError, subprocess.TimeoutExpired):  # its end may stay unknown
                 child.wait(wait_s)
@@ -190,6 +193,23 @@ def kill(token: str, child: Child | None = None, *, wait_s: float = 10.0) -> lis
     if child is not None and not alive:
         child.wait(wait_s)
     return alive
+
+
+def line_of(pipe: int, begun: bytes, deadline: float, longest: int) -> tuple[bytes, bytes]:
+    """The next line of a pipe after what has `begun`, and what follows it.
+
+    Raises `TimeoutError` after the deadline, and `EOFError` if the child closed it or wrote too many bytes.
+    """
+    while b"\n" not in begun:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        chunk = os.read(pipe, 1 << 20)
+        if not chunk or len(begun) > longest:
+            raise EOFError
+        begun += chunk
+    line, _, rest = begun.partition(b"\n")
+    return line, rest
 
 
 def tail(path: Path, lines: int = 15) -> str:
@@ -233,11 +253,6 @@ def python(*arguments: str) -> list[str]:
     return [_entered[0].executable if _entered else sys.executable, *arguments]
 
 
-def _alive(answer: object) -> list[int]:
-    pids = answer if isinstance(answer, list) else []
-    return [pid for pid in pids if isinstance(pid, int)]
-
-
 def _innermost(stack: Path) -> str:
     """The start of a stack: faulthandler writes the innermost call first. The file has all of it."""
     lines = stack.read_text().splitlines()
@@ -247,10 +262,6 @@ def _innermost(stack: Path) -> str:
 
 def _stack_file(pid_file: Path) -> Path:
     return pid_file.with_suffix(".stack.txt")
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _environ(pid: int) -> list[bytes]:

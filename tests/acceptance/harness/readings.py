@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeGuard
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from harness import skips
 from harness.monitor import Monitor, MonitorError
 from harness.unfit import InvalidRun, Kind, Unfit, invalid
-from vendors import Absence, Device, Host, Reading, VendorAbsentError, is_known
+from vendors import Absence, Device, Host, Link, Reading, VendorAbsentError, is_known
 
 PAIR = 2
 FAST_LINKS = frozenset({"nvlink", "xgmi"})
@@ -20,6 +20,11 @@ def only_with(condition: object, feature: str, reason: str) -> None:
     """Skip the check unless this device model has the feature; `harness.skips` lists the features."""
     if not condition:
         skips.without_feature(feature, reason)
+
+
+def needs_backend(backend: str, present: Sequence[str]) -> None:
+    """Skip the check unless this architecture has the backend of attention."""
+    only_with(backend in present, f"attention: {backend}", f"this architecture has no {backend} attention")
 
 
 def needs_pair(count: int) -> None:
@@ -132,13 +137,7 @@ def while_busy(monitor: Monitor, work: Callable[[], object]) -> list[Host]:
 
 def linked_pairs(host: Host, devices: Sequence[Device]) -> set[tuple[int, int]]:
     """The ordered pairs that a link joins, by their places in `devices`; others go through the host."""
-    place = {device.index: number for number, device in enumerate(devices)}
-    joined = [
-        (place[link.a], place[link.b])
-        for link in host.links
-        if link.a in place and link.b in place and link.kind in FAST_LINKS
-    ]
-    return {pair for a, b in joined for pair in ((a, b), (b, a))}
+    return {pair for pair, link in _pairs(host, devices) if link.kind in FAST_LINKS}
 
 
 def links_of_pairs(host: Host, devices: Sequence[Device]) -> dict[tuple[int, int], int]:
@@ -146,10 +145,12 @@ def links_of_pairs(host: Host, devices: Sequence[Device]) -> dict[tuple[int, int
 
     Torch and torchrun number the devices of a run by these places.
     """
+    return {pair: link.links for pair, link in _pairs(host, devices) if isinstance(link.links, int)}
+
+
+def _pairs(host: Host, devices: Sequence[Device]) -> Iterator[tuple[tuple[int, int], Link]]:
     place = {device.index: number for number, device in enumerate(devices)}
-    found = {}
     for link in host.links:
-        if link.a in place and link.b in place and isinstance(link.links, int):
+        if link.a in place and link.b in place:
             a, b = place[link.a], place[link.b]
-            found[a, b] = found[b, a] = link.links
-    return found
+            yield from (((a, b), link), ((b, a), link))

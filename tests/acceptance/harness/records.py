@@ -197,4 +197,4 @@ def _lines(check: Mapping[str, Any], model: str, devices: int, vendor: str) -> I
     if check["cause"] == "no_threshold":  # nothing is known to be slow: there is no cause to look for
         yield "  next: stackcheck baseline, with the results of three healthy runs on this device model"
     else:
-        yield f"  next: {causes.next_command(check['id'], vendor)}"
+        yield f"  next: pytest 'tests/acceptance/{check['id']}' --gpu-vendor {vendor} -x -vv"

@@ -68,7 +68,9 @@ class Server:
         if forked.ALLOCATOR not in self._environment:  # else a fork cannot take the first value back
             changed.discard(forked.ALLOCATOR)
         fixed = [name for name in changed - self._free if not name.startswith(READ_WHEN_USED_PREFIXES)]
-        return not fixed and self._is_ready()
+        if not fixed and self._forks is None:
+            self._may_fork(self._receive(LOAD_S))
+        return not fixed and bool(self._forks)
 
     def prepare(self) -> None:
         """Let the server load torch, without waiting for it."""
@@ -97,13 +99,8 @@ class Server:
         except (subprocess.TimeoutExpired, WorkloadError):
             processes.kill(self._token, self._process)
 
-    def _is_ready(self) -> bool:
-        """Wait until torch is loaded. False, with a warning that pytest prints, if that opened a device."""
-        if self._forks is None:
-            self._may_fork(self._receive(LOAD_S))
-        return bool(self._forks)
-
     def _may_fork(self, said: str) -> bool:
+        """Keep the answer. False, with a warning that pytest prints, if loading torch opened a device."""
         self._forks = not said.startswith(NOT_FORKED)
         if not self._forks:
             warnings.warn(said, RuntimeWarning, stacklevel=2)

@@ -23,6 +23,7 @@ import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -70,15 +71,8 @@ class Mark:
             raise RuntimeError("this process cannot be marked as a child of this run")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """A program to run in a fork."""
-
-    module: str
-    arguments: list[str]
-    environment: dict[str, str]
-    outputs: tuple[int, int]
-    fds: tuple[int, ...]
+# A program to run in a fork (module, arguments, environment), its two outputs, its other descriptors.
+_Request = tuple[dict[str, Any], tuple[int, int], tuple[int, ...]]
 
 
 @dataclass
@@ -88,7 +82,7 @@ class _Server:
     refusal: str | None = None  # why no child is forked any more
     children: dict[int, int] = field(default_factory=dict)  # process id -> pipe for its return code
 
-    def serve(self) -> "_Request | None":
+    def serve(self) -> _Request | None:
         """Fork for each request. Returns the request in a fork, and None in the server when it has to end."""
         awake, wake = socket.socketpair()
         wake.setblocking(False)
@@ -126,7 +120,7 @@ class _Server:
             return []
         return fds
 
-    def _forked(self, fds: list[int]) -> "_Request | None":
+    def _forked(self, fds: list[int]) -> _Request | None:
         file, out, err, status, *given = fds
         if self.refusal is not None:
             for fd in fds:
@@ -146,7 +140,7 @@ class _Server:
             os.close(other)
         with os.fdopen(file, "rb") as told:
             told.seek(0)
-            return _Request(**json.load(told), outputs=(out, err), fds=tuple(given))
+            return json.load(told), (out, err), tuple(given)
 
     def _tell_ends(self) -> None:
         for pid in list(self.children):
@@ -157,12 +151,6 @@ class _Server:
                     os.write(pipe, str(os.waitstatus_to_exitcode(code)).encode())
                 os.close(pipe)
 
-    def end_children(self) -> None:
-        """Kill every child with what it started in its own session."""
-        for pid in self.children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-
 
 def main(control: socket.socket, mark: Mark) -> None:
     """Serve. A fork becomes the program of its request."""
@@ -172,7 +160,9 @@ def main(control: socket.socket, mark: Mark) -> None:
     request = server.serve()
     if request is not None:
         _become(request, mark)
-    server.end_children()
+    for pid in server.children:  # with what each started in its own session
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _refusal() -> str | None:
@@ -200,19 +190,21 @@ def _asked_device() -> str | None:
 
 def _become(request: _Request, mark: Mark) -> None:
     """Take on a request's session, output and environment, run its module, and end."""
+    program, outputs, fds = request
+    module, environment = program["module"], program["environment"]
     os.setsid()
-    for number, file in enumerate(request.outputs, 1):
+    for number, file in enumerate(outputs, 1):
         os.dup2(file, number)
         os.close(file)
-    Path(request.environment[STACKS]).mkdir(parents=True, exist_ok=True)
-    mark.put(request.environment[TOKEN])
+    Path(environment[STACKS]).mkdir(parents=True, exist_ok=True)
+    mark.put(environment[TOKEN])
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update(environment)
     random.seed()
-    if request.module != RANKS:
+    if module != RANKS:
         forked.tell_allocator()
-    sys.argv = [request.module, *map(str, request.fds), *request.arguments]
-    forked.run(lambda: runpy.run_module(request.module, run_name="__main__", alter_sys=True))
+    sys.argv = [module, *map(str, fds), *program["arguments"]]
+    forked.run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
 
 
 if __name__ == "__main__":

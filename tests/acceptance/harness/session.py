@@ -63,8 +63,10 @@ class AcceptanceSession:
         self.run_id, self.result_dir, self.host, self.absence = begun
         self.monitor = Monitor(self.vendor)
         _wait_asleep()
-        if self.is_worker:
-            _share_cores()
+        if self.is_worker:  # its children use their part of the cores
+            workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+            cores = max(1, len(os.sched_getaffinity(0)) // workers)
+            processes.variables().setdefault("OMP_NUM_THREADS", str(cores))
         visibility = vendors.module(self.vendor).child_environment(())
         children = self.result_dir / "children"
         self.server = Server(children, free=visibility)
@@ -176,6 +178,19 @@ class AcceptanceSession:
         self.results = resultfile.ResultFile(self.result_dir / "result.json", head)
         if self.host is not None and not self.shares_devices and not self.config.option.collectonly:
             self.listener.start(self.vendor)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give `ranks` the number of devices of this run: a smaller world would leave links untried.
+
+        A file whose checks have `ranks` says in RANKS how many run on a machine without a GPU ("cpu"), and
+        how its checks use the devices: the arguments of the mark `gpus` beside the number.
+        """
+        marks = dict(getattr(metafunc.module, "RANKS", {}))
+        if marks and "ranks" in metafunc.fixturenames:
+            on_cpu = marks.pop("cpu")
+            count = on_cpu if self.vendor == "cpu" else self.device_count
+            mark = pytest.mark.gpus(count, **marks)
+            metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
 
     def pytest_report_header(self) -> list[str]:
         known = self.vendor == "cpu" or all(map(models.is_known_arch, self.devices))
@@ -312,14 +327,11 @@ class AcceptanceSession:
         )
         self.results.finish(crashed=crashed, selection=self.selection)
         if not self.config.option.collectonly:
-            self.page = self._write_page(self.results.content)
-
-    def _write_page(self, content: Mapping[str, Any]) -> str:
-        """Write report.html; its content is in result.json already, so a full disk is only reported."""
-        try:
-            return str(page.write(content, self.result_dir, self.model, len(self.devices)))
-        except OSError as error:
-            return f"not written: {error}"
+            try:
+                written = page.write(self.results.content, self.result_dir, self.model, len(self.devices))
+                self.page = str(written)
+            except OSError as error:  # its content is in result.json already
+                self.page = f"not written: {error}"
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """The last line of a run by pytest alone; with an image the tool gives the verdict itself."""
@@ -344,30 +356,6 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
     return plugin
 
 
-def every_device(
-    metafunc: pytest.Metafunc,
-    *,
-    cpu: int = 1,
-    perf: bool = False,
-    exclusive: bool = False,
-    whole: bool | None = None,
-) -> None:
-    """Parametrize `ranks` with the number of devices of this run: a smaller world would leave links untried.
-
-    Args:
-        metafunc: The check that pytest generates.
-        cpu: How many ranks run on a machine without a GPU.
-        perf: Whether the check measures speed, and so needs the machine alone.
-        exclusive: Whether the check needs the machine alone for another reason.
-        whole: Whether nothing else may use its devices; by default so if there are several.
-    """
-    if "ranks" in metafunc.fixturenames:
-        session = session_of(metafunc.config)
-        count = cpu if session.vendor == "cpu" else session.device_count
-        mark = pytest.mark.gpus(count, perf=perf, exclusive=exclusive, whole=whole)
-        metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])
-
-
 def _wait_asleep() -> None:
     """Let OpenMP's threads sleep while they wait for each other, unless the user chose: by default they spin.
 
@@ -375,12 +363,6 @@ def _wait_asleep() -> None:
     threads and 3.0 s with sleeping ones (torch 2.13, two threads); the results are the same.
     """
     processes.variables().setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def _share_cores() -> None:
-    """Let each worker's children use their part of the cores."""
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    processes.variables().setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -76,7 +76,9 @@ def _problem(path: Path, known: Mapping[Path, list[Owner]]) -> str | None:
     if not known[path]:
         return f"{path}: no installed package owns it, and Python runs it at every start"
     body = path.read_bytes()
-    digests = {f"sha256={_urlsafe(body)}", f"md5={hashlib.md5(body, usedforsecurity=False).hexdigest()}"}
+    # As RECORD has it (packaging.python.org, "Recording installed projects").
+    recorded = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
+    digests = {f"sha256={recorded}", f"md5={hashlib.md5(body, usedforsecurity=False).hexdigest()}"}
     claims = {owner for place in (path, path.resolve()) for owner in known[place]}
     if any(owner.digest in digests for owner in claims):
         return None
@@ -123,13 +125,10 @@ def _of_debian(wanted: set[Path]) -> Iterator[tuple[Path, Owner]]:
     """Files in dpkg's lists. Digests of settings are in its status file, all others in lists of their own."""
     for listing in sorted(DPKG.glob("info/*.list")):
         lines = listing.read_text(errors="replace").splitlines()
-        for path in wanted.intersection(map(Path, (line for line in lines if _may_be(line)))):
+        ours = (line for line in lines if line.endswith((".pth", ".zip")) or any(n in line for n in MODULES))
+        for path in wanted.intersection(map(Path, ours)):
             digest = _md5(path, listing.with_suffix(".md5sums"))
             yield path, Owner(listing.stem, f"md5={digest}" if digest else "")
-
-
-def _may_be(line: str) -> bool:
-    return line.endswith((".pth", ".zip")) or any(name in line for name in MODULES)
 
 
 def _md5(path: Path, sums: Path) -> str:
@@ -142,8 +141,3 @@ def _md5(path: Path, sums: Path) -> str:
         if line.startswith(" /") and words[0] == str(path) and "obsolete" not in words:
             return words[1]
     return ""
-
-
-def _urlsafe(body: bytes) -> str:
-    """The SHA-256 of a file as RECORD has it (packaging.python.org, "Recording installed projects")."""
-    return base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()

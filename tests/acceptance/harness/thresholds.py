@@ -46,24 +46,18 @@ DIGITS = 4
 METRICS: Mapping[str, tuple[str, Literal["min", "max"], frozenset[str]]] = {
     "gemm_tflops": ("TFLOP/s", "min", frozenset({"dtype", "m", "n", "k", "layout"})),
     "copy_gb_per_s": ("GB/s", "min", frozenset({"bytes", "kind"})),
-    "attention_forward_tflops": (
-        "TFLOP/s",
-        "min",
-        frozenset({"dtype", "backend", "causal", "sequence"}),
+    **dict.fromkeys(
+        ("attention_forward_tflops", "attention_backward_tflops"),
+        ("TFLOP/s", "min", frozenset({"dtype", "backend", "causal", "sequence"})),
     ),
-    "attention_backward_tflops": (
-        "TFLOP/s",
-        "min",
-        frozenset({"dtype", "backend", "causal", "sequence"}),
+    **dict.fromkeys(
+        (f"{op}_busbw" for op in speed_conditions.COLLECTIVES),
+        ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
     ),
-    "all_reduce_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "all_gather_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "reduce_scatter_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "all_to_all_busbw": ("GB/s", "min", frozenset({"bytes", "dtype", "nvls", "devices"})),
-    "all_reduce_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
-    "all_gather_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
-    "reduce_scatter_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
-    "all_to_all_latency_us": ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
+    **dict.fromkeys(
+        (f"{op}_latency_us" for op in speed_conditions.COLLECTIVES),
+        ("us", "max", frozenset({"bytes", "dtype", "nvls", "devices", "graph"})),
+    ),
     "p2p_gb_per_s": ("GB/s", "min", frozenset({"bytes", "devices"})),
     "h2d_gb_per_s": ("GB/s", "min", frozenset({"bytes"})),
     "d2h_gb_per_s": ("GB/s", "min", frozenset({"bytes"})),
@@ -264,12 +258,8 @@ def _key_problems(entry: Mapping[str, Any]) -> Iterator[str]:
 def _number_problems(entry: Mapping[str, Any]) -> Iterator[str]:
     bound, ceiling = entry["bound"], entry["ceiling"]
     for key, value in (("bound", bound), ("ceiling", ceiling)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or value <= 0
-        ):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 < value < math.inf):
             yield f"{key} {value!r} is not a finite positive number"
             return
     share = bound / ceiling if entry["direction"] == "min" else ceiling / bound

@@ -38,11 +38,8 @@ PROXY = (
     *("--precision", "bf16", "--no-compile", "--steps", PROXY_STEPS, "--warmup", 6, "--no-digest"),
 )
 LARGE_MEMORY = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # 116 of an H200's 139 GiB on two GPUs
-PLANNED = {
-    "seq": "seq_len",
-    "batch": "global_batch",
-    "micro_batch": "micro_batch",
-}  # condition -> key of the plan
+# Condition -> key of the plan.
+PLANNED = {"seq": "seq_len", "batch": "global_batch", "micro_batch": "micro_batch"}
 LEAST_TIMED = 5
 
 
@@ -65,6 +62,11 @@ def that_fit(ranks: int, present_gib: float) -> dict[str, tuple[object, ...]]:
     return flags
 
 
+def text_of(flags: Mapping[str, tuple[object, ...]]) -> str:
+    """The flags of jobs by name, as the programs read them."""
+    return json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
+
+
 def launched(
     launch: Launch,
     flags: Mapping[str, tuple[object, ...]],
@@ -75,8 +77,8 @@ def launched(
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run jobs by name in one start of torchrun."""
-    text = json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
-    return launch("training.py", text, *more, nproc=ranks, timeout_s=timeout_s, env=env, fresh=fresh)
+    words = (text_of(flags), *more)
+    return launch("training.py", *words, nproc=ranks, timeout_s=timeout_s, env=env, fresh=fresh)
 
 
 def record_speed(

@@ -68,7 +68,10 @@ class _Renamed(ast.NodeTransformer):
 def typed(source: random.Random, asked: Mapping[str, Mapping[str, Any]]) -> Typed:
     """The program that answers these questions of these families, in an order that is drawn too."""
     tree = ast.parse(TEXT.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if not _is_left_out(node)] + ast.parse(DEVICE).body
+    # Without the text's own words, its types, and the import that only the suites have.
+    kept = [node for node in tree.body if not isinstance(node, ast.Expr | ast.Assign)]
+    kept = [node for node in kept if getattr(node, "module", "") not in {"workloads", "typing"}]
+    tree.body = kept + ast.parse(DEVICE).body
     functions = frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
     names = {
         name: "".join(source.choices(string.ascii_lowercase, k=NAME_LENGTH))
@@ -79,12 +82,6 @@ def typed(source: random.Random, asked: Mapping[str, Mapping[str, Any]]) -> Type
     main = MAIN.format(", ".join(names[family] for family in order))
     told = ({names[name]: value for name, value in asked[family].items()} for family in order)
     return Typed(f"import json, sys\n{text}\n{main}\n", tuple(map(json.dumps, told)), names)
-
-
-def _is_left_out(node: ast.stmt) -> bool:
-    """The text's own words, its types, and the import that only the suites have."""
-    imported = node.module if isinstance(node, ast.ImportFrom) else ""
-    return isinstance(node, ast.Expr | ast.Assign) or imported in {"workloads", "typing"}
 
 
 def _own(tree: ast.Module, functions: frozenset[str]) -> set[str]:

@@ -7,7 +7,6 @@ context take seconds. It is replaced after a crash or a timeout.
 
 import json
 import os
-import select
 import subprocess
 import time
 import uuid
@@ -56,7 +55,12 @@ class Worker:
         timeout_s: float,
     ) -> Any:
         """Run `module:name` in the child and return its result. Raises `WorkloadError`."""
-        child = self._child_for(environment)
+        if self._child is not None and self._environment != environment:
+            self.stop()
+        if self._child is None:
+            self._environment = dict(environment)
+            self._child = _start(self.folder, environment, self.server)
+        child = self._child
         request = json.dumps({"function": function, "kwargs": dict(kwargs)}).encode() + b"\n"
         try:
             os.write(child.requests, request)
@@ -87,14 +91,6 @@ class Worker:
         except (subprocess.TimeoutExpired, WorkloadError):
             processes.kill(child.token, child.process)
         os.close(child.answers)
-
-    def _child_for(self, environment: Mapping[str, str]) -> _Child:
-        if self._child is not None and self._environment != environment:
-            self.stop()
-        if self._child is None:
-            self._environment = dict(environment)
-            self._child = _start(self.folder, environment, self.server)
-        return self._child
 
     def _hang(self, child: _Child, function: str, timeout_s: float) -> str:
         found = processes.keep_stacks(child.folder)
@@ -140,15 +136,7 @@ def _start(folder: Path, environment: Mapping[str, str], server: Server | None) 
 
 
 def _read_line(child: _Child, deadline: float) -> dict[str, Any]:
-    while b"\n" not in child.buffered:
-        ready, _, _ = select.select([child.answers], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError
-        chunk = os.read(child.answers, 1 << 20)
-        if not chunk or len(child.buffered) > LONGEST_BYTES:
-            raise EOFError
-        child.buffered += chunk
-    line, _, child.buffered = child.buffered.partition(b"\n")
+    line, child.buffered = processes.line_of(child.answers, child.buffered, deadline, LONGEST_BYTES)
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -34,15 +34,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     except Exception:  # noqa: BLE001
         return {"ok": False, "error": traceback.format_exc()}
     finally:
-        _release_memory()
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
     return {"ok": True, "result": result}
-
-
-def _release_memory() -> None:
-    torch = sys.modules.get("torch")
-    gc.collect()
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -157,7 +157,6 @@ class Device:
     throttle: Throttle = Throttle()
     power: Power = Power()
     clock_mhz: Reading = Absence.NOT_SUPPORTED  # compute clock; of several the slowest
-    max_clock_mhz: Reading = Absence.NOT_SUPPORTED
     temperature_c: Reading = Absence.NOT_SUPPORTED
     processes: tuple[Process, ...] | Absence = ()
     numa_node: Reading = Absence.NOT_SUPPORTED
@@ -182,9 +181,8 @@ class Link:
     errors: Reading = Absence.NOT_SUPPORTED
     errors_cleared: bool = False
     replays: Reading = Absence.NOT_SUPPORTED  # packets that were sent again: that costs time, no data is lost
-    p2p: Reading = (
-        Absence.NOT_SUPPORTED
-    )  # True if the library says that each device may read the other's memory
+    # True if the library says that each device may read the other's memory
+    p2p: Reading = Absence.NOT_SUPPORTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +238,8 @@ class Vendor(Protocol):
 
     NAME: VendorName
     VISIBILITY: str  # the environment variable that shows a child only some devices; "" on cpu
-    PEER_LINK: (
-        str  # the kind of link between every pair of devices of a healthy machine: "xgmi", "nvlink", ""
-    )
+    # the kind of link between every pair of devices of a healthy machine: "xgmi", "nvlink", ""
+    PEER_LINK: str
     # libraries of other vendors: a file that links one of them is not meant for this vendor
     FOREIGN_RUNTIMES: tuple[str, ...]
     # The factor on time limits, which were set on H200. A limit only has to tell a hang from slow work.

@@ -212,15 +212,12 @@ def _visible(devices: Sequence[Device]) -> list[Device]:
     nodes = {device.index: amd_kernel.node_of(device.bdf, device.part) for device in devices}
     ours = [device for device in devices if amd_kernel.is_ours(nodes[device.index])]
     shown = sorted(ours, key=lambda device: amd_kernel.order(nodes[device.index]))
-    for chosen in (os.environ.get(VISIBILITY), _chosen_of_hip()):
+    # HIP obeys CUDA's variable, if its own is not set.
+    of_hip = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    for chosen in (os.environ.get(VISIBILITY), of_hip):
         if chosen is not None:
             shown = _named(shown, [name.strip() for name in chosen.split(",")])
     return [device for device in devices if device in shown]
-
-
-def _chosen_of_hip() -> str | None:
-    """The variable that HIP obeys: CUDA's, if its own is not set."""
-    return os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _named(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:

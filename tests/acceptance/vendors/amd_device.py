@@ -61,12 +61,13 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, *, same: int, gp
     node = found.properties if found else {}
     partition = _partition(smi, handle)
     metrics = metrics_of(smi, gpu)
+    reported = str(field(asic, "target_graphics_version"))
     return Device(
         index=index,
         uuid=_uuid(smi, handle, asic, node) + (f"-part{part}" if part else ""),
         bdf=bdf,
         name=str(field(asic, "market_name")),
-        arch=_first(field(asic, "target_graphics_version"), amd_kernel.architecture(node)),
+        arch=reported if reported.startswith("gfx") else amd_kernel.architecture(node),
         compute_units=_units(asic, node, partition),
         memory_bytes=_memory_bytes(smi, handle, found, partition),
         part=part,
@@ -79,7 +80,6 @@ def device(smi: Any, handle: Any, index: int, earlier: Metrics, *, same: int, gp
         throttle=throttle(whole, metrics, earlier),
         power=_power(smi, gpu, whole, metrics),
         clock_mhz=_clock(smi, handle, metrics),
-        max_clock_mhz=field(_clocks(smi, handle), "max_clk"),
         temperature_c=_temperature(smi, handle),
         processes=_processes(smi, handle),
         numa_node=reading(ask(smi, "amdsmi_topo_get_numa_node_number", handle)),
@@ -114,10 +114,6 @@ def _uuid(smi: Any, handle: Any, asic: Any, node: Mapping[str, int]) -> str:
         int(serial, 16) if isinstance(serial, str) and serial.startswith("0x") else 0
     )
     return f"GPU-{number:016x}" if number else str(ask(smi, "amdsmi_get_gpu_device_uuid", handle))
-
-
-def _first(reported: Reading, kernel: str) -> str:
-    return reported if isinstance(reported, str) and reported.startswith("gfx") else kernel
 
 
 def _part(smi: Any, handle: Any, bdf: str, same: int) -> int:
@@ -166,11 +162,8 @@ def _pci_id(asic: Any) -> Reading:
     for part in parts:
         if isinstance(part, Absence):
             return part
-    return ":".join(f"{_number(part):04x}" for part in parts)
-
-
-def _number(value: Reading) -> int:
-    return int(value, 16) if isinstance(value, str) else int(value)
+    numbers = (int(part, 16) if isinstance(part, str) else int(part) for part in parts)
+    return ":".join(f"{number:04x}" for number in numbers)
 
 
 def _firmware(smi: Any, handle: Any) -> dict[str, Reading]:
@@ -241,8 +234,11 @@ def _ecc(smi: Any, handle: Any) -> Ecc:
     counts = ask(smi, "amdsmi_get_gpu_total_ecc_count", handle)
     lost = [field(counts, name) for name in ("uncorrectable_count", "deferred_count")]
     pages = ask(smi, "amdsmi_get_gpu_bad_page_info", handle)
+    blocks = ask(smi, "amdsmi_get_gpu_ras_block_features_enabled", handle)  # RAS of the memory controllers
     return Ecc(
-        enabled=_ecc_enabled(smi, handle),
+        enabled=blocks
+        if isinstance(blocks, Absence)
+        else any(row["block"] == "UMC" and row["status"] == "ENABLED" for row in blocks),
         correctable=field(counts, "correctable_count"),
         # A deferred error is uncorrectable data that no one has read yet.
         uncorrectable=lost[0]
@@ -252,14 +248,6 @@ def _ecc(smi: Any, handle: Any) -> Ecc:
         failed=_pages(smi, pages, "UNRESERVABLE"),
         retired=_pages(smi, pages, "RESERVED"),
     )
-
-
-def _ecc_enabled(smi: Any, handle: Any) -> Reading:
-    """Whether RAS is on for the memory controllers."""
-    blocks = ask(smi, "amdsmi_get_gpu_ras_block_features_enabled", handle)
-    if isinstance(blocks, Absence):
-        return blocks
-    return any(row["block"] == "UMC" and row["status"] == "ENABLED" for row in blocks)
 
 
 def _pages(smi: Any, pages: Any, status: str) -> Reading:
@@ -299,10 +287,6 @@ def _draw(metrics: Metrics) -> Reading:
     return now if is_known(now) else field(metrics, "average_socket_power")
 
 
-def _clocks(smi: Any, handle: Any) -> Any:
-    return ask(smi, "amdsmi_get_clock_info", handle, member(smi, "AmdSmiClkType.GFX"))
-
-
 def _clock(smi: Any, handle: Any, metrics: Metrics) -> Reading:
     """The clock of the slowest die, which decides the speed; MI200 has only one."""
     dies = (
@@ -311,7 +295,10 @@ def _clock(smi: Any, handle: Any, metrics: Metrics) -> Reading:
         else [reading(clock) for clock in metrics.get("current_gfxclks", ())]
     )
     known = [int(clock) for clock in dies if is_known(clock)]
-    return min(known) if known else field(_clocks(smi, handle), "clk", "cur_clk")
+    if known:
+        return min(known)
+    clocks = ask(smi, "amdsmi_get_clock_info", handle, member(smi, "AmdSmiClkType.GFX"))
+    return field(clocks, "clk", "cur_clk")
 
 
 def _temperature(smi: Any, handle: Any) -> Reading:

@@ -187,15 +187,14 @@ def _named(word: int, names: Mapping[int, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for bit, name in names.items() if word >> bit & 1))
 
 
-def _bdf(node: Mapping[str, int]) -> str:
-    location = node.get("location_id", 0)
-    return f"{node.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
-
-
 def _node(path: Path) -> Iterator[Node]:
     try:
         found = _properties(path / "properties")
-        yield Node(int(path.name), _bdf(found), found.get("location_id", 0) >> 28, found, _memory(path))
+        domain, place = found.get("domain", 0), found.get("location_id", 0)
+        bdf = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+        banks = (_properties(bank) for bank in path.glob("mem_banks/*/properties"))
+        memory = sum(bank.get("size_in_bytes", 0) for bank in banks)
+        yield Node(int(path.name), bdf, place >> 28, found, memory)
     except PermissionError:
         return
 
@@ -207,20 +206,9 @@ def _link(path: Path) -> dict[str, int]:
         return {}
 
 
-def _memory(path: Path) -> int:
-    banks = (_properties(bank) for bank in path.glob("mem_banks/*/properties"))
-    return sum(bank.get("size_in_bytes", 0) for bank in banks)
-
-
 def _properties(path: Path) -> dict[str, int]:
-    return dict(_pairs(kernel_files.text(path)))
-
-
-def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if value.strip().isdigit():
-            yield name, int(value)
+    words = (line.partition(" ") for line in kernel_files.text(path).splitlines())
+    return {name: int(value) for name, _, value in words if value.strip().isdigit()}
 
 
 def gpudirect(root: Path) -> Mapping[str, bool | None]:

@@ -33,7 +33,9 @@ class End:
 def end(smi: Any, handle: Any, device: Device) -> End:
     """Read one device's side."""
     counted = device.arch.startswith(COUNTED_BY_RAS)
-    errors = _ras_errors(smi, handle) if counted else _error_status(smi, handle)
+    if counted:  # of the links' RAS block; a correctable one is a bit error rate above its limit (mce_amd.c)
+        counts = ask(smi, "amdsmi_get_gpu_ecc_count", handle, member(smi, "AmdSmiGpuBlock.XGMI_WAFL"))
+    errors = added(*(field(counts, name) for name in RAS_COUNTS)) if counted else _error_status(smi, handle)
     node = amd_kernel.node_of(device.bdf, device.part)
     return End(handle, node, _link_states(smi, handle), errors, errors_cleared=not counted)
 
@@ -107,12 +109,6 @@ def _link_states(smi: Any, handle: Any) -> tuple[str, ...] | Absence:
         return answer
     states = tuple(str(letter) for letter in answer["status"])
     return states if {"U", "D"} & set(states) else Absence.NOT_AVAILABLE
-
-
-def _ras_errors(smi: Any, handle: Any) -> Reading:
-    """Errors of the links' RAS block; a correctable one is a bit error rate above its limit (mce_amd.c)."""
-    counts = ask(smi, "amdsmi_get_gpu_ecc_count", handle, member(smi, "AmdSmiGpuBlock.XGMI_WAFL"))
-    return added(*(field(counts, name) for name in RAS_COUNTS))
 
 
 def _error_status(smi: Any, handle: Any) -> Reading:

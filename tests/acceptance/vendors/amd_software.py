@@ -165,9 +165,8 @@ def _bundled(data: mmap.mmap, position: int, end: int) -> Iterator[str]:
         else:
             head, size = _unpacked_head(data, match.start(), end)
         yield from _ids(head)
-        position = max(
-            position, match.start() + size
-        )  # skip the data: compressed bytes may look like a bundle
+        # Skip the data: compressed bytes may look like a bundle.
+        position = max(position, match.start() + size)
 
 
 def _ids(head: bytes) -> Iterator[str]:

@@ -125,21 +125,21 @@ def _packed(digits: str) -> Version | None:
 
 def _row(found: AmdDriver) -> Mapping[str, Any] | None:
     """The row of a driver; of a driver between two rows the older one; None before the first."""
-    at_most = [row for row in _table()["amd"] if _at_most(row, found)]
+    at_most = [row for row in _table()["amd"] if (both := _both(row, found)) and both[0] <= both[1]]
     return at_most[-1] if at_most else None
 
 
-def _at_most(row: Mapping[str, Any], found: AmdDriver) -> bool:
+def _both(row: Mapping[str, Any], found: AmdDriver) -> tuple[Version, Version] | None:
+    """A row's number and the driver's of the same kind; None where one of them has none."""
     if found.release:
-        return _numbers(row["release"]) <= found.release[:RELEASE_DIGITS]
-    return row["module"] is not None and found.module is not None and _numbers(row["module"]) <= found.module
+        return _numbers(row["release"]), found.release[:RELEASE_DIGITS]
+    return (_numbers(row["module"]), found.module) if row["module"] is not None and found.module else None
 
 
 def _is(row: Mapping[str, Any], found: AmdDriver) -> bool:
     """Whether the row is about this driver, and not only about the next older one."""
-    if found.release:
-        return _numbers(row["release"]) == found.release[:RELEASE_DIGITS]
-    return row["module"] is not None and _numbers(row["module"]) == found.module
+    both = _both(row, found)
+    return both is not None and both[0] == both[1]
 
 
 def _words(driver: str, row: Mapping[str, Any] | None) -> str:

@@ -11,7 +11,6 @@ from vendors import (
     Device,
     Event,
     Host,
-    Reading,
     Requirement,
     Sample,
     VendorAbsentError,
@@ -54,12 +53,12 @@ def read_devices() -> Host:
     nvml = open_library()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     every = [nvidia_device.device(nvml, handle, index) for index, handle in enumerate(handles)]
-    shown = _visible(every)
+    shown, cuda = _visible(every), ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     return Host(
         vendor=NAME,
         library=f"nvidia-ml-py {version(nvml)}",
         driver=text(nvml, nvml.nvmlSystemGetDriverVersion),
-        driver_runtime=_cuda_of_driver(nvml),
+        driver_runtime=cuda if isinstance(cuda, Absence) else f"{cuda // 1000}.{cuda % 1000 // 10}",
         devices=tuple(shown),
         unlisted=(*nvidia_bus.unlisted({device.bdf for device in every}), *nvidia_bus.unheld()),
     )
@@ -132,11 +131,6 @@ def driver_support(host: Host, runtime_version: str) -> Support:
     return drivers.nvidia(driver, runtime_version, serves)
 
 
-def _cuda_of_driver(nvml: object) -> Reading:
-    version = ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
-    return version if isinstance(version, Absence) else f"{version // 1000}.{version % 1000 // 10}"
-
-
 def _visible(devices: Sequence[Device]) -> list[Device]:
     """The devices that the user's environment shows to this process; NVML itself ignores it.
 
@@ -151,11 +145,5 @@ def _visible(devices: Sequence[Device]) -> list[Device]:
             f"{VISIBILITY} names {part}, an instance of a GPU in MIG mode: devices.json has whole GPUs only,"
             " and no part is certified; choose whole GPUs, and switch MIG off with nvidia-smi -mig 0"
         )
-    return [device for device in devices if _is_named(device, names)]
-
-
-def _is_named(device: Device, names: Sequence[str]) -> bool:
-    return any(
-        name == str(device.index) or (name.startswith("GPU-") and device.uuid.startswith(name))
-        for name in names
-    )
+    ids = tuple(name for name in names if name.startswith("GPU-"))
+    return [device for device in devices if str(device.index) in names or device.uuid.startswith(ids)]

@@ -26,24 +26,24 @@ def device(nvml: Any, handle: Any, index: int) -> Device:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
     return Device(
         index=index,
         uuid=str(reading(nvml.nvmlDeviceGetUUID(handle))),
         bdf=_bdf(str(reading(pci.busId))),
         name=str(reading(nvml.nvmlDeviceGetName(handle))),
         arch=f"sm_{capability[0]}{capability[1]}",
-        compute_units=_multiprocessors(nvml, handle),
+        compute_units=_multiprocessors(nvml, handle, tuple(capability)),
         memory_bytes=memory.total,
         memory_used_bytes=memory.used,
         pci_id=f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}",
         firmware=_firmware(nvml, handle),
-        partition={"mig": _mig(nvml, handle)},
+        partition={"mig": mig if isinstance(mig, Absence) else "enabled" if mig[0] else "disabled"},
         pcie=_pcie(nvml, handle),
         ecc=_ecc(nvml, handle),
         throttle=_throttle(nvml, handle),
         power=_power(nvml, handle),
         clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        max_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
         temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         processes=_processes(nvml, handle),
         numa_node=_numa_node(_bdf(str(reading(pci.busId)))),
@@ -58,15 +58,14 @@ def _bdf(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def _multiprocessors(nvml: Any, handle: Any) -> Reading:
+def _multiprocessors(nvml: Any, handle: Any, capability: tuple[int, ...]) -> Reading:
     """NVML counts CUDA cores.
     A multiprocessor has 64 of them on sm_70, sm_75 and sm_80, and 128 elsewhere.
     """
     cores = ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
     if isinstance(cores, Absence):
         return cores
-    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return int(cores) // (64 if tuple(capability) in {(7, 0), (7, 5), (8, 0)} else 128)
+    return int(cores) // (64 if capability in {(7, 0), (7, 5), (8, 0)} else 128)
 
 
 def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:
@@ -75,13 +74,6 @@ def _firmware(nvml: Any, handle: Any) -> dict[str, Reading]:
         "inforom": text(nvml, "nvmlDeviceGetInforomImageVersion", handle),
         "gsp": text(nvml, "nvmlDeviceGetGspFirmwareVersion", handle),
     }
-
-
-def _mig(nvml: Any, handle: Any) -> Reading:
-    mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
-    if isinstance(mode, Absence):
-        return mode
-    return "disabled" if mode[0] == 0 else "enabled"
 
 
 def _pcie(nvml: Any, handle: Any) -> PcieLink:

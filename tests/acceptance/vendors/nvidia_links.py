@@ -34,7 +34,7 @@ def end(nvml: Any, handle: Any) -> End:
     """Read one device's side."""
     return End(
         handle=handle,
-        active=_active_links(nvml, handle),
+        active=sum(ask(nvml, "nvmlDeviceGetNvLinkState", handle, at) == 1 for at in range(MAX_LINKS)),
         errors=_recoveries(nvml, handle),
         replays=_count(nvml, handle, nvml.NVML_NVLINK_ERROR_DL_REPLAY),
     )
@@ -43,9 +43,8 @@ def end(nvml: Any, handle: Any) -> End:
 def link(nvml: Any, ends: Mapping[int, End], a: int, b: int) -> Link:
     """The link between two devices, from both sides."""
     pair = ends[a].handle, ends[b].handle
-    reads = ask(
-        nvml, "nvmlDeviceGetP2PStatus", *pair, 0
-    )  # 0 is READ; the library's constant is a tuple by mistake
+    # 0 is READ; the library's constant is a tuple by mistake.
+    reads = ask(nvml, "nvmlDeviceGetP2PStatus", *pair, 0)
     nvlink = ask(nvml, "nvmlDeviceGetP2PStatus", *pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     linked = nvlink == nvml.NVML_P2P_STATUS_OK
     return Link(
@@ -57,10 +56,6 @@ def link(nvml: Any, ends: Mapping[int, End], a: int, b: int) -> Link:
         replays=added(ends[a].replays, ends[b].replays),
         p2p=reads if isinstance(reads, Absence) else reads == nvml.NVML_P2P_STATUS_OK,
     )
-
-
-def _active_links(nvml: Any, handle: Any) -> int:
-    return sum(ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) == 1 for link in range(MAX_LINKS))
 
 
 def _count(nvml: Any, handle: Any, kind: int) -> Reading:

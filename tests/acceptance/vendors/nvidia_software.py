@@ -35,14 +35,11 @@ def _nvrtc(library: ctypes.CDLL) -> Version:
 
 
 def _property(function: str, library: ctypes.CDLL) -> Version:
-    return tuple(_one_property(library, function, which) for which in (MAJOR, MINOR, PATCH))
-
-
-def _one_property(library: ctypes.CDLL, function: str, which: int) -> int:
-    value = ctypes.c_int()
-    if code := library[function](which, ctypes.byref(value)):
-        raise OSError(f"{function} answered {code}")
-    return value.value
+    values = [ctypes.c_int() for _ in (MAJOR, MINOR, PATCH)]
+    for which, value in enumerate(values):
+        if code := library[function](which, ctypes.byref(value)):
+            raise OSError(f"{function} answered {code}")
+    return tuple(value.value for value in values)
 
 
 def _toolkit(name: str, stem: str, *, needed: bool = False, device_code: bool = False) -> Library:

@@ -22,6 +22,14 @@ def device() -> torch.device:
     )
 
 
+def synchronize() -> None:
+    """Wait until the device has finished; calls on a CPU return finished."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def backend() -> str:
     """The collective backend of that device: `nccl` (also the name of RCCL) or `gloo`."""
     import torch

@@ -59,9 +59,12 @@ def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
 
 def _gated(function: Callable[..., torch.Tensor], x: torch.Tensor) -> Iterable[Reading]:
     up, g = (operands.normal(*x.shape, dtype=x.dtype, seed=seed) for seed in (1, 2))
-    got = _with_gradients(function, x, up, g)
-    ref = _with_gradients(function, *float64(x, up, g))
-    eager = _with_gradients(_in_float32(function), x, up, g)
+    got = operands.with_gradients(function, {"dgate": x, "dup": up}, g)
+    wide, wide_up, wide_g = float64(x, up, g)
+    ref = operands.with_gradients(function, {"dgate": wide, "dup": wide_up}, wide_g)
+    eager = operands.with_gradients(
+        lambda gate, other: function(gate.float(), other.float()).to(gate.dtype), {"dgate": x, "dup": up}, g
+    )
     for index, name in enumerate(("out", "dgate", "dup")):
         yield frobenius(got[index], ref[index], eager[index], factor=3.0, name=f"{name} frobenius")
         yield elementwise(got[index], ref[index], _slack(x, up, g)[index], name=f"{name} elementwise")
@@ -79,19 +82,6 @@ def _nonfinite(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> Ite
     yield Reading("NaN lost", float(not out[7].isnan()), 0.0)
     yield Reading("NaN elsewhere", float(out.isnan().sum() - 1), 0.0)
     yield Reading("infinity lost", float(out.isposinf().sum() != x.isposinf().sum()), 0.0)
-
-
-def _in_float32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda gate, up: function(gate.float(), up.float()).to(gate.dtype)
-
-
-def _with_gradients(
-    function: Callable[..., torch.Tensor], x: torch.Tensor, up: torch.Tensor, g: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    leaves = x.detach().clone().requires_grad_(), up.detach().clone().requires_grad_()
-    out = function(*leaves)
-    gate_grad, up_grad = torch.autograd.grad(out, leaves, g)
-    return out.detach(), gate_grad, up_grad
 
 
 def _slack(x: torch.Tensor, up: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:

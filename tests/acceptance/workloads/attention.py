@@ -5,7 +5,7 @@ In: a dtype, a backend (`default` is PyTorch's own choice) and a tier. Out: the 
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,14 +79,15 @@ def forced(backend: str) -> contextlib.AbstractContextManager[None]:
 def _has_kernel(shape: Shape, dtype: str, backend: str) -> bool:
     if backend == "default":
         return True
-    leaves = [tensor.requires_grad_() for tensor in inputs(shape, dtype)[:3]]
+    leaves, _ = leaves_of(shape, dtype)
     attempt = functools.partial(attend, *leaves, causal=shape.causal)
     return not attention_refusals.refused(backend, shape, attempt)
 
 
 def _cases(shapes: list[Shape], dtype: str) -> Iterator[cases.Case]:
     for shape in shapes:
-        yield str(shape), functools.partial(_against_float64, shape, dtype)
+        call = functools.partial(attend, causal=shape.causal)
+        yield str(shape), functools.partial(against_float64, call, shape, dtype, causal=shape.causal)
     if shapes:  # without a shape the report is empty, which fails the check
         yield "uniform keys are averaged exactly", functools.partial(_uniform, dtype)
         yield "one-hot keys select their value", functools.partial(_one_hot, dtype)
@@ -125,12 +126,25 @@ def inputs(shape: Shape, dtype: str) -> tuple[torch.Tensor, ...]:
     return q, k, v, operands.normal(shape.b, shape.hq, shape.sq, shape.d, dtype=kind, seed=4)
 
 
-def _against_float64(shape: Shape, dtype: str) -> Iterable[Reading]:
+def leaves_of(shape: Shape, dtype: str) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """q, k, v as leaves, and the output's gradient."""
     *qkv, g = inputs(shape, dtype)
-    leaves = [tensor.requires_grad_() for tensor in qkv]
-    out = attend(*leaves, causal=shape.causal)
+    return [tensor.requires_grad_() for tensor in qkv], g
+
+
+def against_float64(
+    call: Callable[..., torch.Tensor],
+    shape: Shape,
+    dtype: str,
+    *,
+    causal: bool = False,
+    seen: torch.Tensor | None = None,
+) -> Iterable[Reading]:
+    """The readings of a way to attend, forward and backward; `call` takes q, k and v."""
+    leaves, g = leaves_of(shape, dtype)
+    out = call(*leaves)
     out.backward(g)
-    yield from judge(out.detach(), leaves, g, causal=shape.causal)
+    yield from judge(out.detach(), leaves, g, causal=causal, seen=seen)
 
 
 def judge(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from workloads import arch, attention, cases, device
+from workloads import attention, cases, device, synchronize
 from workloads.gates import Reading
 
 OPERATORS = {
@@ -42,15 +42,11 @@ def check(dtype: str, backend: str) -> dict[str, Any]:
 def chosen(dtype: str) -> list[dict[str, Any]]:
     """The backend that PyTorch chooses when none is named, and its kernels: a small shape, the trainers'."""
     large = TRAINERS if device().type == "cuda" else replace(TRAINERS, sq=128, sk=128)
-    return [_chosen(dtype, shape) for shape in (SHAPE, large)]
+    return [taken(dtype, shape) for shape in (SHAPE, large)]
 
 
-def taken(shape: attention.Shape, dtype: str = "bf16") -> str:
-    """The backend that PyTorch takes for a shape; empty if none of those that are known ran."""
-    return str(_chosen(dtype, shape)["backend"])
-
-
-def _chosen(dtype: str, shape: attention.Shape) -> dict[str, Any]:
+def taken(dtype: str, shape: attention.Shape) -> dict[str, Any]:
+    """The backend that PyTorch takes for a shape, empty if none of those that are known ran, and kernels."""
     events = names(dtype, "default", shape)
     found = [backend for backend, pattern in OPERATORS.items() if _matching(events["operators"], pattern)]
     return {"shape": str(shape), "backend": found[-1] if found else "", **events}
@@ -58,14 +54,13 @@ def _chosen(dtype: str, shape: attention.Shape) -> dict[str, Any]:
 
 def names(dtype: str, backend: str, shape: attention.Shape = SHAPE) -> dict[str, list[str]]:
     """{"operators", "kernels"} that the profiler saw in one forward and backward."""
-    *qkv, g = attention.inputs(shape, dtype)
-    leaves = [tensor.requires_grad_() for tensor in qkv]
+    leaves, g = attention.leaves_of(shape, dtype)
     gpu = [ProfilerActivity.CUDA] if device().type == "cuda" else []
     with attention.forced(backend):
         attention.attend(leaves[0], leaves[1], leaves[2], causal=True).backward(g)
         with profile(activities=[ProfilerActivity.CPU, *gpu]) as seen:
             attention.attend(leaves[0], leaves[1], leaves[2], causal=True).backward(g)
-            _wait()
+            synchronize()
     events = seen.events()
     on_device = [e.name for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
     return {"operators": sorted({e.name for e in events} - set(on_device)), "kernels": sorted(set(on_device))}
@@ -74,7 +69,8 @@ def names(dtype: str, backend: str, shape: attention.Shape = SHAPE) -> dict[str,
 def _ran(dtype: str, backend: str) -> Iterable[Reading]:
     seen = names(dtype, backend)
     operators = _matching(seen["operators"], OPERATORS[backend])
-    yield Reading("operators missing", float(not operators), 0.0, f"saw {_attention(seen['operators'])}")
+    saw = [name for name in seen["operators"] if "attention" in name]
+    yield Reading("operators missing", float(not operators), 0.0, f"saw {saw}")
     others = [b for b in OPERATORS if b != backend and _matching(seen["operators"], OPERATORS[b])]
     yield Reading("other backends that ran", float(len(others)), 0.0, ", ".join(others))
     if device().type == "cuda":
@@ -84,17 +80,3 @@ def _ran(dtype: str, backend: str) -> Iterable[Reading]:
 
 def _matching(seen: list[str], pattern: str) -> list[str]:
     return [name for name in seen if re.search(pattern, name, re.IGNORECASE)]
-
-
-def _attention(seen: list[str]) -> list[str]:
-    return [name for name in seen if "attention" in name]
-
-
-def _wait() -> None:
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-
-
-def expected() -> list[str]:
-    """The backends of this architecture."""
-    return list(arch.attention_backends())

@@ -7,7 +7,6 @@ PyTorch; `package`, flash_attn. `lacks` says why this machine does not have a wa
 
 import functools
 import importlib.util
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -15,10 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from workloads import arch, attention, cases, device, flash_package
+from workloads import arch, attention, attention_packed, cases, device, flash_package
 from workloads.gates import Reading, exact
 
 LENGTHS = (1, 7, 128, 113, 61)
+PACK = attention_packed.Pack(LENGTHS, LENGTHS, causal=True)
 LENGTH, WINDOW = 256, 24
 HEADS, HEAD = 2, 64
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -52,7 +52,9 @@ def lacks_window(way: str) -> dict[str, str] | None:
 
 def packed(way: str) -> dict[str, Any]:
     """Several sequences in one row; each is causal and must not see the others."""
-    return cases.run(_cases(PACKED[way], sum(LENGTHS), packed_mask(), first=sum(LENGTHS[:3])))
+    attend = functools.partial(attention_packed.WITH[way], PACK)
+    seen = attention_packed.seen(PACK)
+    return cases.run(_cases(attend, sum(LENGTHS), seen, first=sum(LENGTHS[:3])))
 
 
 def windowed(way: str) -> dict[str, Any]:
@@ -64,33 +66,17 @@ def _cases(attend: Attend, length: int, seen: torch.Tensor, *, first: int) -> It
     for dtype, peaked in itertools.product(("bf16", "fp16"), (False, True)):
         name = f"{dtype} {'peaked' if peaked else 'normal'}"
         shape = attention.Shape(b=1, hq=HEADS, hkv=HEADS, sq=length, sk=length, d=HEAD, peaked=peaked)
-        yield name, functools.partial(_against_float64, attend, shape, dtype, seen)
+        yield name, functools.partial(attention.against_float64, attend, shape, dtype, seen=seen)
         yield (
             f"{name}, what is hidden does not matter",
             functools.partial(_blind, attend, shape, dtype, seen, first),
         )
 
 
-def packed_mask() -> torch.Tensor:
-    """(T, T): True where query and key belong to one sequence and the key is not later."""
-    owner = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)).to(device())
-    return (owner[:, None] == owner).tril()
-
-
 def window_mask() -> torch.Tensor:
     """(S, S): True for the query's own key and the WINDOW - 1 before it."""
     distance = torch.arange(LENGTH, device=device())[:, None] - torch.arange(LENGTH, device=device())
     return (distance >= 0) & (distance < WINDOW)
-
-
-def _against_float64(
-    attend: Attend, shape: attention.Shape, dtype: str, seen: torch.Tensor
-) -> Iterable[Reading]:
-    *qkv, g = attention.inputs(shape, dtype)
-    leaves = [tensor.requires_grad_() for tensor in qkv]
-    out = attend(*leaves)
-    out.backward(g)
-    yield from attention.judge(out.detach(), leaves, g, causal=False, seen=seen)
 
 
 def _blind(
@@ -102,35 +88,6 @@ def _blind(
     before = attend(q, k, v)[:, :, first:]
     k[:, :, hidden], v[:, :, hidden] = k[:, :, hidden] * -3, v[:, :, hidden] * 100
     yield exact(attend(q, k, v)[:, :, first:], before, name="same bits")
-
-
-def _by_mask(seen: Callable[[], torch.Tensor]) -> Attend:
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=seen())
-
-
-def ends() -> torch.Tensor:
-    return torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32, device=device())
-
-
-def _rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """(1, H, T, D) as the packed functions take it: (T, H, D)."""
-    return [tensor[0].transpose(0, 1) for tensor in tensors]
-
-
-def _by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    # 2.10 has is_causal; later releases express it as a window without an end to the left.
-    says = inspect.signature(varlen_attn).parameters
-    causal = {"window_size": (-1, 0)} if "window_size" in says else {"is_causal": True}
-    places, longest = ends(), max(LENGTHS)
-    return varlen_attn(*_rows(q, k, v), places, places, longest, longest, **causal).transpose(0, 1)[None]
-
-
-def _by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    places, longest = ends(), max(LENGTHS)
-    out = flash_package.packed_rows(_rows(q, k, v), (places, places), (longest, longest), causal=True)
-    return out.transpose(0, 1)[None]
 
 
 def _window_by_package(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -154,9 +111,8 @@ def _window_by_flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return function(q, k, v, block_mask=block)
 
 
-PACKED: dict[str, Attend] = {"mask": _by_mask(packed_mask), "torch": _by_torch, "package": _by_package}
 WINDOWED: dict[str, Attend] = {
-    "mask": _by_mask(window_mask),
+    "mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=window_mask()),
     "flex": _window_by_flex,
     "package": _window_by_package,
 }

@@ -6,7 +6,7 @@ In: a way of `attention_masks` (`mask`, `torch`, `package`). Out: the report of 
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from workloads import attention, cases, device, flash_package
-from workloads.gates import Reading
 
 
 @dataclass(frozen=True)
@@ -45,27 +44,19 @@ def _cases(attend: Attend) -> Iterator[cases.Case]:
     for (name, pack), dtype in itertools.product(PACKS.items(), ("bf16", "fp16")):
         for peaked in (False, True):
             words = f"{name} {dtype} {'peaked' if peaked else 'normal'}"
-            yield words, functools.partial(_against_float64, attend, pack, dtype, peaked=peaked)
+            shape = attention.Shape(b=1, hq=2, hkv=2, sq=sum(pack.queries), sk=sum(pack.keys), peaked=peaked)
+            call = functools.partial(attend, pack)
+            yield words, functools.partial(attention.against_float64, call, shape, dtype, seen=seen(pack))
 
 
 def seen(pack: Pack) -> torch.Tensor:
     """(queries, keys): True within one member, and up to the query's own place where the pack is causal."""
-    owners = [_owner(lengths) for lengths in (pack.queries, pack.keys)]
+    owners = [
+        torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device())
+        for lengths in (pack.queries, pack.keys)
+    ]
     same = owners[0][:, None] == owners[1]
     return same.tril() if pack.causal else same
-
-
-def _owner(lengths: tuple[int, ...]) -> torch.Tensor:
-    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device())
-
-
-def _against_float64(attend: Attend, pack: Pack, dtype: str, *, peaked: bool) -> Iterable[Reading]:
-    shape = attention.Shape(b=1, hq=2, hkv=2, sq=sum(pack.queries), sk=sum(pack.keys), peaked=peaked)
-    *qkv, g = attention.inputs(shape, dtype)
-    leaves = [tensor.requires_grad_() for tensor in qkv]
-    out = attend(pack, *leaves)
-    out.backward(g)
-    yield from attention.judge(out.detach(), leaves, g, causal=False, seen=seen(pack))
 
 
 def _by_mask(pack: Pack, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -77,11 +68,12 @@ def _arguments(
 ) -> tuple[torch.Tensor | int, ...]:
     """As the packed functions take them: (T, H, D), where members begin and end, the longest of each."""
     rows = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
-    ends = (
-        torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device())
-        for lengths in (pack.queries, pack.keys)
-    )
-    return (*rows, *ends, max(pack.queries), max(pack.keys))
+    return (*rows, ends(pack.queries), ends(pack.keys), max(pack.queries), max(pack.keys))
+
+
+def ends(lengths: tuple[int, ...]) -> torch.Tensor:
+    """Where members begin and end, as the packed functions take it."""
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device())
 
 
 def _by_torch(pack: Pack, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -94,8 +86,8 @@ def _by_torch(pack: Pack, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
 
 
 def _by_package(pack: Pack, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    *rows, ends, key_ends, longest, key_longest = _arguments(pack, q, k, v)
-    out = flash_package.packed_rows(rows, (ends, key_ends), (longest, key_longest), causal=pack.causal)
+    *rows, begins, key_begins, longest, key_longest = _arguments(pack, q, k, v)
+    out = flash_package.packed_rows(rows, (begins, key_begins), (longest, key_longest), causal=pack.causal)
     return out.transpose(0, 1)[None]
 
 

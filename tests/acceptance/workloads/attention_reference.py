@@ -65,7 +65,9 @@ def compute(
     grads = scale * (ds @ k), _fold(scale * (ds.mT @ q), groups), _fold(p.mT @ g, groups)
 
     # How the errors of P, dS and delta enter each result, as root sums of squares.
-    rounding = _rounding(unit, q, k)
+    # Of one P or dS: its rounding, and float32's in the score, the exponential, the sums.
+    scores = q.norm(dim=-1, keepdim=True) * k.norm(dim=-1, keepdim=True).mT * q.shape[-1] ** -0.5
+    rounding = unit + FLOAT32 * (EXPONENTIAL + k.shape[-2] ** 0.5 + scores)
     ddelta = unit * (g * out).norm(dim=-1, keepdim=True)
     dp = (p * rounding).square()
     # g v^T and delta are float32 sums over D: where they cancel (one key left), only their errors remain.
@@ -78,12 +80,6 @@ def compute(
         _fold(_rss(dp.mT, g), groups),
     )
     return Reference(out, grads, tuple(SPREAD * part for part in slack))
-
-
-def _rounding(unit: float, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Relative error of one P or dS: its rounding, and float32's in the score, the exponential, the sums."""
-    scores = q.norm(dim=-1, keepdim=True) * k.norm(dim=-1, keepdim=True).mT * q.shape[-1] ** -0.5
-    return unit + FLOAT32 * (EXPONENTIAL + k.shape[-2] ** 0.5 + scores)
 
 
 def _rss(squares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

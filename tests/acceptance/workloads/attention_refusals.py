@@ -18,10 +18,6 @@ NO_KERNEL = ("No available kernel", "No viable backend")
 Refuses = Callable[["Shape", bool], bool]
 
 
-def _on_gpu(_shape: "Shape", masked: bool) -> bool:
-    return masked and arch.name() != "cpu"
-
-
 def release() -> tuple[int, int]:
     """PyTorch's release: (2, 13)."""
     major, minor = torch.__version__.split(".")[:2]
@@ -32,7 +28,7 @@ def release() -> tuple[int, int]:
 MAY_REFUSE: Mapping[str, tuple[tuple[str, Refuses], ...]] = {
     "math": (),
     "flash": (
-        ("flash attention on GPUs takes no mask", _on_gpu),
+        ("flash attention on GPUs takes no mask", lambda _, masked: masked and arch.name() != "cpu"),
         (
             "its causal diagonal is at the other corner if lengths differ",
             lambda shape, _: shape.causal and shape.sq != shape.sk,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from harness.clock import drawn
-from workloads import device
+from workloads import device, synchronize
 
 ROWS_AT_ONCE = 8192  # in float32
 
@@ -29,7 +29,7 @@ def prepare(seed: str, rows: int, width: int) -> None:
     _kept["weights"] = (torch.arange(width, device=device()) % 127 + 1).to(torch.float32)
     _kept["out"] = torch.empty_like(_kept["x"])
     torch.mm(_kept["x"], _kept["a"], out=_kept["out"])
-    _wait()
+    synchronize()
 
 
 def run(salt: str, steps: int) -> dict[str, Any]:
@@ -45,8 +45,3 @@ def run(salt: str, steps: int) -> dict[str, Any]:
     parts = [(part.float() * _kept["weights"]).sum(1) for part in x.split(ROWS_AT_ONCE)]
     sums = torch.cat(parts).long().tolist()
     return {"seconds": time.perf_counter() - begin, "sums": sums}
-
-
-def _wait() -> None:
-    if device().type == "cuda":
-        torch.cuda.synchronize()

@@ -83,7 +83,7 @@ def every_figure(ranks: Ranks, operations: list[str], largest: int) -> list[dict
     mine += [_in_fp32(made, op, size) for op, size in itertools.product(WIDE, wide) if op in operations]
     barrier = {"op": "barrier", "bytes": 0, "moved": 0}
     mine.append({**barrier, "mode": "values", "failures": barrier_holds(ranks)})
-    mine.append({**barrier, "mode": "torch", "seconds": _barriers(made)})
+    mine.append({**barrier, "mode": "torch", "seconds": _eagerly(made, lambda _: dist.barrier())})
     if made.direct is not None:
         made.direct.close()
     everyone = ranks.collect(mine, about="figures")
@@ -139,11 +139,6 @@ def _in_fp32(bench: Bench, op: str, size: int) -> dict[str, Any]:
 
 def _eagerly(bench: Bench, call: timing.Call) -> list[float]:
     return timing.eagerly(call, bench.wait, bench.barrier)
-
-
-def _barriers(bench: Bench) -> list[float]:
-    """Time the barrier that trainers call, including the host's wait."""
-    return timing.eagerly(lambda _: dist.barrier(), bench.wait, bench.barrier)
 
 
 def barrier_holds(ranks: Ranks) -> list[str]:

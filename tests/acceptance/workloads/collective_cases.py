@@ -29,6 +29,16 @@ def reduced(
     return total
 
 
+def own_share(payload: Payload, ranks: Ranks) -> torch.Tensor:
+    """This rank's share of the exact sum."""
+    return reduced(payload, ranks, "sum", count=payload.count, start=ranks.rank * payload.count)
+
+
+def of_all(payload: Payload, ranks: Ranks) -> torch.Tensor:
+    """The values of all ranks, in their order."""
+    return torch.cat([data.values(payload, ranks, rank) for rank in range(ranks.size)])
+
+
 def all_reduce(ranks: Ranks, payload: Payload, op: str = "sum") -> Iterable[Reading]:
     """Every rank holds the reduction of all."""
     buffer = Guarded(payload.count, payload, ranks)
@@ -80,7 +90,7 @@ def all_gather(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
     """Every rank holds the values of all, in rank order."""
     out = Guarded(payload.count * ranks.size, payload, ranks)
     dist.all_gather_into_tensor(out.view, data.send_buffer(payload, ranks))
-    return out.readings(torch.cat([data.values(payload, ranks, rank) for rank in range(ranks.size)]))
+    return out.readings(of_all(payload, ranks))
 
 
 def reduce_scatter(ranks: Ranks, payload: Payload, op: str = "sum") -> Iterable[Reading]:
@@ -154,4 +164,4 @@ def gather(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
     dist.gather(data.send_buffer(payload, ranks), parts, root)
     if ranks.rank != root:
         return out.readings(torch.full_like(out.view, out.poison))
-    return out.readings(torch.cat([data.values(payload, ranks, rank) for rank in range(ranks.size)]))
+    return out.readings(of_all(payload, ranks))

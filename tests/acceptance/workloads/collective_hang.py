@@ -34,7 +34,9 @@ def main() -> None:
         if ranks.rank < ranks.size - 1:
             limit_s = options.timeout_s + options.beyond_s
             # If the call never returns, this thread ends the rank and reports no error.
-            threading.Thread(target=_end_after, args=(ranks, limit_s), daemon=True).start()
+            watch = threading.Timer(limit_s, _end, (ranks, None))
+            watch.daemon = True
+            watch.start()
             ranks.store.set(f"came/{ranks.rank}", "1")
             _end(ranks, _library_error(ranks, group))
         _until_over(ranks)
@@ -51,11 +53,6 @@ def _library_error(ranks: Ranks, group: dist.ProcessGroup) -> str | None:
     except RuntimeError as error:
         return str(error)[-400:] or type(error).__name__
     return None
-
-
-def _end_after(ranks: Ranks, seconds: float) -> None:
-    time.sleep(seconds)
-    _end(ranks, None)
 
 
 def _end(ranks: Ranks, error: str | None) -> None:

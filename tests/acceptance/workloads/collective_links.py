@@ -21,7 +21,7 @@ import torch.distributed as dist
 from workloads import collective_bandwidth as bandwidth
 from workloads import collective_data as data
 from workloads import collective_library as library
-from workloads import nccl_log
+from workloads import nccl_log, synchronize
 from workloads.collective_data import Guarded, Payload
 from workloads.collective_timing import HostBarrier
 from workloads.ranks import Ranks, joined
@@ -36,9 +36,8 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=0, metavar="BYTES", help="the largest size")
     options = parser.parse_args()
     with joined() as ranks:
-        dist.all_reduce(
-            torch.zeros(1, device=ranks.device)
-        )  # the communicator of all ranks must exist before any pair uses it
+        # The communicator of all ranks must exist before any pair uses it.
+        dist.all_reduce(torch.zeros(1, device=ranks.device))
         barrier = HostBarrier(ranks)
         pairs = itertools.permutations(range(ranks.size), 2)
         mine = [figure for sender, receiver in pairs for figure in _pair(ranks, barrier, sender, receiver)]
@@ -73,7 +72,7 @@ def _pair(ranks: Ranks, barrier: HostBarrier, sender: int, receiver: int) -> Ite
         if taking_part:
             for _ in range(ITERATIONS):
                 _exchange(kind, buffer, peer)
-            _wait(ranks)
+            synchronize()
         seconds.append((time.perf_counter() - start) / ITERATIONS)
     barrier()
     if ranks.rank == receiver:
@@ -85,11 +84,6 @@ def _exchange(kind: Callable[..., object], buffer: torch.Tensor, peer: int) -> N
     """Send or receive in a batch of one: otherwise NCCL creates a communicator for each pair."""
     for work in dist.batch_isend_irecv([dist.P2POp(kind, buffer, peer)]):
         work.wait()
-
-
-def _wait(ranks: Ranks) -> None:
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _every_choice(ranks: Ranks, operations: list[str]) -> None:

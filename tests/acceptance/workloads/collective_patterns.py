@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager  # what FSDP calls
 
 from workloads import collective_data as data
-from workloads.collective_cases import reduced
+from workloads.collective_cases import of_all, own_share, reduced
 from workloads.collective_data import Guarded, Payload
 from workloads.gates import Reading, exact
 from workloads.ranks import Ranks
@@ -82,9 +82,13 @@ def in_flight(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
 def coalesced(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
     """Several tensors of different length in one coalesced call, as FSDP and DDP send them."""
     trials = [Payload(count=payload.count + i, dtype=payload.dtype, trial=i) for i in range(SPREAD)]
-    yield from _coalesced(ranks, trials, _all_reduce, 1, lambda trial: reduced(trial, ranks, "sum"))
-    yield from _coalesced(ranks, trials, dist.all_gather_into_tensor, ranks.size, lambda t: _of_all(t, ranks))
-    yield from _coalesced(ranks, trials, dist.reduce_scatter_tensor, 1, lambda t: _own_share(t, ranks))
+
+    def summed(out: torch.Tensor, sent: torch.Tensor) -> object:
+        return dist.all_reduce(out.copy_(sent))
+
+    yield from _coalesced(ranks, trials, summed, 1, lambda trial: reduced(trial, ranks, "sum"))
+    yield from _coalesced(ranks, trials, dist.all_gather_into_tensor, ranks.size, lambda t: of_all(t, ranks))
+    yield from _coalesced(ranks, trials, dist.reduce_scatter_tensor, 1, lambda t: own_share(t, ranks))
 
 
 def _coalesced(
@@ -102,19 +106,6 @@ def _coalesced(
             call(out.view, tensor)
     for trial, out in zip(trials, outs, strict=True):
         yield from out.readings(expected(trial))
-
-
-def _all_reduce(out: torch.Tensor, sent: torch.Tensor) -> None:
-    out.copy_(sent)
-    dist.all_reduce(out)
-
-
-def _of_all(payload: Payload, ranks: Ranks) -> torch.Tensor:
-    return torch.cat([data.values(payload, ranks, rank) for rank in range(ranks.size)])
-
-
-def _own_share(payload: Payload, ranks: Ranks) -> torch.Tensor:
-    return reduced(payload, ranks, "sum", count=payload.count, start=ranks.rank * payload.count)
 
 
 def keeps_input(ranks: Ranks, payload: Payload) -> Iterable[Reading]:

@@ -1,7 +1,7 @@
 """A torchrun program: every collective on exact data, checked on every rank. In: --tier. Out: a JSON line.
 
 The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n, "repeats": null or
-[...], "groups": null or [...], "nvls": state}`; `repeats` is as in `collective_repeats`, `groups` as in
+[...], "groups": null or [...], "nvls": state}`; `repeats` is as `repeated` makes it, `groups` as in
 `collective_groups`.
 """
 
@@ -10,27 +10,36 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from workloads import (
     backend,
     collective_counts,
     collective_groups,
-    collective_repeats,
     nccl_log,
+    operands,
     sharded_gradients,
 )
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
 from workloads import collective_scaled as scaled
-from workloads.collective_data import Payload
+from workloads.collective_data import DTYPES, Payload
+from workloads.gates import bits
 from workloads.ranks import Book, CaseFunction, Ranks, joined
 
+Named = tuple[str, str, CaseFunction]  # operation, case, function
 COUNTS = (1, 17, 4099)
 FLOATS = ("fp32", "bf16", "fp16")
 # Operations that gloo does not have (torch's table of backends); both backends have all others.
 LACKS = {"gloo": {"average", "premultiplied sum"}, "nccl": set[str]()}
+
+REPEATS = 50
+REPEATED_KINDS = ("fp16", "bf16")
+REPEATED_BYTES = {"cuda": 8 << 20, "cpu": 64 << 10}
+REPEATED = ("all_reduce", "reduce_scatter")
 
 
 def main() -> None:
@@ -46,7 +55,7 @@ def main() -> None:
             book.same_everywhere("all_reduce", f"{payload} normal data, same bits on all ranks", *found)
         merged = book.merged()
         extra = {
-            "repeats": collective_repeats.run(ranks) if tier != "smoke" else None,
+            "repeats": repeated(ranks) if tier != "smoke" else None,
             "nvls": nccl_log.nvls(),
         }
     # The groups come last, when the world is closed: each of them is a world, and one that hangs ends this
@@ -64,31 +73,23 @@ def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:
         yield Payload(count=count, dtype=dtype, offset=trial % 2, trial=trial)
 
 
-def cases(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]]:
-    """(operation, case, function), in the same order on every rank."""
+def cases(ranks: Ranks, tier: str) -> Iterator[Named]:
+    """The cases of a tier, in the same order on every rank."""
     for payload in payloads(tier, (*FLOATS, "int64")):
         for op in collectives.REDUCTIONS:
-            yield (
-                "all_reduce",
-                f"{payload} {op}",
-                functools.partial(collectives.all_reduce, ranks, payload, op),
-            )
-        yield from _of("reduce_scatter", collectives.reduce_scatter, ranks, payload)
+            call = functools.partial(collectives.all_reduce, ranks, payload, op)
+            yield "all_reduce", f"{payload} {op}", call
+        yield "reduce_scatter", str(payload), functools.partial(collectives.reduce_scatter, ranks, payload)
     for payload in payloads(tier, (*FLOATS, "int64", "uint8")):
-        yield from _of("all_gather", collectives.all_gather, ranks, payload)
-        yield from _of("all_to_all", collectives.all_to_all, ranks, payload)
-        yield from _of("all_to_all", collectives.all_to_all_uneven, ranks, payload)
+        yield "all_gather", str(payload), functools.partial(collectives.all_gather, ranks, payload)
+        yield "all_to_all", str(payload), functools.partial(collectives.all_to_all, ranks, payload)
+        uneven = functools.partial(collectives.all_to_all_uneven, ranks, payload)
+        yield "all_to_all", f"{payload} uneven", uneven
     yield from _rooted(ranks)
     yield from _patterns(ranks, tier)
 
 
-def _of(op: str, function: object, ranks: Ranks, payload: Payload) -> Iterator[tuple[str, str, CaseFunction]]:
-    assert callable(function)
-    uneven = " uneven" if function is collectives.all_to_all_uneven else ""
-    yield op, f"{payload}{uneven}", functools.partial(function, ranks, payload)
-
-
-def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _rooted(ranks: Ranks) -> Iterator[Named]:
     operations = (collectives.broadcast, collectives.reduce, collectives.scatter, collectives.gather)
     for root, dtype in itertools.product(range(ranks.size), FLOATS):
         payload = Payload(count=1031, dtype=dtype, trial=root)
@@ -97,7 +98,7 @@ def _rooted(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
             yield function.__name__, f"{payload} root {root}", call
 
 
-def _patterns(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]]:
+def _patterns(ranks: Ranks, tier: str) -> Iterator[Named]:
     for distance, dtype in itertools.product(range(1, ranks.size), ("fp32", "bf16")):
         payload = Payload(count=4099, dtype=dtype, offset=1, trial=distance)
         call = functools.partial(patterns.send_receive, ranks, payload, distance)
@@ -121,7 +122,7 @@ def _patterns(ranks: Ranks, tier: str) -> Iterator[tuple[str, str, CaseFunction]
         yield from _large(ranks)
 
 
-def _scaled(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _scaled(ranks: Ranks) -> Iterator[Named]:
     lacking = LACKS[backend()]
     for dtype in FLOATS:
         payload = Payload(count=4099, dtype=dtype)
@@ -134,7 +135,7 @@ def _scaled(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
                 yield "all_reduce_scaled", f"{payload} {function.__name__}", call
 
 
-def _around_powers(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _around_powers(ranks: Ranks) -> Iterator[Named]:
     powers = range(collective_counts.LARGEST[ranks.device.type] + 1)
     for op, run in collective_counts.operations(ranks).items():
         for dtype, power in itertools.product(collective_counts.DTYPES, powers):
@@ -142,7 +143,7 @@ def _around_powers(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
             yield "counts", f"{op} {dtype} around 2^{power}", call
 
 
-def _alone(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _alone(ranks: Ranks) -> Iterator[Named]:
     groups = [dist.new_group([rank]) for rank in range(ranks.size)]
     run = functools.partial(scaled.group_of_one, groups=groups, means="average" not in LACKS[backend()])
     powers = range(collective_counts.LARGEST[ranks.device.type] + 1)
@@ -151,13 +152,47 @@ def _alone(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
         yield "group_of_one", f"{dtype} around 2^{power}", call
 
 
-def _large(ranks: Ranks) -> Iterator[tuple[str, str, CaseFunction]]:
+def _large(ranks: Ranks) -> Iterator[Named]:
     payload = Payload(count=2**31 + 4099, dtype="bf16")
     call = functools.partial(collectives.all_reduce_large, ranks, payload)
     yield "all_reduce", f"{payload}, beyond 32 bits", call
     payload = Payload(count=2**31 // ranks.size + 4099, dtype="uint8")
     call = functools.partial(collectives.all_gather_large, ranks, payload)
     yield "all_gather", f"{payload} from each rank, beyond 32 bits", call
+
+
+def repeated(ranks: Ranks) -> list[dict[str, Any]] | None:
+    """The same reduction on the same data, many times: `{"op", "dtype", "bytes", "repeats", "different"}`.
+
+    A sum of floating-point numbers depends on its order. A library that changes the order from call to call
+    makes runs that cannot be repeated (NVIDIA/nccl#1497). Where a switch adds (multicast), the order is the
+    switch's. Rank 0 has the worst rank's figures.
+    """
+    mine = [_figure(ranks, op, dtype) for op in REPEATED for dtype in REPEATED_KINDS]
+    everyone = ranks.collect(mine, about="repeats")
+    if everyone is None:
+        return None
+    return [max(same, key=lambda figure: figure["different"]) for same in zip(*everyone, strict=True)]
+
+
+def _figure(ranks: Ranks, op: str, dtype: str) -> dict[str, Any]:
+    size, kind = REPEATED_BYTES[ranks.device.type], DTYPES[dtype]
+    sent = operands.normal(size // kind.itemsize // ranks.size * ranks.size, dtype=kind, seed=1 + ranks.rank)
+    first = bits(_once(op, sent, ranks))
+    different = torch.zeros((), dtype=torch.int64, device=ranks.device)
+    for _ in range(REPEATS - 1):
+        different += (bits(_once(op, sent, ranks)) != first).any()
+    return {"op": op, "dtype": dtype, "bytes": size, "repeats": REPEATS, "different": int(different)}
+
+
+def _once(op: str, sent: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    if op == "all_reduce":
+        out = sent.clone()
+        dist.all_reduce(out)
+        return out
+    share = torch.empty_like(sent[: sent.numel() // ranks.size])
+    dist.reduce_scatter_tensor(share, sent)
+    return share
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workloads import cases, device, operands
+from workloads.compiled_models import BACKEND
 from workloads.gates import Reading, frobenius
 
 WIDTH, HEADS, HIDDEN = 64, 4, 160
@@ -20,8 +21,6 @@ LENGTHS = (128, 96, 72)
 # Two compilations: one for the first length as a constant, one for all others with the length as a symbol.
 MOST_COMPILATIONS = 2
 FACTOR = 3.0
-# On a CPU Inductor needs a C++ compiler, which an image need not have. The tracing is the same.
-BACKEND = {"cuda": "inductor", "cpu": "aot_eager"}
 
 
 class Block(nn.Module):  # type: ignore[misc]  # lint runs without torch, so its classes are Any
@@ -43,12 +42,13 @@ class Block(nn.Module):  # type: ignore[misc]  # lint runs without torch, so its
 
 def check(dtype: str) -> dict[str, Any]:
     """No graph break, at most two compilations, and the precision of eager mode."""
-    return cases.run(_cases(operands.DTYPES[dtype]))
-
-
-def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
-    yield "no graph break", functools.partial(_unbroken, dtype)
-    yield "as good as eager at three lengths", functools.partial(_lengths, dtype)
+    kind = operands.DTYPES[dtype]
+    return cases.run(
+        [
+            ("no graph break", functools.partial(_unbroken, kind)),
+            ("as good as eager at three lengths", functools.partial(_lengths, kind)),
+        ]
+    )
 
 
 def _block(dtype: torch.dtype) -> Block:

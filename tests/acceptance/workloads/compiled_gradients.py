@@ -26,20 +26,12 @@ Step = Callable[..., torch.Tensor]
 def norms() -> dict[str, Any]:
     """A table of weights for every member of a batch, and one made from a condition for a single member."""
     width, (batch, tokens) = WIDTH[device().type], ROWS[device().type]
+    table, condition = (1, len(PARTS), width), (1, len(PARTS) * width)
     return cases.run(
         [
-            (
-                "a table for the whole batch",
-                functools.partial(_norms, _chained, batch, (1, len(PARTS), width)),
-            ),
-            (
-                "a condition of one member",
-                functools.partial(_norms, _conditioned, 1, (1, len(PARTS) * width)),
-            ),
-            (
-                "tokens of one member",
-                functools.partial(_norms, _chained, 1, (1, len(PARTS), width), 2 * tokens),
-            ),
+            ("a table for the whole batch", functools.partial(_norms, _chained, batch, table)),
+            ("a condition of one member", functools.partial(_norms, _conditioned, 1, condition)),
+            ("tokens of one member", functools.partial(_norms, _chained, 1, table, 2 * tokens)),
         ]
     )
 

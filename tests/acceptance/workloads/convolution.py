@@ -4,7 +4,7 @@ In: a dtype. Out: the report of `cases.run`.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,6 @@ PROBLEMS = {
     "3d of 3 stride 2": Problem(dims=3, inner=8, outer=16, kernel=3, stride=2, padding=1, size=9),
     "3d patches": Problem(dims=3, inner=3, outer=32, kernel=2, stride=2, size=8),
 }
-FUNCTIONS = {1: "conv1d", 2: "conv2d", 3: "conv3d"}
 # PyTorch has a layout with the channels last for two and three dimensions.
 LAYOUTS = {
     1: {"channels first": torch.contiguous_format},
@@ -61,11 +60,8 @@ REPEATS = {"cuda": 10, "cpu": 2}
 
 def lacks(dtype: str) -> dict[str, str] | None:
     """The feature that this dtype needs and that is absent; None if it must work."""
-    if (
-        device().type == "cuda"
-        or dtype == "fp32"
-        or getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")()
-    ):
+    supported = device().type == "cuda" or dtype == "fp32"
+    if supported or getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")():
         return None
     reason = f"this CPU has no instructions for {dtype}, and PyTorch's plain convolution sums in {dtype}"
     return {"feature": dtype, "reason": reason}
@@ -83,12 +79,6 @@ def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
             yield f"{name} {words} repeated", functools.partial(_repeated, problem, dtype, layout)
 
 
-def function(dims: int) -> Callable[..., torch.Tensor]:
-    """The convolution of `dims` dimensions."""
-    found: Callable[..., torch.Tensor] = getattr(F, FUNCTIONS[dims])
-    return found
-
-
 def tensors(problem: Problem, dtype: torch.dtype, layout: torch.memory_format) -> tuple[torch.Tensor, ...]:
     """Input and weight as leaves, in that layout."""
     extent = (problem.size,) * problem.dims
@@ -102,7 +92,7 @@ def step(
     problem: Problem, x: torch.Tensor, w: torch.Tensor, g: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Output, both gradients, and the output's gradient that was used."""
-    out = function(problem.dims)(x, w, **problem.options)
+    out = getattr(F, f"conv{problem.dims}d")(x, w, **problem.options)
     g = operands.normal(*out.shape, dtype=x.dtype, seed=3) if g is None else g
     return (out.detach(), *torch.autograd.grad(out, (x, w), g), g)
 

@@ -1,6 +1,7 @@
 """The devices as torch sees them, and copies over their links. In: nothing or seconds. Out: plain figures."""
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -42,8 +43,7 @@ def busy_links(seconds: float) -> int:
 
 def peer_copies() -> list[dict[str, Any]]:
     """Copy a pattern that contains both device numbers between every ordered pair, and compare every bit."""
-    count = torch.cuda.device_count()
-    return [_peer_copy(a, b) for a in range(count) for b in range(count) if a != b]
+    return [_peer_copy(a, b) for a, b in itertools.permutations(range(torch.cuda.device_count()), 2)]
 
 
 def _peer_copy(a: int, b: int) -> dict[str, Any]:
@@ -60,8 +60,7 @@ def peer_speeds() -> dict[str, Any]:
 
     {"bytes", "pairs": [{"from", "to", "seconds": one per repeat, "wrong_elements"}]}
     """
-    count = torch.cuda.device_count()
-    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    pairs = itertools.permutations(range(torch.cuda.device_count()), 2)
     return {"bytes": LINK_BYTES, "pairs": [_peer_speed(a, b) for a, b in pairs]}
 
 

@@ -106,21 +106,19 @@ def check(dtype: str, tier: str) -> dict[str, Any]:
 
 def check_rounded(dtype: str) -> dict[str, Any]:
     """Head dimensions that are no multiple of 32."""
-    return cases.run(
-        (str(shape), functools.partial(_against_float64, shape, dtype)) for shape in ROUNDED_SHAPES
-    )
+    return cases.run((str(shape), _against_float64(shape, dtype)) for shape in ROUNDED_SHAPES)
 
 
 def _cases(dtype: str, shapes: Iterable[Shape]) -> Iterator[cases.Case]:
     for shape in shapes:
-        yield str(shape), functools.partial(_against_float64, shape, dtype)
+        yield str(shape), _against_float64(shape, dtype)
     if device().type == "cuda":
         yield "its own kernels ran", functools.partial(_own_kernels, dtype)
     if not uses_triton():
         yield f"deterministic over {REPEATS} runs", functools.partial(_deterministic, dtype)
 
 
-def attend(leaves: list[torch.Tensor], *, causal: bool, deterministic: bool = False) -> torch.Tensor:
+def attend(*leaves: torch.Tensor, causal: bool, deterministic: bool = False) -> torch.Tensor:
     """Attention with (B, H, S, D) in and out; the package itself uses (B, S, H, D)."""
     q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
     return rows(q, k, v, causal=causal, deterministic=deterministic).transpose(1, 2)
@@ -128,16 +126,12 @@ def attend(leaves: list[torch.Tensor], *, causal: bool, deterministic: bool = Fa
 
 def _own_kernels(dtype: str) -> Iterable[Reading]:
     """Forward and backward run kernels of the package, by their names."""
-    seen = kernels(lambda: _results(_leaves(dtype), None))
+    leaves, _ = attention.leaves_of(Shape(b=1, sq=256, sk=256, causal=True), dtype)
+    seen = kernels(lambda: _results(leaves, None))
     own = [name for name in seen if re.search(KERNELS[is_v4()], name, re.IGNORECASE)]
     yield Reading(
         "kernels of the package that are missing", float(max(0, 2 - len(own))), 0.0, str(seen)[:400]
     )
-
-
-def _leaves(dtype: str) -> list[torch.Tensor]:
-    *qkv, _ = attention.inputs(Shape(b=1, sq=256, sk=256, causal=True), dtype)
-    return [tensor.requires_grad_() for tensor in qkv]
 
 
 def kernels(call: Callable[[], object]) -> list[str]:
@@ -149,17 +143,13 @@ def kernels(call: Callable[[], object]) -> list[str]:
     return sorted({e.name for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA})
 
 
-def _against_float64(shape: Shape, dtype: str) -> Iterable[Reading]:
-    *qkv, g = attention.inputs(shape, dtype)
-    leaves = [tensor.requires_grad_() for tensor in qkv]
-    out = attend(leaves, causal=shape.causal)
-    out.backward(g)
-    yield from attention.judge(out.detach(), leaves, g, causal=shape.causal)
+def _against_float64(shape: Shape, dtype: str) -> Callable[[], Iterable[Reading]]:
+    call = functools.partial(attend, causal=shape.causal)
+    return functools.partial(attention.against_float64, call, shape, dtype, causal=shape.causal)
 
 
 def _deterministic(dtype: str) -> Iterable[Reading]:
-    *qkv, g = attention.inputs(Shape(b=4, sq=512, sk=512, causal=True), dtype)
-    leaves = [tensor.requires_grad_() for tensor in qkv]
+    leaves, g = attention.leaves_of(Shape(b=4, sq=512, sk=512, causal=True), dtype)
     first = _results(leaves, g)
     for number in range(1, REPEATS):
         for name, got, expected in zip(("out", "dq", "dk", "dv"), _results(leaves, g), first, strict=True):
@@ -167,5 +157,5 @@ def _deterministic(dtype: str) -> Iterable[Reading]:
 
 
 def _results(leaves: list[torch.Tensor], g: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    out = attend(leaves, causal=True, deterministic=True)
+    out = attend(*leaves, causal=True, deterministic=True)
     return (out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out) if g is None else g))

@@ -12,7 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from workloads import collective_values
+from workloads import collective_values, synchronize
 from workloads.ranks import Book, Ranks, joined
 
 CPU_BYTES = (1 << 12, 1 << 20, 1 << 24)
@@ -60,8 +60,7 @@ def _busbw_gb_per_s(ranks: Ranks, size: int) -> float:
         dist.barrier()
         start = time.perf_counter()
         dist.all_reduce(data)
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize()
         times.append(time.perf_counter() - start)
     # Ranks on processors share them with whatever else runs there: their fastest repeat shows the link.
     seconds = sorted(times[1:])[REPEATS // 2 if ranks.device.type == "cuda" else 0]

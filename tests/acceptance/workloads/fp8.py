@@ -56,7 +56,7 @@ def _nearest(dtype: torch.dtype) -> Iterable[Reading]:
 
 def quantised(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A normal matrix, scaled so that its largest value is the format's largest, and the inverse scale."""
-    dtype = _format()
+    dtype = used_format()
     wide = operands.normal(rows, columns, dtype=torch.float32, seed=seed)
     scale = torch.finfo(dtype).max / wide.abs().amax()
     return (wide * scale).to(dtype), scale.reciprocal().float()
@@ -77,7 +77,8 @@ def timed_product(m: int, n: int, k: int) -> Callable[[], object]:
     return functools.partial(product, a, b, scale_a, scale_b, fast=True)
 
 
-def _format() -> torch.dtype:
+def used_format() -> torch.dtype:
+    """The format of the matrix units. Raises `AssertionError` if they have none."""
     dtype = arch.fp8()
     if dtype is None:
         raise AssertionError(f"{arch.name()} has no 8-bit floating point product")
@@ -96,7 +97,7 @@ def _product(m: int, n: int, k: int) -> Iterable[Reading]:
 
 
 def _integers() -> Iterable[Reading]:
-    dtype = _format()
+    dtype = used_format()
     one = torch.ones((), device=device())
     a = operands.integers(64, 1024, dtype=torch.float32, seed=8, density=0.15)
     b = operands.integers(96, 1024, dtype=torch.float32, seed=9, density=0.3)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from workloads import arch, attention_refusals, cases, device, operands
-from workloads.fp8 import ACCUMULATOR, FACTOR, product
+from workloads.fp8 import ACCUMULATOR, FACTOR, product, used_format
 from workloads.gates import Reading, elementwise, exact, frobenius
 from workloads.reference import float64
 
@@ -62,9 +62,7 @@ def _between(values: torch.Tensor, guard: float) -> torch.Tensor:
 
 def _scaled(rows: int, columns: int, seed: int, scaling: Scaling) -> Scaled:
     """A matrix whose largest value, of all or of each row, is the format's, and the inverse scale."""
-    dtype = arch.fp8()
-    if dtype is None:
-        raise AssertionError(lacks())
+    dtype = used_format()
     wide = operands.normal(rows, columns, dtype=torch.float32, seed=seed)
     wide *= 2.0 ** (torch.arange(rows, device=device()) % 7 - 3)[:, None]  # rows of different sizes
     most = wide.abs().amax(1, keepdim=True) if scaling == "rows" else wide.abs().amax()
@@ -92,9 +90,7 @@ def _product(m: int, n: int, k: int, *, scaling: Scaling) -> Iterable[Reading]:
 
 def _integers(scaling: Scaling) -> Iterable[Reading]:
     """Powers of two as scales, and sums that both ways of accumulation hold exactly."""
-    dtype = arch.fp8()
-    if dtype is None:
-        raise AssertionError(lacks())
+    dtype = used_format()
     a, b = (operands.integers(rows, 1024, dtype=torch.float32, seed=rows, density=0.2) for rows in (65, 96))
     scales = []
     for rows in (a, b):

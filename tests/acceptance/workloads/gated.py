@@ -48,7 +48,8 @@ def _on(
         if count > 1:
             yield {"devices": count, **conditions}
     elif metric in JOBS:
-        if _is_job_of(row, count, metric, conditions):
+        present = row["memory_bytes"] / large_job.GIB
+        if JOBS[metric](present, count, conditions["devices"], conditions["micro_batch"]):
             yield dict(conditions)
     elif metric != PEER_LINK or (count > 1 and row["link"]):
         yield dict(conditions)
@@ -61,9 +62,3 @@ def _has(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) -> 
     if metric in ATTENTION:
         return f"attention: {conditions['backend']}" not in row["lacks"]
     return metric not in HOST_LINK or bool(row["pcie"])
-
-
-def _is_job_of(row: Mapping[str, Any], count: int, metric: str, conditions: Mapping[str, Any]) -> bool:
-    """Whether these devices train with the ranks and samples of the conditions."""
-    present = row["memory_bytes"] / large_job.GIB
-    return JOBS[metric](present, count, conditions["devices"], conditions["micro_batch"])

@@ -123,9 +123,8 @@ def judge(
     if operand_error:
         allowance = allowance + 2 * operand_error * (x.abs() @ y.abs())
         a, b = a.bfloat16().to(a.dtype), b.bfloat16().to(b.dtype)  # so does the yardstick
-    factor *= (
-        2 if dtype == "tf32" else 1
-    )  # hardware may truncate the operands, while the yardstick rounds them
+    if dtype == "tf32":  # hardware may truncate the operands, while the yardstick rounds them
+        factor *= 2
     return (
         frobenius(out, ref, split_sum(a, b), factor=factor, terms=a.shape[-1], name=f"{name}frobenius"),
         elementwise(out, ref, allowance, name=f"{name}elementwise"),
@@ -196,14 +195,9 @@ def _linear(dtype: str) -> Iterable[Reading]:
     backward: dict[str, Any] = {"factor": BACKWARD, "operand_error": arch.backward_roundoff(kind)}
     yield from judge(x.grad, g, w.detach(), dtype=dtype, name="dx ", **backward)
     yield from judge(w.grad, g.t(), x.detach(), dtype=dtype, name="dw ", **backward)
-    yield _bias_gradient(bias.grad, g)
-
-
-def _bias_gradient(grad: torch.Tensor, g: torch.Tensor) -> Reading:
     (ref,) = float64(g)
-    return elementwise(
-        grad, ref.sum(0), unit_roundoff(torch.float32) * len(ref) * ref.norm(dim=0), name="dbias"
-    )
+    allowed = unit_roundoff(torch.float32) * len(ref) * ref.norm(dim=0)
+    yield elementwise(bias.grad, ref.sum(0), allowed, name="dbias")
 
 
 def _addmm(dtype: str) -> Iterable[Reading]:

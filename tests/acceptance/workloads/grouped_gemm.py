@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workloads import arch, cases, device, gemm, operands
+from workloads import arch, attention_refusals, cases, device, gemm, operands
 from workloads.gates import Reading
 
 # Rows per expert: none, one, odd, many.
@@ -23,12 +23,12 @@ def lacks() -> dict[str, str] | None:
     PyTorch 2.7 and 2.8 have it for compute capability 9.0 only; 2.9 for 8.0 and later, and as a loop on CPUs
     (pytorch/pytorch#161407, #161717); 2.10 made it public, and has the loop on ROCm too (#162419).
     """
-    release, name = _release(), arch.name()
+    name = arch.name()
     if not hasattr(torch, "_grouped_mm"):
         reason = f"torch {torch.__version__} has no grouped product"
         return {"package": "torch>=2.7", "reason": reason}
     needed = (2, 7) if name == "sm_90" else (2, 10) if name.startswith("gfx") else (2, 9)
-    if release < needed:
+    if attention_refusals.release() < needed:
         came = ".".join(map(str, needed))
         reason = f"torch {torch.__version__} has no grouped product for {name}: it came with {came}"
         return {"package": f"torch>={came}", "reason": reason}
@@ -36,11 +36,6 @@ def lacks() -> dict[str, str] | None:
         reason = f"the grouped product needs compute capability 8.0, this is {name}"
         return {"feature": "grouped product", "reason": reason}
     return None
-
-
-def _release() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def check() -> dict[str, Any]:

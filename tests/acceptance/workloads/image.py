@@ -48,13 +48,14 @@ def loaded() -> dict[str, Any]:
     """Versions as the loaded libraries report them, not by package metadata."""
     import torch
 
+    has_nccl = torch.cuda._is_compiled() and torch.distributed.is_nccl_available()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "archs": (torch._C._cuda_getArchFlags() or "").split() if torch.cuda._is_compiled() else [],
-        "collective": _collective(),
+        "collective": list(torch.cuda.nccl.version()) if has_nccl else None,
         "triton": _version_of("triton"),
         "flash_attn": _version_of("flash_attn"),
     }
@@ -71,7 +72,9 @@ def libraries(vendor: str) -> dict[str, Any]:
     table = software.of(vendor).LIBRARIES
     if "torch" not in modules:
         for library in table:
-            _load_from_system(library.stem, software.of(vendor).FOLDERS)
+            places = (sorted(Path(one).glob(f"{library.stem}.so*")) for one in software.of(vendor).FOLDERS)
+            if there := [path for place in places for path in place]:
+                ctypes.CDLL(str(there[0]), mode=os.RTLD_GLOBAL)
     files = _mapped()
     found = {
         library.name: [file for file in files if software.stem(file) == library.stem] for library in table
@@ -126,20 +129,6 @@ def _ask(library: software.Library, file: str) -> list[int] | str | None:
         return list(library.version(ctypes.CDLL(file)))
     except (OSError, AttributeError) as error:  # the call failed, or the function does not exist
         return f"{library.name} does not report its version: {error}"
-
-
-def _load_from_system(stem: str, folders: tuple[str, ...]) -> None:
-    found = [path for folder in folders for path in sorted(Path(folder).glob(f"{stem}.so*"))]
-    if found:
-        ctypes.CDLL(str(found[0]), mode=os.RTLD_GLOBAL)
-
-
-def _collective() -> list[int] | None:
-    import torch
-
-    if not torch.cuda._is_compiled() or not torch.distributed.is_nccl_available():
-        return None
-    return list(torch.cuda.nccl.version())
 
 
 def _is_installed(module: str) -> bool:

@@ -88,44 +88,41 @@ def beside_others(meet: Callable[[], object]) -> dict[str, dict[str, Any]]:
 
 def attention_forward(backend: str) -> list[dict[str, Any]]:
     """TFLOP/s of causal attention, the masked half not counted."""
-    shape = ATTENTION[device().type]
-    q, k, v, _ = attention.inputs(shape, "bf16")
-    with attention.forced(backend), torch.no_grad():
-        seconds = timing.repeats(lambda: attention.attend(q, k, v, causal=True))
-    return [_attention(shape, backend, [_flops(shape) / s / 1e12 for s in seconds])]
+    with attention.forced(backend):
+        return _forward(attention.attend, backend)
 
 
 def attention_backward(backend: str) -> list[dict[str, Any]]:
     """TFLOP/s of the backward alone, counted as 2.5 times the forward's operations."""
-    shape = ATTENTION[device().type]
-    *qkv, g = attention.inputs(shape, "bf16")
-    leaves = [tensor.requires_grad_() for tensor in qkv]
     with attention.forced(backend):
-        out = attention.attend(leaves[0], leaves[1], leaves[2], causal=True)
-        call = functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
-        seconds = timing.repeats(call)
-    flops = BACKWARD_OVER_FORWARD * _flops(shape)
-    return [_attention(shape, backend, [flops / s / 1e12 for s in seconds])]
+        return _backward(attention.attend, backend)
 
 
 def package_forward() -> list[dict[str, Any]]:
     """As `attention_forward`, by the flash_attn package."""
-    shape = ATTENTION[device().type]
-    q, k, v, _ = attention.inputs(shape, "bf16")
-    with torch.no_grad():
-        seconds = timing.repeats(lambda: flash_package.attend([q, k, v], causal=True))
-    return [_attention(shape, PACKAGE, [_flops(shape) / s / 1e12 for s in seconds])]
+    return _forward(flash_package.attend, PACKAGE)
 
 
 def package_backward() -> list[dict[str, Any]]:
     """As `attention_backward`, by the flash_attn package."""
+    return _backward(flash_package.attend, PACKAGE)
+
+
+def _forward(attend: Callable[..., torch.Tensor], backend: str) -> list[dict[str, Any]]:
     shape = ATTENTION[device().type]
-    *qkv, g = attention.inputs(shape, "bf16")
-    leaves = [tensor.requires_grad_() for tensor in qkv]
-    out = flash_package.attend(leaves, causal=True)
+    q, k, v, _ = attention.inputs(shape, "bf16")
+    with torch.no_grad():
+        seconds = timing.repeats(lambda: attend(q, k, v, causal=True))
+    return [_attention(shape, backend, [_flops(shape) / s / 1e12 for s in seconds])]
+
+
+def _backward(attend: Callable[..., torch.Tensor], backend: str) -> list[dict[str, Any]]:
+    shape = ATTENTION[device().type]
+    leaves, g = attention.leaves_of(shape, "bf16")
+    out = attend(*leaves, causal=True)
     seconds = timing.repeats(functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True))
     flops = BACKWARD_OVER_FORWARD * _flops(shape)
-    return [_attention(shape, PACKAGE, [flops / s / 1e12 for s in seconds])]
+    return [_attention(shape, backend, [flops / s / 1e12 for s in seconds])]
 
 
 def _flops(shape: attention.Shape) -> float:
@@ -134,7 +131,7 @@ def _flops(shape: attention.Shape) -> float:
 
 def _attention(shape: attention.Shape, backend: str, rates: list[float]) -> dict[str, Any]:
     name = f"b{shape.b} h{shape.hq}/{shape.hkv} d{shape.d}"
-    was = {RESOLVED: attention_backends.taken(shape)} if backend == DEFAULT else {}
+    was = {RESOLVED: attention_backends.taken("bf16", shape)["backend"]} if backend == DEFAULT else {}
     return figure(rates, dtype="bf16", backend=backend, causal=True, sequence=shape.sq, shape=name, **was)
 
 

@@ -28,9 +28,9 @@ MARGIN_BYTES = 2 << 30  # contexts, workspaces, and the pieces in which results 
 
 @dataclass(frozen=True)
 class Operation:
-    """The cases of an operation for a limit, and the bytes of memory needed per element of the limit."""
+    """The cases of an operation, which take a limit, and the bytes of memory for each element of it."""
 
-    cases: Callable[[int], Iterator[cases.Case]]
+    cases: tuple[tuple[str, Callable[[int], Iterable[Reading]]], ...]
     bytes: float
 
 
@@ -46,7 +46,8 @@ def lacks(operation: str, limit: int) -> dict[str, Any] | None:
 
 def check(operation: str, limit: int) -> dict[str, Any]:
     """The operation with more elements than the limit."""
-    return cases.run(OPERATIONS[operation].cases(limit))
+    found = OPERATIONS[operation].cases
+    return cases.run((name, functools.partial(function, limit)) for name, function in found)
 
 
 def _pieces(rows: int, width: int) -> Iterator[slice]:
@@ -63,13 +64,7 @@ def _filled(rows: int, width: int) -> torch.Tensor:
     return out
 
 
-def _products(limit: int) -> Iterator[cases.Case]:
-    for layout in LAYOUTS:
-        yield f"tall product {layout}", functools.partial(_product, limit, layout, tall=True)
-        yield f"wide product {layout}", functools.partial(_product, limit, layout, tall=False)
-
-
-def _product(limit: int, layout: str, *, tall: bool) -> Iterable[Reading]:
+def _product(limit: int, *, layout: str, tall: bool) -> Iterable[Reading]:
     """Beyond the limit are the elements of one operand; every piece is compared with its own product."""
     rows = limit // DEPTH + 3
     small = operands.integers(NARROW, DEPTH, dtype=torch.bfloat16, seed=1, density=0.2)
@@ -102,10 +97,6 @@ def _logits(limit: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x, hot, (hot + 1 + index % 5) % vocabulary
 
 
-def _softmaxes(limit: int) -> Iterator[cases.Case]:
-    yield "softmax", functools.partial(_softmax, limit)
-
-
 def _softmax(limit: int) -> Iterable[Reading]:
     """All of the probability is where the large logit is."""
     x, hot, _ = _logits(limit)
@@ -113,10 +104,6 @@ def _softmax(limit: int) -> Iterable[Reading]:
     for part in _pieces(*x.shape):
         expected = torch.zeros_like(out[part]).scatter_(1, hot[part, None], 1.0)
         yield exact(out[part], expected, name=f"rows from {part.start}")
-
-
-def _losses(limit: int) -> Iterator[cases.Case]:
-    yield "cross entropy", functools.partial(_loss, limit)
 
 
 def _loss(limit: int) -> Iterable[Reading]:
@@ -129,11 +116,6 @@ def _loss(limit: int) -> Iterable[Reading]:
         expected = torch.zeros_like(grad[part]).scatter_(1, hot[part, None], 1.0)
         expected.scatter_(1, target[part, None], -1.0)
         yield exact(grad[part], expected, name=f"gradient of rows from {part.start}")
-
-
-def _embeddings(limit: int) -> Iterator[cases.Case]:
-    yield "large table", functools.partial(_table, limit)
-    yield "large output", functools.partial(_output, limit)
 
 
 def _table(limit: int) -> Iterable[Reading]:
@@ -166,10 +148,6 @@ def _numbered(start: int, stop: int) -> torch.Tensor:
     return (address % 251).to(torch.bfloat16).view(-1, WIDTH)
 
 
-def _convolutions(limit: int) -> Iterator[cases.Case]:
-    yield "1x1 convolution, channels last", functools.partial(_convolution, limit)
-
-
 def _convolution(limit: int) -> Iterable[Reading]:
     """Output and input gradient, each as large as the input; per image they are a plain product."""
     side = min(SIDE, math.isqrt(limit) // 32)
@@ -190,11 +168,17 @@ def _pixels(images: torch.Tensor, image: int) -> torch.Tensor:
     return images[image].permute(1, 2, 0).reshape(-1, CHANNELS)
 
 
+_PRODUCTS = tuple(
+    (f"{kind} product {layout}", functools.partial(_product, layout=layout, tall=kind == "tall"))
+    for layout in LAYOUTS
+    for kind in ("tall", "wide")
+)
 # Operands, results and gradients at their peak, with what the operation itself needs beside them.
 OPERATIONS: Mapping[str, Operation] = {
-    "product": Operation(_products, 2.2),
-    "softmax": Operation(_softmaxes, 4.2),
-    "cross_entropy": Operation(_losses, 10.2),
-    "embedding": Operation(_embeddings, 6.2),
-    "convolution": Operation(_convolutions, 10.2),  # some libraries copy both tensors to their own layout
+    "product": Operation(_PRODUCTS, 2.2),
+    "softmax": Operation((("softmax", _softmax),), 4.2),
+    "cross_entropy": Operation((("cross entropy", _loss),), 10.2),
+    "embedding": Operation((("large table", _table), ("large output", _output)), 6.2),
+    # Some libraries copy both tensors to their own layout.
+    "convolution": Operation((("1x1 convolution, channels last", _convolution),), 10.2),
 }

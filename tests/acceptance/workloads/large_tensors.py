@@ -34,13 +34,8 @@ def lacks() -> dict[str, Any] | None:
 
 def check(limit: int = LIMIT) -> dict[str, Any]:
     """Copy, addition, softmax rows, a sum and a product, each with more elements than the limit."""
-    functions = (
-        ("copy and add", _elementwise),
-        ("product", _product),
-        ("softmax rows", _rows),
-        ("sum", _sum),
-    )
-    return cases.run((name, functools.partial(function, limit)) for name, function in functions)
+    functions = {"copy and add": _elementwise, "product": _product, "softmax rows": _rows, "sum": _sum}
+    return cases.run((name, functools.partial(function, limit)) for name, function in functions.items())
 
 
 def pattern(start: int, count: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from workloads.reference import float64, precision
 # Rows, width, vocabulary: more rows than width, fewer, and one that no chunk divides.
 SHAPES = ((128, 64, 1000), (37, 96, 517), (257, 32, 3001))
 SPREAD = 8.0  # as in attention_reference: independent roundings, eight times their root sum of squares
-Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[..., torch.Tensor]
 
 
 def lacks(way: str) -> dict[str, str] | None:
@@ -82,11 +82,9 @@ def _data(
 
 def _with_gradients(
     loss: Loss, x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    leaves = x.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()
-    value = loss(*leaves, target.to(x.device))
-    value.backward()
-    return value.detach(), operands.gradient(leaves[0], "dx"), operands.gradient(leaves[1], "dweight")
+) -> tuple[torch.Tensor, ...]:
+    call = functools.partial(loss, target=target.to(x.device))
+    return operands.with_gradients(call, {"dx": x, "dweight": weight})
 
 
 def _exact(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -53,11 +53,9 @@ def plain(x: torch.Tensor, target: torch.Tensor, *, reduction: str, smoothing: f
 
 def _with_gradient(
     function: Any, x: torch.Tensor, target: torch.Tensor, **options: Any
-) -> list[torch.Tensor]:
-    leaf = x.detach().clone().requires_grad_()
-    loss = function(leaf, target.to(x.device), **options)
-    loss.backward()
-    return [loss.detach(), operands.gradient(leaf, "dlogits")]
+) -> tuple[torch.Tensor, ...]:
+    call = functools.partial(function, target=target.to(x.device), **options)
+    return operands.with_gradients(call, {"dlogits": x})
 
 
 def _loss(x: torch.Tensor, target: torch.Tensor, *, reduction: str, smoothing: float) -> torch.Tensor:

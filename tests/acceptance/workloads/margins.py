@@ -5,16 +5,12 @@ bound; they show how the numerics of a stack move from run to run. This module n
 """
 
 import math
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 WORST, CASES = "numeric_worst_margin", "numeric_cases"
 
 
-class Record(Protocol):
-    """The fixture `record_metric`."""
-
-    def __call__(self, name: str, value: float, *, unit: str) -> None: ...
+Record = Callable[..., None]  # the fixture `record_metric`
 
 
 def of(got: float, bound: float) -> float:

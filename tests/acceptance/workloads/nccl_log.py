@@ -71,12 +71,8 @@ def configuration(paths: Iterable[str]) -> dict[str, list[str]]:
 
 def _settings(file: Path) -> list[str]:
     lines = (line.strip() for line in file.read_text(errors="replace").splitlines())
-    return [line for line in lines if line and not line.startswith("#") and not _is_set_so(line)]
-
-
-def _is_set_so(line: str) -> bool:
-    name, _, value = line.partition("=")
-    return os.environ.get(name.strip()) == value.strip()
+    words = [line.partition("=") for line in lines if line and not line.startswith("#")]
+    return ["".join(one) for one in words if os.environ.get(one[0].strip()) != one[2].strip()]
 
 
 def kernel() -> dict[str, Any]:

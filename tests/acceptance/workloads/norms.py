@@ -66,21 +66,13 @@ def eager(norm: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return plain(norm, x.float(), torch.ones_like(weight, dtype=torch.float32)).to(x.dtype) * weight
 
 
-def _with_gradients(
-    function: Any, norm: str, x: torch.Tensor, weight: torch.Tensor, g: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    leaves = x.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()
-    out = function(norm, *leaves)
-    out.backward(g)
-    return out.detach(), operands.gradient(leaves[0], "dx"), operands.gradient(leaves[1], "dw")
-
-
 def _against_float64(norm: str, x: torch.Tensor) -> Iterable[Reading]:
     weight = 1 + operands.normal(x.shape[-1], dtype=x.dtype, seed=11, scale=0.2)
     g = operands.normal(*x.shape, dtype=x.dtype, seed=12)
-    got = _with_gradients(apply, norm, x, weight, g)
-    ref = _with_gradients(plain, norm, *float64(x, weight, g))
-    yardstick = _with_gradients(eager, norm, x, weight, g)
+    wide, wide_weight, wide_g = float64(x, weight, g)
+    got = operands.with_gradients(functools.partial(apply, norm), {"dx": x, "dw": weight}, g)
+    ref = operands.with_gradients(functools.partial(plain, norm), {"dx": wide, "dw": wide_weight}, wide_g)
+    yardstick = operands.with_gradients(functools.partial(eager, norm), {"dx": x, "dw": weight}, g)
     for index, name in enumerate(("out", "dx", "dw")):
         widened = WIDENED.get((norm, device().type, name), 1.0)
         factor = widened * (BACKWARD if index else FORWARD)

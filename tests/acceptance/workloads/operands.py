@@ -5,10 +5,13 @@ Never uniform(0, 1): its mean dominates every sum. With it, attention that loses
 softmax 51 times.
 """
 
+from collections.abc import Callable, Mapping
+
 import torch
 
 from workloads import device
 
+GUARD = 64
 DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -27,6 +30,21 @@ def gradient(leaf: torch.Tensor, name: str) -> torch.Tensor:
     if leaf.grad is None:
         raise AssertionError(f"{name} is missing: the backward wrote no gradient")
     return leaf.grad
+
+
+def with_gradients(
+    call: Callable[..., torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    g: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The output of a call of these tensors, and the gradient of each, which an error calls by its name.
+
+    `g` is the output's gradient; a loss needs none.
+    """
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors.values()]
+    out = call(*leaves)
+    out.backward(g)
+    return (out.detach(), *map(gradient, leaves, tensors))
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -72,14 +90,11 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan"))
 
 
-def guarded(
-    *shape: int, dtype: torch.dtype, guard: int = 64, offset: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A NaN-filled view, and the buffer around it: `guard` elements on each side, `offset` more before."""
+def guarded(*shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A NaN-filled view, and the buffer around it, which has GUARD elements more on each side."""
     count = int(torch.Size(shape).numel())
-    whole = torch.full((count + 2 * guard + offset,), float("nan"), device=device(), dtype=dtype)
-    start = guard + offset
-    return whole[start : start + count].view(shape), whole
+    whole = torch.full((count + 2 * GUARD,), float("nan"), device=device(), dtype=dtype)
+    return whole[GUARD : GUARD + count].view(shape), whole
 
 
 def guards_touched(view: torch.Tensor, whole: torch.Tensor) -> int:

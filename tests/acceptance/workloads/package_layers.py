@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from workloads import arch, attention, attention_masks, cases, device, norms, operands
+from workloads import arch, attention, attention_masks, attention_packed, cases, device, norms, operands
 from workloads.gates import Reading, elementwise, frobenius, relative_error
 
 # Package -> the module that is imported, and whether it needs a GPU.
@@ -45,7 +45,7 @@ def lacks(package: str) -> dict[str, str] | None:
 
 def check(package: str) -> dict[str, Any]:
     """Every layer of the package."""
-    return cases.run(LAYERS[package]())
+    return cases.run(_layers(package))
 
 
 def results(call: Plain, x: torch.Tensor, weights: Iterable[torch.Tensor], g: torch.Tensor) -> Results:
@@ -133,11 +133,6 @@ def _judged(
         yield Reading(f"{name} not rounded to its format", float(exact), 0.0)
 
 
-def _torchao() -> Iterator[cases.Case]:
-    yield "Float8Linear with a scale for each tensor", _float8_linear
-    yield "int8 weights", _int8_weights
-
-
 def _float8_linear() -> Iterable[Reading]:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -158,11 +153,6 @@ def _int8_weights() -> Iterable[Reading]:
     rounded = in_int8(weight)
     near = {"out": (x.float() @ rounded.t()).to(DTYPE), "dx": (g.float() @ rounded).to(DTYPE)}
     yield from _judged(results(layer, x, (), g), x, weight, g, near)
-
-
-def _bitsandbytes() -> Iterator[cases.Case]:
-    yield "Linear8bitLt", _linear_8bit
-    yield "Linear4bit in NF4", _linear_4bit
 
 
 def _linear_8bit() -> Iterable[Reading]:
@@ -199,13 +189,6 @@ def _linear_4bit() -> Iterable[Reading]:
 
 
 # ---- Layers in 16 bits -----------------------------------------------------------------------------------
-
-
-def _liger() -> Iterator[cases.Case]:
-    yield "LigerRMSNorm", _liger_rms_norm
-    yield "LigerLayerNorm", _liger_layer_norm
-    yield "LigerSwiGLUMLP", _liger_swiglu
-    yield "LigerCrossEntropyLoss", _liger_cross_entropy
 
 
 def _liger_rms_norm() -> Iterable[Reading]:
@@ -266,15 +249,6 @@ def _liger_cross_entropy() -> Iterable[Reading]:
     yield from _layer(call, [], plain, operands.normal(ROWS, 515, dtype=DTYPE, seed=5, scale=4.0))
 
 
-def _transformer_engine() -> Iterator[cases.Case]:
-    yield "te.Linear", _te_linear
-    yield "te.LayerNormMLP", _te_mlp
-    if arch.fp8() is not None:
-        yield "te.Linear in 8 bits", _te_fp8
-    yield "te.DotProductAttention", _te_attention
-    yield "te.DotProductAttention of packed sequences", _te_packed
-
-
 def _te_linear() -> Iterable[Reading]:
     import transformer_engine.pytorch as te
 
@@ -306,12 +280,6 @@ def _te_mlp() -> Iterable[Reading]:
     yield from _layer(layer, weights, plain, _input())
 
 
-def _autocast(te: Any) -> Callable[..., Any]:
-    """Transformer Engine's context for FP8, under its current name or the earlier one."""
-    found: Callable[..., Any] = te.autocast if hasattr(te, "autocast") else te.fp8_autocast
-    return found
-
-
 def _te_fp8() -> Iterable[Reading]:
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe
@@ -321,10 +289,12 @@ def _te_fp8() -> Iterable[Reading]:
     x, g = _input(), _gradient_of((ROWS, OUTER))
 
     scaling = recipe.Float8CurrentScaling()
-    named = {"recipe": scaling} if hasattr(te, "autocast") else {"fp8_recipe": scaling}
 
     def call(value: torch.Tensor) -> torch.Tensor:
-        with _autocast(te)(enabled=True, **named):
+        # Its context for FP8 has this name now, and had the other one before.
+        inside = te.autocast if hasattr(te, "autocast") else te.fp8_autocast
+        named = {"recipe": scaling} if hasattr(te, "autocast") else {"fp8_recipe": scaling}
+        with inside(enabled=True, **named):
             out: torch.Tensor = layer(value)
         return out
 
@@ -336,15 +306,15 @@ def _te_attention() -> Iterable[Reading]:
     import transformer_engine.pytorch as te
 
     shape = attention.Shape(b=2, hq=8, hkv=2, sq=129, sk=129, d=64, causal=True)
-    *qkv, g = attention.inputs(shape, "bf16")
-    leaves = [tensor.requires_grad_() for tensor in qkv]
     layer = te.DotProductAttention(
         shape.hq, shape.d, num_gqa_groups=shape.hkv, qkv_format="bshd", attn_mask_type="causal"
     )
-    out = layer(*(leaf.transpose(1, 2).contiguous() for leaf in leaves))
-    out = out.unflatten(-1, (shape.hq, shape.d)).transpose(1, 2)
-    out.backward(g)
-    yield from attention.judge(out.detach(), leaves, g, causal=True)
+
+    def call(*leaves: torch.Tensor) -> torch.Tensor:
+        out = layer(*(leaf.transpose(1, 2).contiguous() for leaf in leaves))
+        return out.unflatten(-1, (shape.hq, shape.d)).transpose(1, 2)
+
+    yield from attention.against_float64(call, shape, "bf16", causal=True)
 
 
 def _te_packed() -> Iterable[Reading]:
@@ -353,25 +323,35 @@ def _te_packed() -> Iterable[Reading]:
 
     length, heads, size = sum(attention_masks.LENGTHS), attention_masks.HEADS, attention_masks.HEAD
     shape = attention.Shape(b=1, hq=heads, hkv=heads, sq=length, sk=length, d=size)
-    *qkv, g = attention.inputs(shape, "bf16")
-    leaves = [tensor.requires_grad_() for tensor in qkv]
     layer = te.DotProductAttention(heads, size, qkv_format="thd", attn_mask_type="padding_causal")
-    ends, longest = attention_masks.ends(), max(attention_masks.LENGTHS)
-    out = layer(
-        *(leaf[0].transpose(0, 1).contiguous() for leaf in leaves),
-        cu_seqlens_q=ends,
-        cu_seqlens_kv=ends,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )
-    out = out.unflatten(-1, (heads, size)).transpose(0, 1)[None]
-    out.backward(g)
-    yield from attention.judge(out.detach(), leaves, g, causal=False, seen=attention_masks.packed_mask())
+    ends, longest = attention_packed.ends(attention_masks.LENGTHS), max(attention_masks.LENGTHS)
+
+    def call(*leaves: torch.Tensor) -> torch.Tensor:
+        rows = (leaf[0].transpose(0, 1).contiguous() for leaf in leaves)
+        places = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends}
+        out = layer(*rows, **places, max_seqlen_q=longest, max_seqlen_kv=longest)
+        return out.unflatten(-1, (heads, size)).transpose(0, 1)[None]
+
+    seen = attention_packed.seen(attention_masks.PACK)
+    yield from attention.against_float64(call, shape, "bf16", seen=seen)
 
 
-LAYERS: dict[str, Callable[[], Iterator[cases.Case]]] = {
-    "bitsandbytes": _bitsandbytes,
-    "liger-kernel": _liger,
-    "torchao": _torchao,
-    "transformer-engine-torch": _transformer_engine,
-}
+def _layers(package: str) -> Iterator[cases.Case]:
+    if package == "bitsandbytes":
+        yield "Linear8bitLt", _linear_8bit
+        yield "Linear4bit in NF4", _linear_4bit
+    elif package == "liger-kernel":
+        yield "LigerRMSNorm", _liger_rms_norm
+        yield "LigerLayerNorm", _liger_layer_norm
+        yield "LigerSwiGLUMLP", _liger_swiglu
+        yield "LigerCrossEntropyLoss", _liger_cross_entropy
+    elif package == "torchao":
+        yield "Float8Linear with a scale for each tensor", _float8_linear
+        yield "int8 weights", _int8_weights
+    else:
+        yield "te.Linear", _te_linear
+        yield "te.LayerNormMLP", _te_mlp
+        if arch.fp8() is not None:
+            yield "te.Linear in 8 bits", _te_fp8
+        yield "te.DotProductAttention", _te_attention
+        yield "te.DotProductAttention of packed sequences", _te_packed

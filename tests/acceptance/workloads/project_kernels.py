@@ -5,22 +5,18 @@ In: nothing; the kernels are in trainers/fused/triton_ops.py beside tests/. Out:
 """
 
 import functools
-import importlib
 import importlib.util
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from workloads import cases, device, norms, operands
+from workloads import cases, device, norms, operands, trainers
 from workloads.gates import Reading, elementwise, frobenius, unit_roundoff
 from workloads.reference import float64
 
-KERNELS = Path(__file__).resolve().parents[3] / "trainers" / "fused" / "triton_ops.py"
 WIDTHS = (96, 1500, 4096)
 
 
@@ -31,17 +27,7 @@ def available() -> bool:
 
 def check() -> dict[str, Any]:
     """Norm, activation and loss, at powers of two and other widths."""
-    return cases.run(_cases(_kernels()))
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    """Imported as a trainer imports it: beside the modules that it is made of."""
-    sys.path.insert(0, str(KERNELS.parents[1]))
-    try:
-        return importlib.import_module("fused.triton_ops")
-    finally:
-        sys.path.remove(str(KERNELS.parents[1]))  # its other modules have names that the suites have too
+    return cases.run(_cases(trainers.module("fused.triton_ops")))
 
 
 def _cases(kernels: ModuleType) -> Iterator[cases.Case]:

@@ -125,9 +125,12 @@ class Book:
 
 
 def _merge(name: str, everyone: list[dict[str, Any]]) -> dict[str, Any]:
-    failures = [
-        f"rank {rank}: {text}" for rank, cases in enumerate(everyone) for text in _failures(cases.get(name))
-    ]
+    failures = []
+    for rank, cases in enumerate(everyone):
+        found = cases[name]["failures"] if name in cases else ["did not run this case"]
+        if name in cases and not cases[name]["read"]:
+            found = ["has no reading"]
+        failures += [f"rank {rank}: {text}" for text in found]
     digests = [cases.get(name, {}).get("digest") for cases in everyone]
     if len(set(digests)) > 1:
         odd = [rank for rank, digest in enumerate(digests) if digests.count(digest) <= len(digests) // 2]
@@ -138,10 +141,3 @@ def _merge(name: str, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         )
     worst = margins.worst(cases[name]["margin"] for cases in everyone if name in cases)
     return {"name": name, "failures": failures, "margin": worst}
-
-
-def _failures(case: dict[str, Any] | None) -> list[str]:
-    if case is None:
-        return ["did not run this case"]
-    failures: list[str] = case["failures"]
-    return failures if case["read"] else ["has no reading"]

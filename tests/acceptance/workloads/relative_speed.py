@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from workloads import device, operands, repeatability, timing
+from workloads import device, operands, repeatability, synchronize, timing
 from workloads.reference import precision
 
 COUNT = 3  # repeats of each figure
@@ -120,19 +120,14 @@ def _backward(out: torch.Tensor, leaves: list[torch.Tensor]) -> Call:
     return functools.partial(torch.autograd.grad, out, leaves, gradient, retain_graph=True)
 
 
-def _norm(kind: str) -> tuple[Call, int]:
-    """Read and write once."""
-    x = _activations(4)
-    shape, weight = (x.shape[1],), torch.ones(x.shape[1], dtype=x.dtype, device=x.device)
-    return functools.partial(getattr(functional, kind), x, shape, weight), 2 * x.nbytes
-
-
-def _norm_backward(kind: str) -> tuple[Call, int]:
-    """Input and gradient are read for dx, which is written, and read again for the weight's gradient."""
-    x = _activations(4).requires_grad_()
-    weight = torch.ones(x.shape[1], dtype=x.dtype, device=x.device, requires_grad=True)
-    out = getattr(functional, kind)(x, (x.shape[1],), weight)
-    return _backward(out, [x, weight]), 5 * x.nbytes
+def _norm(kind: str, *, backward: bool = False) -> tuple[Call, int]:
+    """Read and write once.
+    Backward, input and gradient are read for dx, which is written, and read again for the weight's gradient.
+    """
+    x = _activations(4).requires_grad_(backward)
+    weight = torch.ones(x.shape[1], dtype=x.dtype, device=x.device, requires_grad=backward)
+    call = functools.partial(getattr(functional, kind), x, (x.shape[1],), weight)
+    return (_backward(call(), [x, weight]), 5 * x.nbytes) if backward else (call, 2 * x.nbytes)
 
 
 def _softmax() -> tuple[Call, int]:
@@ -141,25 +136,15 @@ def _softmax() -> tuple[Call, int]:
     return functools.partial(x.softmax, -1), 2 * x.nbytes
 
 
-def _loss(*, leaf: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and labels."""
+def _cross_entropy(*, backward: bool = False) -> tuple[Call, int]:
+    """Logits are read, and their log-softmax is written.
+    Backward, the loss's gradient is written, read with the log-softmax, and the logits' gradient is written.
+    """
     where = device()
     rows, words = LOGITS_ROWS[where.type], SIZES[where.type][2]
-    logits = operands.normal(rows, words, dtype=torch.bfloat16, seed=6).requires_grad_(leaf)
-    return logits, torch.arange(rows, device=where) * 31 % words
-
-
-def _cross_entropy() -> tuple[Call, int]:
-    """Logits are read, and their log-softmax is written."""
-    logits, labels = _loss(leaf=False)
-    return functools.partial(functional.cross_entropy, logits, labels), 2 * logits.nbytes
-
-
-def _cross_entropy_backward() -> tuple[Call, int]:
-    """The loss's gradient is written, read with the log-softmax, and the logits' gradient is written."""
-    logits, labels = _loss(leaf=True)
-    loss = functional.cross_entropy(logits, labels)
-    return _backward(loss, [logits]), 4 * logits.nbytes
+    logits = operands.normal(rows, words, dtype=torch.bfloat16, seed=6).requires_grad_(backward)
+    call = functools.partial(functional.cross_entropy, logits, torch.arange(rows, device=where) * 31 % words)
+    return (_backward(call(), [logits]), 4 * logits.nbytes) if backward else (call, 2 * logits.nbytes)
 
 
 def _adamw() -> tuple[Call, int]:
@@ -170,38 +155,32 @@ def _adamw() -> tuple[Call, int]:
     return torch.optim.AdamW([weight], fused=True).step, 7 * weight.nbytes
 
 
-def _table(*, leaf: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """One word for each row of activations, and the table of all words."""
+def _embedding(*, backward: bool = False) -> tuple[Call, int]:
+    """The rows of one word for each row of activations are read and written.
+    Backward, the table's gradient is cleared; each word's is read and added.
+    """
     rows, width, words, _ = SIZES[device().type]
-    table = operands.normal(words, width, dtype=torch.bfloat16, seed=9).requires_grad_(leaf)
-    return torch.randint(words, (rows,), generator=operands.generator(10), device=device()), table
-
-
-def _embedding() -> tuple[Call, int]:
-    """The rows of all words are read and written."""
-    words, table = _table(leaf=False)
-    return functools.partial(functional.embedding, words, table), 2 * len(words) * table[0].nbytes
-
-
-def _embedding_backward() -> tuple[Call, int]:
-    """The table's gradient is cleared; each word's is read and added."""
-    words, table = _table(leaf=True)
-    out = functional.embedding(words, table)
+    table = operands.normal(words, width, dtype=torch.bfloat16, seed=9).requires_grad_(backward)
+    chosen = torch.randint(words, (rows,), generator=operands.generator(10), device=device())
+    call = functools.partial(functional.embedding, chosen, table)
+    if not backward:
+        return call, 2 * rows * table[0].nbytes
+    out = call()
     return _backward(out, [table]), table.nbytes + 2 * out.nbytes
 
 
 # name: (what makes it and says how many bytes torch's own kernels move, the least share of the copy's speed)
 KERNELS: dict[str, tuple[Callable[[], tuple[Call, int]], float]] = {
     "layer_norm": (functools.partial(_norm, "layer_norm"), 0.55),
-    "layer_norm backward": (functools.partial(_norm_backward, "layer_norm"), 0.55),
+    "layer_norm backward": (functools.partial(_norm, "layer_norm", backward=True), 0.55),
     "rms_norm": (functools.partial(_norm, "rms_norm"), 0.65),
-    "rms_norm backward": (functools.partial(_norm_backward, "rms_norm"), 0.55),
+    "rms_norm backward": (functools.partial(_norm, "rms_norm", backward=True), 0.55),
     "softmax": (_softmax, 0.25),
     "cross_entropy": (_cross_entropy, 0.35),
-    "cross_entropy backward": (_cross_entropy_backward, 0.6),
+    "cross_entropy backward": (functools.partial(_cross_entropy, backward=True), 0.6),
     "adamw": (_adamw, 0.65),
     "embedding": (_embedding, 0.7),
-    "embedding backward": (_embedding_backward, 0.11),
+    "embedding backward": (functools.partial(_embedding, backward=True), 0.11),
 }
 
 
@@ -224,14 +203,9 @@ def launches(name: str, call: Call) -> list[float]:
     del name
     found = []
     for _ in range(2 * COUNT):
-        _finish()
+        synchronize()
         begin = time.perf_counter()
         call()
-        _finish()
+        synchronize()
         found.append(1 / (time.perf_counter() - begin))
     return found[1:]
-
-
-def _finish() -> None:
-    if device().type == "cuda":
-        torch.cuda.synchronize()

@@ -147,7 +147,8 @@ def screen(seconds: float) -> dict[str, Any]:
 def _screen(seconds: float) -> dict[str, Any]:
     size = HOT_SIZE[device().type]
     a, b = (operands.normal(size, size, dtype=torch.bfloat16, seed=seed) for seed in (10, 11))
-    whole = [operands.hashed(*shape, dtype=torch.bfloat16, salt=salt) for shape, salt in golden_shapes(size)]
+    shapes = ((size, GOLDEN_DEPTH), (GOLDEN_DEPTH, size))
+    whole = [operands.hashed(*one, dtype=torch.bfloat16, salt=salt) for salt, one in enumerate(shapes, 1)]
     pairs = [(a, b), (whole[0], whole[1])]
     first = [torch.mm(*pair) for pair in pairs]
     other, repeats, end = [], 0, time.monotonic() + seconds
@@ -163,11 +164,6 @@ def _screen(seconds: float) -> dict[str, Any]:
         "differences": other[:8],
     }
     return {**found, "golden": checksum(first[1] + 0.0), "expected": GOLDEN[size]}
-
-
-def golden_shapes(size: int) -> tuple[tuple[tuple[int, int], int], ...]:
-    """Shape and salt of both operands of the product of integers."""
-    return ((size, GOLDEN_DEPTH), 1), ((GOLDEN_DEPTH, size), 2)
 
 
 def _batch(pair: tuple[torch.Tensor, torch.Tensor], golden: torch.Tensor) -> str:

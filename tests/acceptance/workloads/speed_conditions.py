@@ -15,6 +15,7 @@ GEMM = ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 28672, 4096), (4096, 409
 COPY_BYTES = 4 << 30
 ATTENTION_BACKENDS = ("flash", "cudnn")  # the default has the bound of the one that it is
 ATTENTION_SEQUENCE = 8192
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 COLLECTIVE_BYTES = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 PLATEAU_BYTES = 4 << 30  # soak tier
 GRAPHED_BYTES = 1 << 20  # up to this size launches take much of the time; a graph measures without them
@@ -38,14 +39,8 @@ CONDITIONS: Mapping[str, list[dict[str, Any]]] = {
     "copy_gb_per_s": [{"bytes": COPY_BYTES, "kind": "device"}],
     "attention_forward_tflops": _ATTENTION,
     "attention_backward_tflops": _ATTENTION,
-    "all_reduce_busbw": _BUSBW,
-    "all_gather_busbw": _BUSBW,
-    "reduce_scatter_busbw": _BUSBW,
-    "all_to_all_busbw": _BUSBW,
-    "all_reduce_latency_us": _LATENCY,
-    "all_gather_latency_us": _LATENCY,
-    "reduce_scatter_latency_us": _LATENCY,
-    "all_to_all_latency_us": _LATENCY,
+    **{f"{op}_busbw": _BUSBW for op in COLLECTIVES},
+    **{f"{op}_latency_us": _LATENCY for op in COLLECTIVES},
     "p2p_gb_per_s": [{"bytes": LINK_BYTES}],
     "h2d_gb_per_s": [{"bytes": LINK_BYTES}],
     "d2h_gb_per_s": [{"bytes": LINK_BYTES}],

@@ -121,28 +121,21 @@ def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
 
 def errors_of(options: cli.Options, world: Any, phases: Phases, wanted: Tensors) -> dict[str, float]:
     """The relative error of each weight's gradient."""
-    return dict(_errors(options, world, phases, wanted))
-
-
-def _errors(options: cli.Options, world: Any, phases: Phases, wanted: Tensors) -> Iterator[tuple[str, float]]:
     seed_process(options)
     run = train.build(options, world, phases)
     with attention_backend.order(options, world):
         train.accumulate(run, 0)
     total = run.job.step(run.plan.lr)
-    whole = torch.stack(
-        [torch.linalg.vector_norm(one, dtype=torch.float64) for one in wanted.values()]
-    ).norm()
-    yield NORM, float((total - whole).abs() / whole)
+    whole = torch.stack([length(one) for one in wanted.values()]).norm()
+    found = {NORM: float((total - whole).abs() / whole)}
     # Clipped by the norm that a right step has: what the job did to its gradients stays in them.
     scale = float((options.clip / (whole + 1e-6)).clamp(max=1.0)) * FIRST
-    seen = set()
     for name, moment in first_moments(run.job):
         error = moment.to(wanted[name].dtype) / scale - wanted[name]
-        seen.add(name)
-        yield name, float(length(error) / length(wanted[name]))
-    if missing := wanted.keys() - seen:
+        found[name] = float(length(error) / length(wanted[name]))
+    if missing := wanted.keys() - found.keys():
         raise AssertionError(f"no moment of {sorted(missing)}")
+    return found
 
 
 def length(x: torch.Tensor) -> torch.Tensor:

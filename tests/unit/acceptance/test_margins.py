@@ -14,7 +14,7 @@ SUITES = (
     *("test_compiled.py", "test_packages.py", "test_training_variants.py"),
 )
 # `values` judges one operation of a launch, `follows` one job.
-RECORDING = ("cases.require(", "margins.record(", "values(", "follows(")
+RECORDING = ("passes(", "cases.require(", "margins.record(", "values(", "follows(")
 # Checks beside the numeric ones: what they compare are names, rates or the course of a job.
 OTHERS = {
     "test_attention_default_is_fused": "names of kernels",
@@ -47,7 +47,7 @@ def test_every_numeric_check_records_its_margin_and_cases(file: str) -> None:
     silent = [name for name, source in checks.items() if not records(source) and name not in OTHERS]
     assert checks
     assert not silent, (
-        f"call cases.require with record_metric in {silent}, or say in OTHERS what they compare"
+        f"call passes, or cases.require with record_metric, in {silent}, or say in OTHERS what they compare"
     )
 
 
