@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from small_checkout import AMD_STACK, CPU_STACK, FOREIGN, answer
+from small_checkout import AMD_STACK, CHECKS, CPU_STACK, FOREIGN, answer
 from small_flow import Job
 from stackcheck import flow
-from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts, status
+from stackcheck.certificate.statement import PROVENANCE, RUN_FIELD, TEST_RESULT, VSA, facts
 from stackcheck.imaging import build
 from stackcheck.matrix import matrix
 from stackcheck.oci.documents import is_digest
