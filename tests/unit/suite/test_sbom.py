@@ -229,8 +229,9 @@ def test_the_reader_finds_distributions_wherever_they_lie_and_says_what_it_may_n
             raise PermissionError(path)
         return scandir(path)
 
-    monkeypatch.setattr(inventory.os, "scandir", refusing)
-    count, unread = inventory.python(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(inventory.os, "scandir", refusing)
+        count, unread = inventory.python(tmp_path)
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["head"].split()[1] for record in records] == ["b", "a"]
     assert records[1]["head"] == "Name: a\nVersion: 1"
