@@ -125,11 +125,12 @@ def test_fewer_cases_than_the_least_are_refused() -> None:
         generated.require(report, lambda *_, **__: None, 0.5)
 
 
-def test_a_case_that_ends_its_process_is_named() -> None:
+@pytest.mark.parametrize("what", ["os._exit(3)", "os.kill(os.getpid(), 11)", "sum(range(10**15))"])
+def test_a_case_that_ends_its_process_or_does_not_end_is_named(what: str) -> None:
     """What ends a process cannot say who it was, so what started it does."""
     program = (
-        "import os; from workloads import generated; "
-        "generated._one = lambda family, seed, number, sizes: os._exit(3) if number == 3 else None; "
+        "import os; from workloads import generated; generated.MOST_S = 5; "
+        f"generated._one = lambda family, seed, number, sizes: {what} if number == 3 else None; "
         "generated.check('sizes', 7, 6, 6, processes=2)"
     )
     ended = subprocess.run(

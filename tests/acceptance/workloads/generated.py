@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,7 @@ PLANS = {
     "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),
 }
 MOST_PROCESSES = 16
+MOST_S = 300  # of one case, on a busy machine
 MOST_BYTES = 2 * 2**30  # of one process, beyond what it has when it starts
 SHRINKS = 40  # tries for one failure
 SHOWN = 64  # elements of a tensor that is printed whole
@@ -136,7 +138,11 @@ _AT: list[Any] = []
 
 
 def _alone(at: Any) -> None:
-    """One thread, and a bound on memory: an operator may have the square of its operands in between."""
+    """One thread, and a bound on memory: an operator may have the square of its operands in between.
+
+    A case that takes too long ends the process, as no kernel hears an exception.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     torch.set_num_threads(1)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + MOST_BYTES
@@ -153,6 +159,7 @@ def _share(share: Share) -> dict[str, Any]:
             drawn += 1
             if _AT:
                 _AT[0][share.place] = number
+                signal.alarm(MOST_S)
             said = _one(share.family, share.seed, number, share.sizes)
             if said is None:
                 continue
@@ -160,6 +167,7 @@ def _share(share: Share) -> dict[str, Any]:
             margin, words = said
             worst = max(worst, margin) if margin <= 1 else worst
             failed += [words] if margin > 1 else []
+    signal.alarm(0)
     return {"drawn": drawn, "judged": judged, "worst": worst, "failed": failed}
 
 
