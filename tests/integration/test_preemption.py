@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,7 @@ class Batch:
 
     def __init__(self, cluster: Cluster, training: Training, command: str, *options: str) -> None:
         self.cluster, self.said, self.codes = cluster, training.folder / "said", training.folder / "codes"
+        self.before = len(self.text())  # an earlier job of this folder wrote into the same file
         script = training.folder / "job.sh"
         # The step's shell passes no signal on, so it becomes the program; the batch shell notes the code.
         lines = ["#!/bin/bash", f"#SBATCH --output={self.said} --open-mode=append"]
@@ -136,7 +138,7 @@ class Batch:
         return self.said.read_text() if self.said.exists() else ""
 
     def wait_until_it_trains(self) -> None:
-        small_slurm.wait(lambda: trains(self.text()), f"steps\n{self.text()}", self.cluster)
+        small_slurm.wait(lambda: trains(self.text()[self.before :]), f"steps\n{self.text()}", self.cluster)
 
     def wait_for_its_end(self) -> None:
         def gone() -> bool:
@@ -167,10 +169,14 @@ def test_a_step_that_gets_the_signal_of_the_time_limit_ends_with_the_trainer_s_c
     cluster: Cluster, training: Training
 ) -> None:
     """`#SBATCH --signal=TERM@…` of docs/guides, which goes to the steps alone."""
-    limit = ("--time=2", "--signal=TERM@60")
+    limit = ("--time=60", "--signal=TERM@60")
     steps: list[int] = []
     for start in (1, 2):
+        begun = time.monotonic()
         job = Batch(cluster, training, RANKS, *limit)
+        job.wait_until_it_trains()  # however long that takes, the signal comes after it, within a minute
+        minutes = int((time.monotonic() - begun) / 60) + 2
+        cluster.client("scontrol", "update", f"JobId={job.id}", f"TimeLimit={minutes}")
         job.wait_for_its_end()
         records = [json.loads(line) for line in job.text().splitlines() if line.startswith('{"')]
         assert len(records) == start, job.text()

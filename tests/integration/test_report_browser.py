@@ -196,7 +196,10 @@ def test_a_page_on_a_wall_loads_itself_again_until_it_is_told_not_to(
     opened = browsers.opened(browser, written(hung, tmp_path), **DESKTOP)
     opened.evaluate("window.first = true")
     opened.wait_until("window.first === undefined")
-    opened.evaluate("document.getElementById('refresh').click(); window.second = true")
+    opened.wait_until(  # between two pages there is no button
+        "(button => { if (!button || document.readyState !== 'complete') return false;"
+        " button.click(); return window.second = true; })(document.getElementById('refresh'))"
+    )
     time.sleep(2.5)
     assert opened.evaluate("window.second")
 
