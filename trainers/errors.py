@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import json
 import os
@@ -39,6 +40,7 @@ def said(line: str, code: int) -> int:
             json.dumps({"message": {"message": line, "extraInfo": told, "errorCode": code}})
         )
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # Python ends with the default again
     if path is None or os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
     return code

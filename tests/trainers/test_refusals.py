@@ -41,7 +41,7 @@ def test_torchrun_reports_the_line_and_the_exit_code(name: str) -> None:
     assert done.stdout.count("{") == 0
 
 
-@pytest.mark.parametrize("moment", ["while the file is written", "before it ends"])
+@pytest.mark.parametrize("moment", ["while the file is written", "before it ends", "as Python ends"])
 def test_a_refused_rank_that_is_stopped_keeps_its_code(moment: str, tmp_path: Path) -> None:
     """torchrun stops the other ranks as soon as one ends: its report had "exitcode : -15" for the cause."""
     program = f"""
@@ -59,6 +59,11 @@ code = errors.said("train.py: no", 5)
 if {moment.startswith("before")}:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(600)
+class Late:
+    def __del__(self, kill=os.kill, me=os.getpid()):
+        kill(me, 15)
+if {moment.startswith("as")}:
+    late = Late()
 sys.exit(code)
 """
     path = tmp_path / "error.json"
