@@ -34,13 +34,14 @@ def load_json(kind: type[AModel], path: Path, what: str, **more: str) -> AModel:
     """The model in a file.
 
     Raises:
-        ConfigurationError: It cannot be read, or is another document; with `what` and `more`.
+        ConfigurationError: It is not there, or is another document; with `what` and `more`.
+        OSError: It cannot be read, which says nothing of the document.
     """
     try:
         text = path.read_bytes()
         strictjson.check(text)
         return kind.model_validate_json(text)
-    except (OSError, ValueError, RecursionError) as error:  # pydantic's error is a ValueError
+    except (FileNotFoundError, ValueError, RecursionError) as error:  # pydantic's error is a ValueError
         raise ConfigurationError(what, where=str(path), got=first_problem(error), **more) from error
 
 
