@@ -1,12 +1,8 @@
 """The errors that a user can meet. In: what failed. Out: an exception with a message and an exit code."""
 
-from __future__ import annotations
-
 import difflib
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
+from typing import TypeVar
 
 AnError = TypeVar("AnError", bound="StackcheckError")
 

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 from stackcheck import vendors
 from stackcheck.certificate import derived, policy, predecessor, publish, signers, signing, verify
 from stackcheck.certificate.for_host import Wanted
+from stackcheck.certificate.signers import Signer
+from stackcheck.certificate.statement import Envelope
+from stackcheck.engine.client import Engine
 from stackcheck.errors import (
     CertificateError,
     ConfigurationError,
@@ -22,29 +27,20 @@ from stackcheck.errors import (
 )
 from stackcheck.history import recorder
 from stackcheck.imaging import build
+from stackcheck.imaging.image import Image
 from stackcheck.matrix import matrix
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.tags import label
-from stackcheck.policy import is_enough
+from stackcheck.policy import Policy, Tier, is_enough
 from stackcheck.suite import added, contents, interpreter, requirements, run, sbom
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.judged import JudgedRun, run_and_judge
 from stackcheck.suite.last_run import CANNOT_CERTIFY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.certificate.statement import Envelope
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.image import Image
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.policy import Policy, Tier
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Verdict
-    from stackcheck.vendors import Vendor
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import Subject
+from stackcheck.suite.verdict import Verdict
+from stackcheck.vendors import Vendor
 
 StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "not published"]
 

@@ -5,8 +5,6 @@ which turns a public address into the site's. Addresses only: a login belongs to
 (pip's and uv's .netrc, apt's auth.conf.d, `docker login`), so a file with one is refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping  # pydantic reads annotations at run time

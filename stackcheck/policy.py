@@ -5,23 +5,18 @@ one named check fail for named stacks until a date, and is signed into the certi
 parameters is named with them, so that an exception for one way hides no new fault in another.
 """
 
-from __future__ import annotations
-
 import datetime as dt  # pydantic reads annotations at run time
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from stackcheck.files.border import Closed
 from stackcheck.vendors import Vendor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 # `gate` is the part of all others that finds broken machines in a minute; it certifies nothing.
 Tier = Literal["gate", "smoke", "standard", "soak"]

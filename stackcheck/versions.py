@@ -5,16 +5,11 @@ commas (`>=7.0,<7.14`). On axes that are not versions it is an fnmatch pattern (
 answers.
 """
 
-from __future__ import annotations
-
 import operator
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VERSION_AXES = frozenset(
     (

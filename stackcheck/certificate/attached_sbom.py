@@ -1,10 +1,10 @@
 """The SBOM that is published with an image. In: a reference, a public key. Out: the CycloneDX document."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from stackcheck.certificate import attachments
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.statement import (
     SBOM,
     VSA,
@@ -22,11 +22,6 @@ from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stackcheck.certificate.keyring import Pinned
 
 
 def attached(

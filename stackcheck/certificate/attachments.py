@@ -6,14 +6,14 @@ undoes the other. So statements are only added, what any form has is repaired in
 only when a last look found nothing missing. Only a run that lifts a revocation takes statements away.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import random
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.reader import Reader, optional, too_many
 from stackcheck.certificate.statement import (
     VSA,
@@ -39,16 +39,9 @@ from stackcheck.certificate.storage_forms import (
 )
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import Descriptor, Manifest, RegistryError
+from stackcheck.oci.store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.statement import Statement
-    from stackcheck.oci.store import Store
-
-    Obsolete = Callable[[Sequence[Statement]], AbstractSet[str]]
+Obsolete = Callable[[Sequence[Statement]], AbstractSet[str]]
 
 ATTEMPTS = 10  # another host may write at the same moment, and undo what was written
 PAUSE_S = 0.2  # at most, after the first attempt; two hosts that repair at once have to get out of step

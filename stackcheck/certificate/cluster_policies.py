@@ -5,25 +5,20 @@ reads. What each engine cannot express is in docs/guides/certificates.md, "Admit
 cluster".
 """
 
-from __future__ import annotations
-
+import datetime as dt
 import re
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 
 from stackcheck.certificate import keyring, keys
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.levels import PACKAGED_PYTHON, level_name
 from stackcheck.certificate.statement import VERIFIER_ID, VSA
 from stackcheck.certificate.summary import CERTIFIED_LEVEL
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import datetime as dt
-
-    from stackcheck.certificate.keyring import Pinned
 
 Form = Literal["cosign", "kyverno", "policy-controller"]
 FORMS: tuple[Form, ...] = get_args(Form)

@@ -3,37 +3,32 @@
 Every image is verified as `stackcheck verify` does it; one that does not fit says why.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from stackcheck.certificate import verify
 from stackcheck.certificate.for_host import Wanted
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.certificate.statement import (
     RUN_FIELD,
     TEST_RESULT,
+    Statement,
     evidence,
     facts,
     newest,
     time_verified,
 )
+from stackcheck.certificate.verify import CertifiedImage
 from stackcheck.errors import CertificateError, ConfigurationError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.stores import open_store
+from stackcheck.policy import Tier
 from stackcheck.versions import matches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.statement import Statement
-    from stackcheck.certificate.verify import CertifiedImage
-    from stackcheck.policy import Tier
 
 ATTACHMENTS = ("cert-", "sha256-")  # tags that hold statements, not images
 UNKNOWN = "unknown"

@@ -4,20 +4,15 @@ In: a store, the digest of the image. Out: which tags moved, were deleted, or st
 transaction: another host may publish between the look and the move, so each move is looked at again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import admit
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import Manifest, MissingError, is_attachment
+from stackcheck.oci.store import Store
 from stackcheck.oci.tags import all_unique, digest_of, is_unique
-
-if TYPE_CHECKING:
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.oci.store import Store
 
 LOOKS = 10  # another host may publish at each of them
 

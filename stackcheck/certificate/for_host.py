@@ -4,21 +4,15 @@ In: verdicts of a pinned key, and what is wanted: device model, driver, how many
 the newest that is enough, or a `CertificateError` that says what the newest lacks and what would do.
 """
 
-from __future__ import annotations
-
+import datetime as dt
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stackcheck.certificate.statement import facts, newest
+from stackcheck.certificate.statement import Statement, facts, newest
 from stackcheck.errors import CertificateError
 from stackcheck.policy import Tier, is_enough, signed_names
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Sequence
-
-    from stackcheck.certificate.statement import Statement
 
 # What a certificate needs unless its reader asks for a different tier.
 CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia": "standard"}

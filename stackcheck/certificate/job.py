@@ -4,23 +4,17 @@ In: a pulled image, a command, `Openings`. Out: the exit code of the command. It
 devices of the host, has no network, and cannot change the image.
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from stackcheck import vendors
-from stackcheck.engine.client import Mount, RunSpec
+from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.engine.devices import with_devices
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.vendors import ContainerNeeds
+from stackcheck.vendors import ContainerNeeds
 
 WORKSPACE = "/workspace"
 SHM_SIZE_BYTES = 16 << 30  # an upper limit of a tmpfs; nothing is reserved

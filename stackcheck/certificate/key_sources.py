@@ -4,22 +4,17 @@ In: a path, `https://…#sha256=FINGERPRINT`, or None for the user's own key. Ou
 address gives is trusted only if it has the fingerprint, which the user got in another way.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import requests
 
 from stackcheck.certificate import keyring, keys
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.oci.addresses import is_loopback
-
-if TYPE_CHECKING:
-    from stackcheck.certificate.keyring import Pinned
 
 TIMEOUT_S = (10.0, 30.0)
 FINGERPRINT = "#sha256=FINGERPRINT, as `stackcheck key` shows it (base64), or in hexadecimal"

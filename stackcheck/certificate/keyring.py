@@ -5,8 +5,6 @@ signature. A verdict of PASSED counts only if it is from before its key was reti
 counts.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import hashlib

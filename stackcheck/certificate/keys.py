@@ -5,26 +5,20 @@ PEM (PKCS8, with a passphrase or without, and SPKI), which `cosign import-key-pa
 verify-attestation --key` read without conversion.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from stackcheck.certificate import keyring, passphrase
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files import users
 from stackcheck.files.regular import read_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stackcheck.certificate.keyring import Pinned
 
 KEY_NAME = "stackcheck.key"
 LIMIT_BYTES = 2**16

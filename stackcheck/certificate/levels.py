@@ -4,17 +4,13 @@ In: what a certificate states about device models, tier and bounds. Out: names s
 They are SLSA's custom levels: https://slsa.dev/spec/v1.2/verification_summary.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from stackcheck.certificate.summary import CERTIFIED_LEVEL
 from stackcheck.suite.bounds import CLASSES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PACKAGED_PYTHON = "PYTHON_PACKAGED"  # the level of an image whose Python a package of it owns
 

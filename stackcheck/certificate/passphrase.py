@@ -4,8 +4,6 @@ In: the environment (`STACKCHECK_KEY_PASSPHRASE`, or `STACKCHECK_KEY_PASSPHRASE_
 terminal. Out: the bytes, or an error that says how to give it.
 """
 
-from __future__ import annotations
-
 import functools
 import getpass
 import os

@@ -4,13 +4,12 @@ In: a store, a manifest's digest, the pinned keys. Out: envelopes whose signatur
 name a pinned key and were changed.
 """
 
-from __future__ import annotations
-
 import functools
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
 from stackcheck.certificate import keyring
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.statement import (
     Envelope,
     MalformedSummaryError,
@@ -21,13 +20,7 @@ from stackcheck.certificate.statement import (
 from stackcheck.certificate.storage_forms import BUNDLE, DSSE_LAYER
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import DanglingError, Descriptor, Manifest, MissingError, RegistryError
-from stackcheck.oci.store import read_small_blob
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.oci.store import Store
+from stackcheck.oci.store import Store, read_small_blob
 
 # A renewal adds three statements: this is years of several hosts. More would make `verify` slow.
 MOST_LAYERS = 4096

@@ -5,8 +5,6 @@ prints the ECDSA signature of their SHA-256, as DER or as 64 bytes. It is accept
 key confirms it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
@@ -14,20 +12,16 @@ import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from stackcheck.certificate import keyring, keys
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.passphrase import VARIABLES
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    from stackcheck.certificate.keyring import Pinned
 
 TIMEOUT_S = 120.0  # somebody may have to touch a token
 RAW_BYTES = 64  # r and s, 32 bytes each

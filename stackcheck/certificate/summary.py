@@ -5,19 +5,15 @@ signature says who wrote it, not that it is well formed: null or a text where a 
 code that reads it. Unknown fields are allowed, so that later versions can say more.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, JsonValue, StringConstraints, ValidationError, model_validator
 
 from stackcheck.files.border import Open, first_problem
 from stackcheck.policy import Tier
 from stackcheck.vendors import Vendor
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CERTIFICATE_FIELD = "urn:stackcheck:certificate:v1"  # extension fields are named by URIs
 CERTIFIED_LEVEL = "STACKCHECK_CERTIFIED"

@@ -10,15 +10,18 @@ import datetime as dt
 import functools
 import itertools
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.certificate import attachments
 from stackcheck.certificate.for_host import Wanted, verdict_for
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import MAX_AGE, check_complete, check_subject, valid_verdicts
 from stackcheck.certificate.reader import Reader
 from stackcheck.certificate.statement import (
+    Envelope,
     Statement,
     carried_from,
     facts,
@@ -31,16 +34,8 @@ from stackcheck.errors import CertificateError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Descriptor, Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
-from stackcheck.oci.store import Reference, parse_reference
+from stackcheck.oci.store import Reference, Store, parse_reference
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.statement import Envelope
-    from stackcheck.oci.store import Store
-
 
 TOTAL_S = 300.0  # for all that a registry is asked for
 ATTEMPTS = 3  # to read from a registry, where another host may take statements away meanwhile

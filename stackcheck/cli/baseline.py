@@ -1,7 +1,5 @@
 """The verb `baseline`. In: result files. Out: a table and a diff; with --write also the thresholds file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -3,11 +3,10 @@
 In: selectors and options. Out: images in the engine and under build/, and a table.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -20,17 +19,13 @@ from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import build, forecast, platforms
+from stackcheck.imaging.image import Image
 from stackcheck.imaging.wheels.wheel_cache import OFF, default_folder
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import site_lock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from stackcheck.imaging.image import Image
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.suite.outlook import Outlook
-    from stackcheck.vendors import Vendor as VendorName
+from stackcheck.suite.outlook import Outlook
+from stackcheck.vendors import Vendor as VendorName
 
 app = opt.new_app()
 NONE: Mapping[str, Outlook] = MappingProxyType({})

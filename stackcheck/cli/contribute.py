@@ -1,7 +1,5 @@
 """The verb `contribute`. In: a result.json, or a folder of bundles. Out: a bundle, or what they say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,20 +1,15 @@
 """The verbs about compatibility rules: explain, compat. In: a combination. Out: rules with sources."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import typer
 
 from stackcheck.cli import options as opt
 from stackcheck.cli.output import counted, print_json
 from stackcheck.errors import CombinationError, ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from stackcheck.matrix.explain import Explanation
+from stackcheck.matrix.explain import Explanation
 
 app = opt.new_app()
 

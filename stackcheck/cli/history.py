@@ -1,13 +1,12 @@
 """The verb `history`. In: filters. Out: runs, or a metric over runs; a table; a new index."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,12 +15,8 @@ from stackcheck.cli import times
 from stackcheck.cli.output import Progress, counted, print_facts, print_fitted, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history.history import open_history
+from stackcheck.history.recorder import Imported
 from stackcheck.history.runs import HistoryError, Point, Query, Run, named
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.history.recorder import Imported
 
 app = opt.new_app()
 group = opt.new_app()

@@ -1,12 +1,11 @@
 """The verbs `doctor` and `first-host`. In: this host. Out: what it has and lacks; what its first run saw."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,11 +19,7 @@ from stackcheck.errors import EngineError, StackcheckError
 from stackcheck.files import atomic
 from stackcheck.imaging import bootstrap
 from stackcheck.matrix import matrix, resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stackcheck.suite.outlook import Machine
+from stackcheck.suite.outlook import Machine
 
 app = opt.new_app()
 

@@ -3,33 +3,28 @@
 In: a stack or an image. Out: facts or JSON on stdout, and an exit code.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from stackcheck import flow
 from stackcheck.certificate import signing
+from stackcheck.certificate.derived import Below
+from stackcheck.certificate.verify import Verified
 from stackcheck.cli import build as building
 from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import against_words
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import plans
+from stackcheck.imaging.build import Options as BuildOptions
+from stackcheck.policy import Tier as TierName
 from stackcheck.suite import subject as subjects
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.certificate.derived import Below
-    from stackcheck.certificate.verify import Verified
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.build import Options as BuildOptions
-    from stackcheck.policy import Tier as TierName
-    from stackcheck.suite.judged import JudgedRun
-    from stackcheck.suite.subject import Subject
-    from stackcheck.vendors import Vendor as VendorName
+from stackcheck.suite.judged import JudgedRun
+from stackcheck.suite.subject import Subject
+from stackcheck.vendors import Vendor as VendorName
 
 app = opt.new_app()
 

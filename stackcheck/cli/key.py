@@ -1,7 +1,5 @@
 """The verb `key`. In: a path, or nothing. Out: the public half of the signing key, or cosign's policy."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from stackcheck.certificate import keyring, keys

@@ -1,10 +1,10 @@
 """The matrix verbs: list, outdated, lock, render. In: selectors. Out: tables; files in images/."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 from stackcheck.cli import outlooks
 from stackcheck.cli.options import (
@@ -21,14 +21,9 @@ from stackcheck.cli.options import (
 from stackcheck.cli.output import Progress, counted, print_json, print_note, print_table
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.known_issues import KnownIssue
-    from stackcheck.matrix.stack import Package, Stack
-    from stackcheck.policy import Policy
+from stackcheck.matrix.known_issues import KnownIssue
+from stackcheck.matrix.stack import Package, Stack
+from stackcheck.policy import Policy
 
 app = new_app()
 

@@ -5,13 +5,12 @@ Every verb lists its options in this order: what to do, where to (--to, --key, -
 how to report (--json, --dry-run, --root).
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,9 +20,6 @@ from stackcheck.imaging.wheels.wheel_cache import VARIABLE
 from stackcheck.mirrors import VARIABLE as MIRRORS
 from stackcheck.policy import Tier as TierName
 from stackcheck.vendors import Vendor as VendorName
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path()
 LAST = ("as_json", "dry_run", "root")  # the options with which a verb ends

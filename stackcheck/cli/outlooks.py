@@ -3,22 +3,17 @@
 In: what the user named, or this host. Out: outlooks, and lines on stdout.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
 
 from stackcheck.cli import options as opt
 from stackcheck.cli import output
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.matrix import matrix
+from stackcheck.matrix.stack import Stack
 from stackcheck.suite import outlook
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.suite.outlook import Machine, Outlook
+from stackcheck.suite.outlook import Machine, Outlook
 
 MachineName = Annotated[
     str | None, opt.option("--machine MODEL[:COUNT]", "Ask about this machine, such as H100:8.", "this host")

@@ -1,7 +1,5 @@
 """How output looks. In: rows, facts, messages, errors. Out: results on stdout, the rest on stderr."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -11,16 +9,12 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import IO, TextIO, TypeGuard, cast
 
 from stackcheck.errors import StackcheckError
 from stackcheck.files.atomic import file_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import IO, TextIO, TypeGuard
-
 
 STYLES = {"bad": "1;31", "good": "1;32", "remark": "33", "head": "1"}
 GOOD, BAD = (

@@ -1,7 +1,5 @@
 """The verb `policy`. In: a public key, and what certificates must say. Out: a policy for another program."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from stackcheck.certificate import cluster_policies, key_sources

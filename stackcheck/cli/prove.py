@@ -1,7 +1,5 @@
 """The verb `prove`. In: a checkout. Out: a table of faults and the checks that caught them."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 In: a reference, or a layout. Out: what was copied, revoked or removed.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Durations and times that a user types. In: `30d`, `2026-11-01`. Out: a timedelta or an aware datetime."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 

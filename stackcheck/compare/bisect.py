@@ -14,29 +14,25 @@ import dataclasses
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from stackcheck import flow
-from stackcheck.compare.mixed_stacks import Between
+from stackcheck.compare.mixed_stacks import Between, Component
+from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.imaging import build
 from stackcheck.matrix import compat, known_issues, matrix, resolve
 from stackcheck.matrix import pins as pinned
+from stackcheck.policy import Tier
 from stackcheck.recipe import lock, render
+from stackcheck.recipe.upstream import Upstream
 from stackcheck.suite import run
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.judged import measure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stackcheck.compare.mixed_stacks import Component
-    from stackcheck.engine.client import Engine
-    from stackcheck.policy import Tier
-    from stackcheck.recipe.upstream import Upstream
 
 FOLDER = Path("build") / "bisect"
 

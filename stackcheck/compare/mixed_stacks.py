@@ -5,26 +5,20 @@ A mixed stack is resolved like any other: rules fill in what follows (Triton, RC
 what does not fit. Components that no rule allows apart are one step.
 """
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.errors import ConfigurationError, NothingSelectedError, did_you_mean
 from stackcheck.matrix import expand, resolve
 from stackcheck.matrix.combination import packages_of
+from stackcheck.matrix.expand import Cell
+from stackcheck.matrix.known_issues import KnownIssues
 from stackcheck.matrix.matrix import Block, Matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from stackcheck.matrix.expand import Cell
-    from stackcheck.matrix.known_issues import KnownIssues
-    from stackcheck.matrix.pins import Pins
-    from stackcheck.matrix.rules import RuleSet
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.pins import Pins
+from stackcheck.matrix.rules import RuleSet
+from stackcheck.matrix.stack import Stack
 
 AXES = ("python", "os", "wheels", "torch")
 # What belongs to the runtime's version and changes with it.

@@ -5,27 +5,21 @@ and B take turns. Each run is a new container with the same devices, so what a n
 to one image it does to the other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.history import metrics, regressions
+from stackcheck.policy import Tier
 from stackcheck.suite import results, run
 from stackcheck.suite.judged import measure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.policy import Tier
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import Subject
 
 SPEED = "speed or busbw or bandwidth or throughput or latency"
 ROUNDS = 5

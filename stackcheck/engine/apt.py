@@ -5,19 +5,14 @@ and texts that a bootstrapped base, a build or a second pinned source can use. N
 written in this tool: a mirror or an air-gapped copy that the host uses is used wherever it has the suite.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 APT = Path("/etc/apt")
 # Files that this tool writes itself, so that they never count as the host's own.

@@ -5,24 +5,18 @@ file. apt gets folders of its own, so the host's lists and installed packages do
 certificates and logins (`/etc/apt/auth.conf.d`) are the host's, and no address of a login is kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.engine import apt
+from stackcheck.engine.apt import AptSource
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stackcheck.engine.apt import AptSource
 
 TIMEOUT_S = 600.0
 

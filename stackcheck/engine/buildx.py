@@ -17,14 +17,12 @@ import re
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
 
 from stackcheck.engine import host_setup
 from stackcheck.errors import BuildError, EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 TIMEOUT_S = 4 * 3600.0
 # BuildKit writes its record of a build when every output is written, and fails the build if that takes over

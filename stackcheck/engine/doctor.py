@@ -3,13 +3,11 @@
 In: the host. Out: `HostFinding`s in a fixed order. Nothing is changed here: `host_setup` does that.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import requests
@@ -17,9 +15,6 @@ import requests
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.errors import StackcheckError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # The cpu stack with its base, build cache and published copy; GPU stacks ask for several times this.
 DISK_NEEDED_BYTES = 15 * 10**9

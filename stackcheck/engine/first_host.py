@@ -6,8 +6,6 @@ numbers, UUIDs, names of hosts and users, or network addresses. The tests make a
 that follow measure the bounds of this machine.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform
@@ -16,15 +14,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from stackcheck import __version__, vendors
 from stackcheck.errors import ChecksFailedError, MachineUnfitError
 from stackcheck.files import users
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 RUNS = 3
 OF_A_VERDICT = (ChecksFailedError.exit_code, MachineUnfitError.exit_code)

@@ -5,8 +5,6 @@ containerd image store. An engine that is already there, or that `DOCKER_HOST` n
 host without an init system stackcheck starts the daemon itself and writes its pid to `PID_FILE`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import grp
@@ -16,14 +14,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.engine import apt, container
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 DAEMON_FILE = Path("/etc/docker/daemon.json")
 # One store for build, run and save: an image keeps its manifest digest from the build to the registry.

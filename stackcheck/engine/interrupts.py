@@ -5,16 +5,11 @@ request that makes a container, the engine makes it all the same, and nobody rem
 removal, the container stays. Slurm sends SIGTERM twice within a millisecond when the time of a job is over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 

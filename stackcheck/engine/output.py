@@ -5,16 +5,11 @@ keeps no copy (its log would grow on the host's disk), so a container that print
 to wait.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from stackcheck.errors import ChecksFailedError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    Frames = Iterable[tuple[bytes | None, bytes | None]]  # of stdout, of stderr
+Frames = Iterable[tuple[bytes | None, bytes | None]]  # of stdout, of stderr
 
 LINE_BYTES = 16 << 20  # the longest honest one: the database of an image's packages
 LINES = 1_000_000

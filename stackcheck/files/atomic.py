@@ -4,21 +4,15 @@ In: a path and its bytes. Out: the file, which after a crash, a full disk or a p
 whole, or as it was before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import secrets
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from stackcheck.errors import FileError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
 
 TEMPORARY = ".tmp-"  # how the name of an unfinished file begins
 # What a full or failing disk, a quota, a limit, a read-only disk and a missing permission raise.

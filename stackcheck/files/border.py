@@ -3,17 +3,13 @@
 Also: how a file of JSON is read as a model. In: a model, a path. Out: the model, or one error for a user.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import strictjson
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AModel = TypeVar("AModel", bound=BaseModel)
 

@@ -4,8 +4,6 @@ The suites, rules, templates and bounds travel with the tool (`shipping.py`), so
 them needs a checkout. What such a verb leaves (histories, results) stays in the user's data folder.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

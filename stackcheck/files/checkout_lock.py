@@ -4,19 +4,14 @@ In: the checkout and what the caller is about to do. Out: `build/.lock`, held th
 which ends with the process however it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
 
 from stackcheck.files.atomic import UNUSABLE, file_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from io import FileIO
-    from pathlib import Path
 
 
 @contextlib.contextmanager

@@ -1,12 +1,7 @@
 """SHA-256 of a file of this host. In: a path. Out: 64 hexadecimal digits."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 def sha256_of(path: Path) -> str:

@@ -1,12 +1,7 @@
 """Read the status file of dpkg: deb-control(5). In: its text. Out: the installed packages."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 INSTALLED = ("install ok installed", "hold ok installed")  # the second: apt may not upgrade it
 _FIELD = re.compile(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)

@@ -4,14 +4,9 @@ Documents have no cycles: reference counting frees them. The search for cycles t
 a rebuild of the history, and half of the time of judging a thousand nodes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 
 @contextlib.contextmanager

@@ -3,15 +3,10 @@
 A file of an archive's key is fetched once, over the network; its fingerprint is what says whose key it is.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 PUBLIC_KEY, VERSION = 6, 4  # RFC 4880, sections 4.3 and 5.5.2
 ARMOUR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"

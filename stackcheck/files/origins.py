@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.border import Closed, load_json
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
 
 NAME = "wheelhouse.json"
 

@@ -4,15 +4,11 @@ In: a path in a folder that a container, another user or a download wrote to. Ou
 file, or an `OSError`: reading a pipe could block, and a device never ends.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import BinaryIO
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:

@@ -3,16 +3,11 @@
 In: text, options. Out: one `Locked` for each package; the places, apart from the other options.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from packaging.version import InvalidVersion, Version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _ENTRY = re.compile(
     r"(?:^|['\"\s])(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==(?P<version>[^\s;\\'\"]+)"

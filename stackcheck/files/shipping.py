@@ -1,7 +1,5 @@
 """What the wheel carries beside the package: matrix, suites, rules and trainers. In: a checkout."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 In: bytes from a source that is not trusted. Out: nothing, or a ValueError.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import NoReturn

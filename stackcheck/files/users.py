@@ -1,7 +1,5 @@
 """Who this user is, and where this user's own files are. In: the environment. Out: a name, a folder."""
 
-from __future__ import annotations
-
 import os
 import pwd
 from pathlib import Path

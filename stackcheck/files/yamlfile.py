@@ -5,20 +5,15 @@ and no tag runs code; the models that read the result turn text into numbers whe
 Refused: aliases (YAML bombs are made of them), duplicate keys, big files, deep nesting.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from stackcheck.files.border import AModel
+from stackcheck.files.border import AModel
 
 # Ten times the size of the largest file this project reads.
 MAX_BYTES = 250_000

@@ -15,9 +15,10 @@ import json
 import multiprocessing
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -25,22 +26,17 @@ from pydantic_core import to_json
 from stackcheck.errors import ChecksFailedError, StackcheckError
 from stackcheck.files import strictjson
 from stackcheck.fleet import stored
+from stackcheck.fleet.engines import NodeFacts
+from stackcheck.fleet.job import Job, NodeState
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import bounds, consistency, requirements, results
 from stackcheck.suite.judged import judge
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import Subject
+from stackcheck.suite.verdict import Verdict
 from stackcheck.vendors import Host
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from stackcheck.fleet.engines import NodeFacts
-    from stackcheck.fleet.job import Job, NodeState
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Verdict
-
-    _Task = tuple[Path, NodeFacts, int, NodeState | None, str]  # what `Judge.node` takes
+_Task = tuple[Path, NodeFacts, int, NodeState | None, str]  # what `Judge.node` takes
 
 Status = Literal["PASSED", "FAILED", "UNFIT", "MEASURED"]
 FACTS_LIMIT_BYTES = 1 << 20

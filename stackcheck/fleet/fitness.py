@@ -4,8 +4,6 @@ The checks are those of the suites that find broken machines (tier `gate`); `sui
 them, and pytest alone where there is no image. Then each figure is held to what this node measured before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime as dt
@@ -14,10 +12,12 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stackcheck import vendors
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.files import users
 from stackcheck.files.atomic import file_error
@@ -29,15 +29,9 @@ from stackcheck.oci.tags import label
 from stackcheck.suite import judged as suites
 from stackcheck.suite import results, run
 from stackcheck.suite.judgement import judge_file
-from stackcheck.vendors import seen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.verdict import Verdict
-    from stackcheck.vendors import Vendor
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.verdict import Verdict
+from stackcheck.vendors import Vendor, seen
 
 State = Literal["fit", "unfit", "failed"]
 EXIT_CODES: Mapping[State, int] = {

@@ -4,22 +4,18 @@ The time of a group starts when the container of every node in it is up: a node 
 one must not look like a dead link. A node whose own stackcheck has ended is not waited for.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.regular import read_regular
 from stackcheck.fleet.job import NodeState, read_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from pydantic import BaseModel
 
 AReport = TypeVar("AReport", bound="BaseModel")
 # From the first container of a group to its last one; less than torchrun itself waits for the others.

@@ -5,14 +5,12 @@ its own on a file system that the nodes see under the same path. A node reads th
 `attempt-<n>/<rank>/`; nothing that it writes there is trusted before it is judged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import AwareDatetime, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
@@ -20,6 +18,7 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.border import Closed, load_json
 from stackcheck.fleet.stored import require_store
+from stackcheck.imaging.image import Image
 from stackcheck.matrix import matrix
 from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.oci.tags import label, local_name
@@ -27,11 +26,8 @@ from stackcheck.policy import Tier  # pydantic reads the annotation
 from stackcheck.suite import inputs
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.run import TIMEOUT_S
+from stackcheck.suite.subject import Subject
 from stackcheck.vendors import Vendor
-
-if TYPE_CHECKING:
-    from stackcheck.imaging.image import Image
-    from stackcheck.suite.subject import Subject
 
 FOLDER = Path("build") / "fleet"
 SAID = "said"  # in the folder of an attempt: an empty file RANK.STATE of each thing that a node said

@@ -4,30 +4,23 @@ The head of the job writes the suites and run.json to the job's folder, and subm
 cannot show is the machine from outside the image: docs/guides/fleet.md says what that means.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
 import shutil
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.engine.launch_lines import INDEX
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.engines import JobState, NodeFacts, Phase, ask
-from stackcheck.fleet.job import NodeState
-from stackcheck.fleet.manifests import LABEL, name_of
+from stackcheck.fleet.job import Job, NodeState
+from stackcheck.fleet.manifests import LABEL, Manifests, name_of
 from stackcheck.fleet.watching import Watched
 from stackcheck.suite import container_user, inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.fleet.job import Job
-    from stackcheck.fleet.manifests import Manifests
 
 MANIFEST = "job.yaml"
 ZONE = "topology.kubernetes.io/zone"

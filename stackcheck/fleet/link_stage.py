@@ -4,25 +4,20 @@ The nodes that passed alone work in pairs, in rounds, then all together. Their s
 those of `LinkNode`; what they wrote is read here, and names the link or the node that spoils it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field, FiniteFloat
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.border import Closed
 from stackcheck.fleet import gate
+from stackcheck.fleet.job import Job
 from stackcheck.fleet.links import LinkCulprit, Pair, culprits, rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.fleet.job import Job
 
 LIMIT_S = 300  # for a group, from the time when all its containers are up to their end
 ROUND_S = 30  # for the reports of a round, beside the time of its groups

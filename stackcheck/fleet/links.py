@@ -5,18 +5,14 @@ in each of which a node is in one pair at most: https://en.wikipedia.org/wiki/Ro
 Of a large fleet about log2 n of these rounds are played: first within each leaf switch, then between leaves.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stackcheck.fleet.spread import outliers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 Pair = tuple[str, str]
 # Of fewer than five pairs a spread says nothing, and one of unsteady speeds hides a broken link.

@@ -6,8 +6,6 @@ result.json. The image is compared with the digest of the job first; then the su
 on one machine (`suite.judged.measure`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -16,25 +14,22 @@ import platform
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType
+from typing import NoReturn
 
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, EngineError, StackcheckError
 from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
 from stackcheck.fleet import rendezvous, stored
 from stackcheck.fleet.job import Job, NodeState, subject_of
 from stackcheck.fleet.torchrun import Torchrun
+from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import run
 from stackcheck.suite.judged import measure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.image import Image
 
 RESULT = "run/result.json"
 KEPT = ("run.json", "container.log", RESULT, "run/junit.xml")  # from the node's own disk

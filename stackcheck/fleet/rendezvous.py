@@ -5,18 +5,13 @@ counts: torchrun's own (`PET_*`, Kubeflow), `MASTER_ADDR` with a node's rank, Sk
 of Kubernetes. A set that is there in part is an error: half of the nodes would wait for the other half.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stackcheck.engine.launch_lines import PORT
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 SERVICE = "STACKCHECK_SERVICE"  # set by our manifests: the headless service of an Indexed Job
 JOB = "STACKCHECK_JOB"

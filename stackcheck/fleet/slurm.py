@@ -10,20 +10,15 @@ import dataclasses
 import math
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stackcheck.engine.launch_lines import sbatch_lines
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.engines import JobState, NodeFacts, Phase, ask
-from stackcheck.fleet.job import SAID, read_state
+from stackcheck.fleet.job import SAID, Job, NodeState, read_state
 from stackcheck.fleet.rendezvous import hostnames
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stackcheck.fleet.job import Job, NodeState
 
 SCRIPT, TAKEN = "batch.sh", "taken"
 SLACK_MIN = 5  # the nodes stop by themselves; Slurm's limit is for those that cannot

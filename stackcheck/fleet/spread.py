@@ -4,16 +4,12 @@ Median and MAD: a few broken nodes move neither, while they move a mean and wide
 they hide themselves (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993: modified z-score, 3.5).
 """
 
-from __future__ import annotations
-
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stackcheck.history import regressions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LIMIT_Z = 3.5
 FEWEST = 5  # of fewer figures a spread says nothing

@@ -4,28 +4,21 @@ A pair of a links job starts when both nodes have ended the round before, or its
 hangs must not make the next pair of its nodes look bad.
 """
 
-from __future__ import annotations
-
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.engine.client import Mount
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet import gate, link_stage, training
 from stackcheck.fleet.gate import Gate
-from stackcheck.fleet.link_stage import LinkPlan, Report
+from stackcheck.fleet.link_stage import LinkPlan, NodeGroup, Report
 from stackcheck.fleet.rendezvous import Rendezvous
+from stackcheck.fleet.torchrun import EndedProgram, Torchrun
 from stackcheck.fleet.training import TrainingPlan, TrainingReport
 from stackcheck.suite import container_user
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stackcheck.fleet.link_stage import NodeGroup
-    from stackcheck.fleet.torchrun import EndedProgram, Torchrun
 
 SLACK_S = 15
 CHECKPOINTS = "/stackcheck/checkpoints"

@@ -4,29 +4,22 @@ The container has the host's network, and with GPUs the InfiniBand devices and p
 a fleet has them. The site chooses the network interface: its variables are passed on.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck import vendors
-from stackcheck.engine.client import Mount, RunSpec
+from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.engine.devices import with_devices
 from stackcheck.errors import ChecksFailedError
 from stackcheck.fleet.gate import NotUpError
+from stackcheck.fleet.job import Job
+from stackcheck.fleet.rendezvous import Rendezvous
 from stackcheck.suite import container_user, inputs, interpreter, run, steering
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.fleet.job import Job
-    from stackcheck.fleet.rendezvous import Rendezvous
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Subject
 
 TAIL = 20  # lines of a program that are kept
 TESTS = "/stackcheck/tests"

@@ -6,25 +6,20 @@ others go on from the newest checkpoint. The global batch stays, so the steps af
 job.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.border import Closed, Open
 from stackcheck.fleet import gate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.fleet.job import Job
+from stackcheck.fleet.job import Job
 
 PLAN = "training.json"
 PORT, PORTS = 29400, 100  # a port is free again only after a while, so the next try takes another

@@ -4,20 +4,16 @@ The API server sends what changes (https://kubernetes.io/docs/reference/using-ap
 `kubectl get --raw`, so kubectl's configuration and credentials are the user's own.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from stackcheck.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 WATCH_S = 300  # then the server ends the answer, and the next one goes on from there
 PAUSE_S = 1.0  # after an answer that ended at once

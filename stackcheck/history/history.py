@@ -4,12 +4,12 @@ The index is SQLite in a file for one machine, PostgreSQL for several. It holds 
 not hold, so it can be thrown away and rebuilt at any time.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
@@ -32,12 +32,6 @@ from stackcheck.history.schema import (
 )
 from stackcheck.matrix import matrix
 from stackcheck.oci.documents import sha256
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from stackcheck.history.runs import Point, Run
 
 FOLDER = Path("build") / "history"
 

@@ -3,29 +3,24 @@
 Reading a record costs more than writing its rows, so a large rebuild reads in several processes.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import multiprocessing
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from stackcheck.files.many_documents import without_collector
 from stackcheck.history import record_reader, schema
+from stackcheck.history.record_reader import Kept
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError
 from stackcheck.history.schema import NOTABLE, POINTS, RUNS, SERIES, micros, point_rows, run_row
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from stackcheck.history.record_reader import Kept
 
 CHUNK = 250  # records that a process reads at a time
 AHEAD = 4  # chunks that a process may read before they are written

@@ -3,17 +3,13 @@
 A rebuild reads the head of every record. An abstract is a tenth of its result, and so is the time.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from stackcheck.suite.judgement import NO_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 VERSION = 2  # of the abstract; one of another version is made anew from the result
 POINT = ("name", "unit", "value", "repeats", "direction", "bound", "ceiling")

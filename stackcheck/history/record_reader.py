@@ -3,23 +3,17 @@
 The result in a record was checked when it was appended, so the head is read here without a schema.
 """
 
-from __future__ import annotations
-
 import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import from_json
 
 from stackcheck.history import metrics
-from stackcheck.history.records import SCHEMA, head_of, result_of
+from stackcheck.history.records import SCHEMA, Records, head_of, result_of
 from stackcheck.history.runs import HistoryError, Point, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from stackcheck.history.records import Records
 
 
 @dataclass(frozen=True, kw_only=True)

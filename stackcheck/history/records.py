@@ -7,16 +7,15 @@ that a file is whole, and only its head is unpacked. The folder may be a local o
 knows (`s3://…`, `gs://…`, `memory://…`).
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import gzip
 import json
 import re
 import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -27,9 +26,6 @@ from stackcheck.history import metrics
 from stackcheck.history.runs import HistoryError
 from stackcheck.oci.documents import sha256
 from stackcheck.suite.results import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SCHEMA = 1
 SIZE_LIMIT_BYTES = 64 * 2**20  # twice the largest result.json

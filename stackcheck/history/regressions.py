@@ -8,17 +8,13 @@
 How often each rule misses a slow-down or raises a false alarm: docs/reference/trust.md. All of it is pure.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Literal
 
 Direction = Literal["min", "max"]
 

@@ -4,25 +4,19 @@ In: a suite, the host's apt sources, the site's mirrors. Out: `Way`s; without an
 and the lines to write. Only files are read here: whether an archive answers shows when it is asked.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from stackcheck import mirrors
 from stackcheck.engine import apt, host_setup
+from stackcheck.engine.apt import AptSource, Distribution
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import openpgp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from stackcheck.engine.apt import AptSource, Distribution
 
 DISTRIBUTIONS = (apt.DEBIAN,)
 

@@ -5,8 +5,6 @@ bytes on every machine that sees the same archive, with nothing of the host in i
 digest, the version of every package and where they came from.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -17,19 +15,15 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.engine import apt, host_setup
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files import dpkg_status, users
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging import base_sources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from stackcheck.imaging.base_sources import Way
+from stackcheck.imaging.base_sources import Way
 
 # Times in bases and layers (2026-01-01). One value for all builds, or equal inputs would differ.
 SOURCE_DATE_EPOCH = 1767225600

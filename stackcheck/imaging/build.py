@@ -5,19 +5,20 @@ manifest, the same image in the engine, and an `Image` that names which stages r
 image whose inputs did not change is kept.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.engine import buildx
+from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, EngineError
 from stackcheck.imaging import bakefile
+from stackcheck.imaging.bakefile import Bake
 from stackcheck.imaging.image import (
+    How,
     Image,
     StageUse,
     describe,
@@ -28,17 +29,10 @@ from stackcheck.imaging.image import (
 from stackcheck.imaging.plans import BuildPlan, make_plan
 from stackcheck.imaging.wheels import host_settings, wheel_supply
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
+from stackcheck.matrix.stack import Stack
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.oci.image_layout import ImageLayout
 from stackcheck.oci.tags import local_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.bakefile import Bake
-    from stackcheck.imaging.image import How
-    from stackcheck.matrix.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,19 +5,14 @@ one package with the MD5 sums that dpkg keeps. Formats: deb-control(5), dpkg-div
 update-alternatives(1).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.errors import BuildError
 from stackcheck.files import dpkg_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 ADMIN = Path("/var/lib/dpkg")
 

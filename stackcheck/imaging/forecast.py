@@ -4,25 +4,20 @@ In: stacks and the options of a build. Out: a `Forecast` for each stack, with it
 each would come from. Nothing is made or downloaded, and the engine is not asked.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 from stackcheck.errors import StackcheckError
 from stackcheck.imaging import build, plans
+from stackcheck.imaging.build import Options
 from stackcheck.imaging.image import load_image
+from stackcheck.imaging.plans import BuildPlan
 from stackcheck.imaging.wheels import host_settings, wheel_supply
 from stackcheck.imaging.wheels.wheel_cache import WheelCache
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.imaging.build import Options
-    from stackcheck.imaging.plans import BuildPlan
-    from stackcheck.matrix.stack import Stack
 
 State = Literal["keep", "build", "refuse"]
 

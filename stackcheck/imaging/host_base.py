@@ -7,8 +7,6 @@ made here from their own data: users, choices among alternatives, the file of tr
 loader's cache and Python's byte code are made by the Dockerfile.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import hashlib
@@ -16,20 +14,15 @@ import io
 import re
 import stat
 import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.errors import BuildError
 from stackcheck.files.atomic import require_room, unfinished
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging.bootstrap import EXCLUDED, INCLUDED, SOURCE_DATE_EPOCH, RootFs
-from stackcheck.imaging.dpkg import Database
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from stackcheck.imaging.dpkg import InstalledPackage
-    from stackcheck.matrix.stack import Stack
+from stackcheck.imaging.dpkg import Database, InstalledPackage
+from stackcheck.matrix.stack import Stack
 
 # What a bootstrapped base and the distributions' own images have beside the essential packages; torch needs
 # libstdc++6, which comes with it.

@@ -3,25 +3,22 @@
 In: an OCI image layout. Out: an `Image`; it is saved as `image.json`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import itertools
 import json
-from collections.abc import Mapping  # noqa: TC003  # pydantic reads annotations at run time
-from pathlib import Path  # noqa: TC003  # the same
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import (
+    Mapping,  # pydantic reads annotations at run time
+    Sequence,
+)
+from pathlib import Path  # the same
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 How = Literal["built", "cached", "shared", "handed over"]
 

@@ -4,26 +4,20 @@ In: a stack with its generated files, the engine that will build, a platform. Ou
 base made and the Dockerfile's stages; for a dry run, what is known of it without making anything.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from stackcheck import vendors
 from stackcheck.errors import BuildError
 from stackcheck.imaging import bootstrap, host_base, platforms, stages
+from stackcheck.imaging.stages import Stage
+from stackcheck.matrix.stack import Stack
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.oci.documents import sha256
 from stackcheck.recipe import render
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from stackcheck.imaging.stages import Stage
-    from stackcheck.matrix.stack import Stack
 
 # Part of every key: raise it when the way of building changes what comes out.
 RECIPE = 3

@@ -4,22 +4,16 @@ In: `linux/amd64` or `linux/arm64`, an OS of the matrix, a Python version. Out: 
 and the tags of wheels that install there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import platform as host
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from packaging import tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.stack import Stack
 
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 # Minor version of each distribution's glibc (2.x); wheels name the oldest that they run with.

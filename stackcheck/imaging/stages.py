@@ -5,20 +5,15 @@ the last one is made from, in order. Equal keys mean equal stages, in any stack 
 comments, the stack's name and unused stages do not count.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import hashlib
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from stackcheck.errors import BuildError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 # Raised when the way of hashing changes what equal keys mean.
 KEYS = 1

@@ -4,17 +4,18 @@ In: the file. Out: `RuleSet`. A row of a table becomes a rule; a closed table ad
 list, with the answer *unknown*. Every rule has its source.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
 from collections.abc import (
     Callable,
+    Iterator,
     Mapping,  # pydantic reads annotations at run time
+    Sequence,
 )
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -23,11 +24,6 @@ from stackcheck.files import yamlfile
 from stackcheck.files.border import Closed
 from stackcheck.matrix.rules import Axis, Rule, RuleSet
 from stackcheck.versions import VERSION_AXES, is_pattern, is_version, matcher
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
 
 # About ten times the present number; a limit, because `compat check` compares all pairs of rules.
 MAX_RULES = 3_000

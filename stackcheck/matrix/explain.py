@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import re
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from stackcheck.errors import ConfigurationError, did_you_mean
 from stackcheck.matrix import expand, resolve
@@ -21,20 +22,14 @@ from stackcheck.matrix.combination import (
     packages_of,
     replaced,
 )
-from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
-from stackcheck.matrix.rules import Axis, RuleJudgement
+from stackcheck.matrix.expand import Cell
+from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssue, KnownIssues
+from stackcheck.matrix.matrix import Matrix
+from stackcheck.matrix.rules import Axis, RuleFinding, RuleJudgement, RuleSet
+from stackcheck.matrix.stack import Stack
 from stackcheck.vendors import environment
+from stackcheck.vendors.environment import Renamed, Variable
 from stackcheck.versions import VERSION_AXES, numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from stackcheck.matrix.expand import Cell
-    from stackcheck.matrix.known_issues import KnownIssue
-    from stackcheck.matrix.matrix import Matrix
-    from stackcheck.matrix.rules import RuleFinding, RuleSet
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.vendors.environment import Renamed, Variable
 
 NEAREST = 5
 # The search ends after so many judgements: some 50 ms.

@@ -5,12 +5,16 @@ rule that refuses the combination; one that says `warn` is shown by every verb a
 certificate.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
-from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,  # pydantic reads annotations at run time
+    Sequence,
+)
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -20,10 +24,6 @@ from stackcheck.matrix.compat import Condition
 from stackcheck.matrix.rules import Axis, Rule, RuleSet, one_of
 from stackcheck.policy import CheckName, Link, Sentence
 from stackcheck.versions import VERSION_AXES, is_pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 Severity = Literal["refuse", "warn"]
 # Axes of which a stack has several values: each architecture, and each driver of its test machines.

@@ -4,13 +4,15 @@ In: the file. Out: a `Matrix` of frozen models. expand.py expands its axes. Ever
 a narrow pattern, because many of them end up in a Dockerfile.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
-from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from collections.abc import (
+    Iterator,
+    Mapping,  # pydantic reads annotations at run time
+)
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -28,10 +30,6 @@ from stackcheck.files.border import Closed
 from stackcheck.matrix.stack import flash_attention_package
 from stackcheck.policy import Policy
 from stackcheck.vendors import Vendor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 Runtime = Literal["rocm", "cuda", "cpu"]
 Wheels = Literal["upstream", "amd", "index"]

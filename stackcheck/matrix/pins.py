@@ -4,20 +4,16 @@ In: a checkout. Out: for each stack id what the rest of the tool needs of the fi
 narrow pattern, because it ends up in a Dockerfile.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
 from stackcheck.matrix.matrix import Digest, Reference, Token  # as above
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # One line: it is written into a comment of the Dockerfile.

@@ -3,20 +3,24 @@
 In: a `Matrix`, the compatibility rules, the known issues, and what `lock` wrote. Out: frozen `Stack`s.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stackcheck.errors import ConfigurationError, NothingSelectedError, did_you_mean
 from stackcheck.files import yamlfile
 from stackcheck.matrix import compat, expand, known_issues, matrix
 from stackcheck.matrix import pins as pinned
 from stackcheck.matrix.combination import COLLECTIVES, broken_by_cell, combination, packages_of, replaced
-from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssues
+from stackcheck.matrix.expand import Cell
+from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssue, KnownIssues
+from stackcheck.matrix.matrix import Matrix, StackSettings
+from stackcheck.matrix.pins import Pins
+from stackcheck.matrix.rules import RuleSet
 from stackcheck.matrix.stack import (
     Base,
     FlashAttention,
@@ -27,17 +31,6 @@ from stackcheck.matrix.stack import (
     nccl_package,
 )
 from stackcheck.vendors import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.expand import Cell
-    from stackcheck.matrix.known_issues import KnownIssue
-    from stackcheck.matrix.matrix import Matrix, StackSettings
-    from stackcheck.matrix.pins import Pins
-    from stackcheck.matrix.rules import RuleSet
-
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 NEXT = "stackcheck explain STACK"

@@ -6,19 +6,20 @@ reads: when these values, require those, because, source. What no source states 
 answer, which is not a yes. Pure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from collections.abc import Callable, Mapping  # noqa: TC003  # a named tuple's annotations are read at run time
+from collections.abc import (  # a named tuple's annotations are read at run time
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import cache, cached_property, lru_cache, partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Self, TypeVar
 
 from stackcheck.versions import VERSION_AXES, is_version, matcher, matches, numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 Axis = Literal[
     "vendor",

@@ -1,9 +1,8 @@
 """What a decision changes: certificates and tags. In: an image of the night. Out: what was done, in words."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from stackcheck import flow
 from stackcheck.certificate import predecessor
@@ -12,24 +11,20 @@ from stackcheck.certificate.pull import pulled_subject
 from stackcheck.certificate.revoke import revoke as revoke_image
 from stackcheck.certificate.statement import SBOM
 from stackcheck.certificate.verify import Verified
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging import build
 from stackcheck.matrix import matrix, resolve
+from stackcheck.matrix.stack import Stack
+from stackcheck.nightly.decide import Decision
+from stackcheck.nightly.planning import NightSettings
+from stackcheck.nightly.state import Item, Plan
 from stackcheck.oci.store import parse_reference
+from stackcheck.policy import Policy
 from stackcheck.suite import foreign, interpreter, sbom
 from stackcheck.suite import subject as subjects
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.nightly.decide import Decision
-    from stackcheck.nightly.planning import NightSettings
-    from stackcheck.nightly.state import Item, Plan
-    from stackcheck.policy import Policy
-    from stackcheck.suite.judged import JudgedRun
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.judged import JudgedRun
+from stackcheck.suite.subject import Subject
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,11 @@ import re
 import smtplib
 import ssl
 import stat
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import requests
@@ -30,12 +31,8 @@ from stackcheck.files import users, yamlfile
 from stackcheck.files.border import Closed
 from stackcheck.nightly import summary
 from stackcheck.nightly.decide import GOOD
+from stackcheck.nightly.state import Plan
 from stackcheck.oci.addresses import is_loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from stackcheck.nightly.state import Plan
 
 TIMEOUT_S = 20.0
 # Outcome of a night, the worst one -> what it is called, and its section in docs/guides/runbook.md.

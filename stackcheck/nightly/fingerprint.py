@@ -4,19 +4,14 @@ In: the host, as `vendors/` reads it. Out: a `Fingerprint`, which is kept as JSO
 two in words.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from stackcheck import vendors
 from stackcheck.files.border import Closed
 from stackcheck.vendors import Nvls, Vendor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from stackcheck import vendors
-    from stackcheck.vendors.kernel_module import DriverModule
+from stackcheck.vendors.kernel_module import DriverModule
 
 OF_HOST = ("vendor", "driver", "kernel", "partition", "nvls")
 OF_DEVICES = {"model": "devices", "firmware": "firmware", "power_cap_w": "power cap in W"}

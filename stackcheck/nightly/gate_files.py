@@ -4,13 +4,12 @@ In: which of them, and the gate's options. Out: an `Installation`. Nothing is st
 a file take a node out of service: Slurm drains a node by itself when a prolog fails, so without it none does.
 """
 
-from __future__ import annotations
-
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -19,11 +18,7 @@ from stackcheck.engine import launch_lines
 from stackcheck.errors import ConfigurationError
 from stackcheck.nightly.install import Installation, require_plain
 from stackcheck.suite import container_user, run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stackcheck.vendors import Vendor
+from stackcheck.vendors import Vendor
 
 Kind = Literal["slurm", "health", "kubernetes", "npd", "systemd"]
 UNIT = "stackcheck-gate"

@@ -4,16 +4,15 @@ In: which of them, and where stackcheck is. Out: the files, and the commands tha
 started here: who runs what on a machine is the operator's to decide.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from jinja2 import Environment, StrictUndefined
 
@@ -22,9 +21,6 @@ from stackcheck.certificate import passphrase
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging.wheels import wheel_cache
 from stackcheck.nightly import alert
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Kind = Literal["systemd", "cron", "github", "kubernetes"]
 UNIT = "stackcheck-nightly"

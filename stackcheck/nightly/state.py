@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime as dt  # pydantic reads annotations at run time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, JsonValue
 
@@ -16,9 +17,6 @@ from stackcheck.files.atomic import write_atomically
 from stackcheck.files.border import Closed, load_json
 from stackcheck.nightly.decide import Certified, Decision, RunOutcome
 from stackcheck.nightly.fingerprint import Fingerprint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LAST_NIGHT = "validated.json"
 PLAN = "plan.json"

@@ -3,23 +3,18 @@ Out: one line for a chat, Markdown for a job summary, JUnit XML, JSON, and the e
 them to `build/nightly/`. What was not run is in all of them, with its reason.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from stackcheck.errors import MachineUnfitError, NothingSelectedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.nightly.decide import GOOD
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stackcheck.nightly.state import Ended, Item, JudgedStep, Plan
+from stackcheck.nightly.state import Ended, Item, JudgedStep, Plan
 
 WARNINGS_SHOWN = 3  # of one image, from earlier nights
 # In the order in which a reader wants them: what is bad first.

@@ -3,8 +3,6 @@
 In: a URL, or a host. Out: scheme, host and port; whether a host is this machine. Pure.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 

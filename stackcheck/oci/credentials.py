@@ -4,8 +4,6 @@ In: a registry's host. Out: user name and password, an identity token, or nothin
 $DOCKER_CONFIG or ~/.docker, through a credential helper if it names one. Nothing is printed or stored.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

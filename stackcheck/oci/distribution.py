@@ -4,15 +4,15 @@ In: host and repository. Out: blobs, manifests, tags and referrers of it, as in
 https://github.com/opencontainers/distribution-spec/blob/main/spec.md. Layers are streamed both ways.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools
 import hashlib
 import os
 import time
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
 
 import requests
 
@@ -32,15 +32,10 @@ from stackcheck.oci.documents import (
     checked,
     is_digest,
 )
+from stackcheck.oci.patience import Patience
+from stackcheck.oci.store import Store
 from stackcheck.oci.transport import RETRY_DELAYS_S, Transport
 from stackcheck.oci.upload import Uploading
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from stackcheck.oci.patience import Patience
-    from stackcheck.oci.store import Store
 
 ACCEPT = f"{OCI_MANIFEST}, {OCI_INDEX}, {DOCKER_MANIFEST}, {DOCKER_INDEX}"
 OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206

@@ -4,20 +4,16 @@ In: bytes from a store, which are not trusted. Out: checked values, or an error 
 Source: https://github.com/opencontainers/image-spec and distribution-spec.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from stackcheck.errors import PublishError, StackcheckError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"

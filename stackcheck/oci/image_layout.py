@@ -5,8 +5,6 @@ both formats at once (`index.json` for OCI, `manifest.json` for older readers), 
 Apptainer take it. Every blob that is read is compared with its digest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -16,8 +14,9 @@ import shutil
 import tarfile
 import tempfile
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from stackcheck.errors import ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
@@ -39,9 +38,6 @@ from stackcheck.oci.documents import (
 )
 from stackcheck.oci.layout import LAYOUT_FILE, OciLayout
 from stackcheck.oci.layout_index import REF_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"

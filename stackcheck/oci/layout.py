@@ -5,13 +5,13 @@ and oras open it. Every file appears whole or not at all (temporary file, fsync,
 file that changes, is written under a lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from stackcheck.files.atomic import TEMPORARY, file_error, write_atomically
 from stackcheck.files.regular import open_regular, read_regular
@@ -33,12 +33,7 @@ from stackcheck.oci.documents import (
     no_such_tag,
 )
 from stackcheck.oci.layout_index import INDEX_LIMIT_BYTES, REF_NAME, Index, agree, parse_index
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from stackcheck.oci.store import Store
+from stackcheck.oci.store import Store
 
 LAYOUT_FILE = {"imageLayoutVersion": "1.0.0"}
 # The members of a manifest or index that name plain blobs, and those that name other manifests.

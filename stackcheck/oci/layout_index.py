@@ -1,7 +1,5 @@
 """The index.json of an OCI image layout. In: its bytes. Out: its entries, found by digest and by tag."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

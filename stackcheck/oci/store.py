@@ -7,8 +7,10 @@ protocol, which reads and writes blobs, manifests and tags. What is read is chec
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci.addresses import is_port
@@ -21,10 +23,6 @@ from stackcheck.oci.documents import (
     is_digest,
     sha256,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
 
 # The part of an address that may hold a password: all up to the last @ that no digest follows.
 _USER = re.compile(r".*@(?!sha256:[0-9A-Fa-f]*$)", re.DOTALL)

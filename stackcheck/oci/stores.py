@@ -3,17 +3,12 @@
 In: `oci:DIR` or `HOST/REPO`. Out: an `OciLayout` or a `Repository`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.patience import Patience
-
-if TYPE_CHECKING:
-    from stackcheck.oci.store import Store
+from stackcheck.oci.store import Store
 
 
 def open_store(target: str, *, plain_http: bool = False, total_s: float | None = None) -> Store:

@@ -4,17 +4,12 @@ In: a store, a tag, a name. Out: the unique tags of a floating one, the digest o
 belongs to, and the tag for a name.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import re
-from typing import TYPE_CHECKING
 
 from stackcheck.oci.documents import MissingError
-
-if TYPE_CHECKING:
-    from stackcheck.oci.store import Store
+from stackcheck.oci.store import Store
 
 # No tag matches both: a foreign image's ending begins with a letter, a unique tag's with a digit.
 _UNIQUE = re.compile(r"(?P<tag>.+)-(?P<date>\d{8})-(?P<number>\d+)(\.[0-9a-f]{8})?")

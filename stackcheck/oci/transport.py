@@ -4,15 +4,14 @@ In: method and URL. Out: a response with a status that the caller expects, or a 
 registry's answer. Challenges follow https://distribution.github.io/distribution/spec/auth/token/.
 """
 
-from __future__ import annotations
-
 import email.utils
 import json
 import re
 import ssl
 import time
+from collections.abc import Callable, Mapping  # a named tuple's annotations are read at run time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -24,9 +23,6 @@ from stackcheck.oci import credentials
 from stackcheck.oci.addresses import is_loopback, origin
 from stackcheck.oci.documents import CHUNK_BYTES, TIMEOUT_S, MissingError, RegistryError
 from stackcheck.oci.patience import Adapter, Patience
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping  # a named tuple's annotations are read at run time
 
 RETRY_DELAYS_S = (0.5, 2.0)
 LONGEST_WAIT_S = 30.0  # if a busy registry asks for a longer wait, the request fails at once

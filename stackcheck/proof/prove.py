@@ -6,8 +6,6 @@ and their verdicts are judged. Each part prints one line of JSON at its end (tes
 `FaultRun`, from which alone the proof is made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fnmatch
@@ -16,18 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Literal
 
 from pydantic import ValidationError
 
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.border import Closed
 from stackcheck.vendors import Vendor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-    from typing import IO
 
 FABRICATED_HOSTS = (
     "tests/faults/test_amd_hosts.py",

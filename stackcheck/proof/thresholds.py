@@ -5,12 +5,12 @@ new file. Only tests/acceptance/harness/thresholds.py knows the metrics, their u
 entry. The tool never imports the suites, so it runs those rules as a program (`python -m harness.bounds`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
@@ -18,10 +18,6 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.border import Closed, first_problem
 from stackcheck.suite import bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 Number = int | FiniteFloat  # an int stays one, so that reading and writing a file changes nothing
 Conditions = dict[str, JsonValue]

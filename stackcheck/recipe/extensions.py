@@ -4,25 +4,20 @@ In: a stack. Out: its `Extension`s, what the stage that compiles them asks for, 
 templates take. Pure. Versions are the matrix's; how a package is built is a fact of its own setup.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)  # a named tuple's annotations are read at run time
+from typing import Any, Literal
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Mapping,
-        Sequence,
-    )  # a named tuple's annotations are read at run time
-
-    from stackcheck.matrix.stack import FlashAttention, Stack
+from stackcheck.matrix.stack import FlashAttention, Stack
 
 FLASH_ATTN, TRANSFORMER_ENGINE = "flash-attn", "transformer-engine-torch"
 RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download/v{version}"

@@ -4,8 +4,6 @@ In: requirements, and the places that pip is configured to use. Out: the text of
 text never names a place: another machine uses others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -15,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.version import Version
@@ -24,12 +23,8 @@ from packaging.version import Version
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.requirements import split_places
 from stackcheck.matrix.explain import kindest_first
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from stackcheck.matrix.rules import RuleSet
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.rules import RuleSet
+from stackcheck.matrix.stack import Stack
 
 TIMEOUT_S = 600.0
 NO_INDEX = "--no-index"

@@ -5,14 +5,14 @@ images/<stack-id>/. If something cannot be reached here, what was locked before 
 as missing and the stack is unlocked: `build` refuses it until a machine that reaches it has locked it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -22,18 +22,11 @@ from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.digest import sha256_of
 from stackcheck.files.requirements import read_packages
-from stackcheck.matrix.stack import TORCH_INDEX
+from stackcheck.matrix.stack import TORCH_INDEX, Stack
 from stackcheck.recipe import indexes, rocm
-from stackcheck.recipe.extensions import extensions, needs, overrides, toolchain
+from stackcheck.recipe.extensions import Extension, extensions, needs, overrides, toolchain
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream, torch_places
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.recipe.extensions import Extension
 
 _Answer = TypeVar("_Answer")
 _HEAD = """\

@@ -5,27 +5,20 @@ public place, and its size and hash as far as they are known. Nothing is downloa
 index tells here is listed by its package, version and hashes, with the reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import extensions, indexes, lock, rocm
-from stackcheck.recipe.indexes import UnresolvedError
-from stackcheck.recipe.upstream import OutOfReachError, torch_places
+from stackcheck.recipe.indexes import IndexFile, UnresolvedError
+from stackcheck.recipe.upstream import OutOfReachError, Upstream, torch_places
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.recipe.indexes import IndexFile
-    from stackcheck.recipe.upstream import Upstream
-
-    Best = Callable[[Iterable[str]], str | None]
+Best = Callable[[Iterable[str]], str | None]
 
 Kind = Literal["wheel", "source", "image", "deb", "apt", "key"]
 PACKAGE_INDEX = "the package index"

@@ -4,27 +4,21 @@ In: stacks, and the templates of images/. Out: file name -> text. Pure, except `
 A template has no version logic: every choice that depends on a version is a rule of compat.yaml.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX
+from stackcheck.matrix.stack import STACK_LABEL, TORCH_INDEX, Base, Stack
 from stackcheck.recipe import lock, rocm
 from stackcheck.recipe.extensions import extensions, needs, template_values, toolchain
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.stack import Base, Stack
 
 # The files of a stack's folder that `render` writes.
 GENERATED = ("Dockerfile", "stack.json")

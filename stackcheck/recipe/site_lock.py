@@ -5,22 +5,17 @@ and base.json or wheelhouse.json, which list what the site has). They differ fro
 say so: a hash of a wheel that was made from an environment is not one of an index.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from stackcheck.errors import BuildError
 from stackcheck.files import origins, requirements
 from stackcheck.files.atomic import write_atomically
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import lock, render
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from stackcheck.matrix.stack import Stack
 
 BASE_FILE = "base.json"
 REASON = "not locked yet: stackcheck lock"

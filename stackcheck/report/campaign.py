@@ -1,13 +1,8 @@
 """The planted faults. In: what `stackcheck prove --json` printed. Out: `Campaign`: planted and caught."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from stackcheck.files.border import Open, load_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class PlantedFault(Open):

@@ -4,19 +4,15 @@ The nodes are grouped by rack and partition; the groups with the most bad nodes 
 the nodes that stand out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from pydantic import AwareDatetime, FiniteFloat, ValidationError
 
 from stackcheck.files.border import Open
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 FOLDER = "build/fleet"
 SHOWN_CHECKS, SHOWN_NODES = 8, 200  # in the table of nodes

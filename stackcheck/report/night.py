@@ -3,20 +3,13 @@
 Silence is never success: a night without a run is said, and the newest night that had one is shown.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from stackcheck.report.standing import machine_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stackcheck.history.runs import Run
-    from stackcheck.report.standing import StandingMachine
+from stackcheck.history.runs import Run
+from stackcheck.report.standing import StandingMachine, machine_of
 
 _Place = tuple[str, "StandingMachine", int]
 LENGTH = dt.timedelta(hours=24)

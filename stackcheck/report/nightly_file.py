@@ -2,16 +2,12 @@
 Out: `NightlyFile`: its line, its warnings, and each image that was not run with its reason.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
 from stackcheck.files.border import Open, load_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class ImageNotRun(Open):

@@ -3,19 +3,13 @@
 A bundle is read as `stackcheck contribute --check` reads it: one that is wrong stops the report.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from stackcheck.proof import contribution
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from stackcheck.proof.contribution import Bundle
+from stackcheck.proof.contribution import Bundle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,26 +4,21 @@ In: a target, a pinned public key, a time. Out: a `PublishedImage` for each imag
 each device model and driver. The page lists; before an image runs, `stackcheck verify` reads its bytes too.
 """
 
-from __future__ import annotations
-
 import datetime as dt
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stackcheck.certificate import attachments
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import CLOCK_SKEW, valid_verdicts
 from stackcheck.certificate.statement import VSA, Statement, facts, newest, status, time_verified
 from stackcheck.errors import CertificateError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import MissingError
+from stackcheck.oci.store import Store
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.oci.store import Store
 
 Standing = Literal["certified", "expired", "revoked", "not certified"]
 _ANY_AGE = dt.timedelta(days=36500)

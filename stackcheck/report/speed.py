@@ -6,20 +6,15 @@ those with a unit per second. Steps are those of history/regressions.py: each is
 nodes or two figures agree on is a warning.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stackcheck.history import alerts, regressions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from stackcheck.history.runs import Point, Run
+from stackcheck.history.runs import Point, Run
 
 # A month ago: the two weeks around the day 30 days before the newest run.
 MONTH_FROM, MONTH_TO = dt.timedelta(days=37), dt.timedelta(days=23)

@@ -4,18 +4,14 @@ The page and `stackcheck status` show the same `Wall`. A node is late if its new
 and a morning: silence is never success.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.history.runs import Run
-    from stackcheck.report.standing import State
+from stackcheck.history.runs import Run
+from stackcheck.report.standing import State
 
 LATE = dt.timedelta(hours=36)
 SHOWN_NODES = 200

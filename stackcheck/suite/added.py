@@ -14,19 +14,15 @@ import functools
 import posixpath
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.oci import filesystem
 from stackcheck.oci.documents import json_object
-from stackcheck.oci.filesystem import Hashing
+from stackcheck.oci.filesystem import Hashing, Node, Tree
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from stackcheck.oci.filesystem import Node, Tree
 
 PYTHONS = sys.stdlib_module_names | {"sitecustomize", "usercustomize", "__pycache__"}
 OURS = ("tests", "trainers")  # of the frozen suites, what runs in the image

@@ -5,8 +5,6 @@ and end the container. So root's runs take the first number that no account, gro
 has. Another user cannot choose: the container runs as that user, who owns the result anyway.
 """
 
-from __future__ import annotations
-
 import functools
 import grp
 import os

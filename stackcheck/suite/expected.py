@@ -4,24 +4,18 @@ The list is committed, and a test of the suites keeps it equal to what they coll
 drops, renames or deselects is missing from its result, and an added one is seen in review.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Tier, is_enough
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from stackcheck.vendors import Vendor
+from stackcheck.vendors import Vendor
 
 GATE = "gate"  # the list of the checks that `stackcheck gate` runs, of every tier and number of devices
 _IN_K = re.compile(r"[\w:+\-./\[\]]+")  # what stands in pytest's -k without being read as an operator

@@ -3,19 +3,14 @@
 A version that the SBOM does not name hits no issue: what an image does not say is judged by its checks alone.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from stackcheck.matrix import known_issues
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from stackcheck.matrix.known_issues import KnownIssue
-    from stackcheck.vendors import Host
+from stackcheck.matrix.known_issues import KnownIssue
+from stackcheck.vendors import Host
 
 # Axis of known-issues.yaml -> the distributions that carry it.
 DISTRIBUTIONS = {

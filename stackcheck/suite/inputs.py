@@ -4,21 +4,15 @@ In: the checkout. Out: a folder to mount read-only into the container, and its `
 copy, the digests are those of the mounted files, also if somebody edits the checkout during a run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib.metadata
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path, PurePath
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.digest import sha256_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import PurePath
 
 RUNNER = "runner"
 SUITE_FILES = ("conftest.py", "pytest.ini")

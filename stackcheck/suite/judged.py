@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
+from stackcheck.engine.client import Engine
 from stackcheck.files.atomic import write_atomically
-from stackcheck.policy import is_enough
+from stackcheck.policy import Tier, is_enough
 from stackcheck.suite import bounds, certifiable, expected, foreign, needed, requirements, run, sbom, verdict
 from stackcheck.suite.last_run import CANNOT_CERTIFY
+from stackcheck.suite.requirements import Requirements
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.run import RunPlan
+from stackcheck.suite.subject import Subject
+from stackcheck.suite.verdict import Status, Verdict
 from stackcheck.vendors import seen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.policy import Tier
-    from stackcheck.suite.requirements import Requirements
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.run import RunPlan
-    from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Status, Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,30 +4,23 @@ The run may be of another host, or of pytest alone. So thresholds, policy, list 
 this checkout decide, and what nothing here can confirm is named as not compared.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import matrix
-from stackcheck.policy import is_enough
+from stackcheck.matrix.stack import Stack
+from stackcheck.policy import Policy, is_enough
 from stackcheck.suite import bounds, expected, inputs, results
 from stackcheck.suite.judged import judge
 from stackcheck.suite.requirements import Requirements, facts_of
+from stackcheck.suite.results import RunResult
 from stackcheck.suite.subject import find_image
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.policy import Policy
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.verdict import Verdict
+from stackcheck.suite.verdict import Verdict
 
 NO_IMAGE = "no image"  # how a verdict calls the image of a run by pytest alone
 

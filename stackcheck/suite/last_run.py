@@ -3,17 +3,13 @@
 Cheap: `stackcheck list` asks it for every stack. A damaged file counts as no run.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast, get_args
+from pathlib import Path
+from typing import Any, cast, get_args
 
 from stackcheck.policy import Tier, is_enough
 from stackcheck.suite.verdict import Status
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TESTED = "tested"  # the state of a stack whose newest run is of a lower tier than the policy's
 CANNOT_CERTIFY = "its state is `tested`, and it can never be published as certified"

@@ -5,13 +5,13 @@ stack: it can be certified there, or every known reason why not. `outlook` is pu
 verdict that a run would end with: without a reason, no required check is known to fail without a waiver.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from stackcheck import vendors
 from stackcheck.errors import (
@@ -22,18 +22,12 @@ from stackcheck.errors import (
     StackcheckError,
 )
 from stackcheck.matrix import known_issues
-from stackcheck.policy import is_advisory, names
+from stackcheck.matrix.known_issues import KnownIssue, KnownIssues
+from stackcheck.matrix.stack import Stack
+from stackcheck.policy import Policy, is_advisory, names
 from stackcheck.suite import bounds, certifiable, expected
 from stackcheck.suite.bounds import DriverSupport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.known_issues import KnownIssue, KnownIssues
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.policy import Policy
-    from stackcheck.vendors import Host, Vendor
+from stackcheck.vendors import Host, Vendor
 
 Kind = Literal["lock", "vendor", "machine", "driver", "fault"]
 # In the order in which the flow would meet them: the error that it would end with.

@@ -4,10 +4,10 @@ tests/acceptance/harness writes the file inside an image that is not yet trusted
 input: too many bytes, too deep nesting, unknown or doubled keys, and numbers that are not finite are refused.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AwareDatetime,
@@ -28,10 +28,6 @@ from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
 from stackcheck.policy import Tier
 from stackcheck.vendors import Vendor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SIZE_LIMIT_BYTES = 32 * 2**20  # a soak run of ten thousand checks stays under 10 MiB
 

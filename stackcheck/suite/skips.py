@@ -4,17 +4,13 @@ The image under test writes the skip, so its reason is only a claim. devices.jso
 a model may lack, the host counts its own devices, and the stack declares what its image holds. Pure.
 """
 
-from __future__ import annotations
-
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.stack import Stack
 
 GIB = 2**30
 USABLE = 0.97  # of a device's nominal memory: the driver and a context keep some for themselves

@@ -3,24 +3,18 @@
 In: a subject; pytest's -k, or none for what failed last time. Out: `SomeChecks`.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
+from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError, StackcheckError
+from stackcheck.policy import Tier
 from stackcheck.suite import results, run
 from stackcheck.suite.expected import expression
 from stackcheck.suite.judged import measure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.policy import Tier
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import Subject
 
 FOLDER = "some"  # beside the whole run, whose result stays
 GOOD = ("passed", "skipped")

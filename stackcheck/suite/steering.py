@@ -5,14 +5,9 @@ one that hides devices could make the test of one device count for eight. They a
 names begin, so that unknown ones are removed too. Everything else stays: users of the image get it.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from stackcheck import vendors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # Python: https://docs.python.org/3/using/cmdline.html#environment-variables. pytest imports argcomplete for
 # `_ARGCOMPLETE`. The loader and libc: ld.so(8). A shell that something starts reads BASH_ENV and ENV.

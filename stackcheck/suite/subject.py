@@ -9,25 +9,20 @@ import dataclasses
 import datetime as dt
 import glob
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from stackcheck import vendors
 from stackcheck.errors import ConfigurationError, NothingSelectedError
-from stackcheck.imaging.image import load_image
+from stackcheck.imaging.image import Image, load_image
 from stackcheck.matrix import resolve
-from stackcheck.matrix.stack import STACK_LABEL
+from stackcheck.matrix.matrix import TestTarget
+from stackcheck.matrix.stack import STACK_LABEL, Stack
 from stackcheck.oci.tags import label
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from stackcheck.imaging.image import Image
-    from stackcheck.matrix.matrix import TestTarget
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.policy import Policy
-    from stackcheck.vendors import Vendor
+from stackcheck.policy import Policy
+from stackcheck.vendors import Vendor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,6 @@ about) and `ContainerNeeds`. Each vendor is a module with the same names (`Vendo
 this folder branches on a vendor.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -14,17 +12,14 @@ import json
 import os
 import platform
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import psutil
 
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.vendors.kernel_module import DriverModule
+from stackcheck.vendors.kernel_module import DriverModule
 
 Vendor = Literal["amd", "nvidia", "cpu"]
 UNLIMITED_PINNING = (("memlock", -1),)

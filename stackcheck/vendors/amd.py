@@ -5,11 +5,9 @@ In: the host's KFD and render nodes. Out: the devices, and what a container need
 Sources: kernel documentation of the amdgpu sysfs files; the KFD topology's `properties` files.
 """
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.vendors import (
     UNLIMITED_PINNING,
@@ -19,9 +17,6 @@ from stackcheck.vendors import (
     anonymous_id,
     model_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SYS = Path("/sys")
 DEV = Path("/dev")

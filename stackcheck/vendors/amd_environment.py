@@ -4,8 +4,6 @@ In: nothing. Out: `VARIABLES` and `NAMES`. AMD's guide: the performance validati
 rocm/pytorch-training (FLUX.1 on MI300X and MI325X), which lists five variables.
 """
 
-from __future__ import annotations
-
 from stackcheck.vendors.environment import Renamed, Variable
 
 GUIDE = "AMD's performance guide of rocm/pytorch-training:v25.3, FLUX.1"

@@ -5,17 +5,12 @@ host of them (`tests/faults/fakeamd/recorded.py`). Serial numbers are left out; 
 are replaced by 1, 2, 3, by which devices still differ.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import fnmatch
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SYS = Path("/sys")
 AMD, DISPLAY, ACCELERATOR = "0x1002", "0x03", "0x12"

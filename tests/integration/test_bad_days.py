@@ -1,11 +1,10 @@
 """Whoever is interrupted leaves no container and no half-published tag, and the next run carries on."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +19,7 @@ from scripted import (
     tags,
     verify,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
+from stackcheck.engine.client import Engine
 
 OTHER_SIGNALS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)]
 pytestmark = [

@@ -1,24 +1,19 @@
 """A package version with a planted fault is found between two stacks, with real images and suites."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from small_stacks import ROOT
 from small_wheels import make_wheel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
+from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,14 +1,13 @@
 """Builds against a real daemon; a host without one is set up first, as a user's would be."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import subprocess
 import tarfile
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,13 +18,8 @@ from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, EngineError
 from stackcheck.imaging import bootstrap, build, plans
 from stackcheck.imaging.wheels import host_settings
+from stackcheck.matrix import resolve
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from stackcheck.matrix import resolve
 
 pytestmark = pytest.mark.integration
 

@@ -1,7 +1,5 @@
 """A build without a network: the wheels of one folder suffice, or the missing one is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -9,21 +7,17 @@ import secrets
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from small_recipe import render_from
 from small_stacks import ASSETS, ROOT, build_one
 from small_wheels import locked_line, make_wheel
+from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -3,31 +3,25 @@
 The stack has no torch, so that this takes a minute; the page was followed with whole stacks by hand.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from small_stacks import ROOT
 from stackcheck.engine import apt
+from stackcheck.engine.client import Engine
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.suite.subject import of_build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,23 +1,17 @@
 """Stages that stacks share, and changes of one stage's pin: what BuildKit does, and what is said of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from small_recipe import render_from
 from small_stacks import ASSETS
+from stackcheck.engine.client import Engine
 from stackcheck.imaging import build
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.stack import Stack
 
 pytestmark = pytest.mark.integration
 

@@ -3,8 +3,6 @@
 In: a daemon of its own, whose containerd is stopped by a signal. Out: the files of the build all the same.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -5,12 +5,12 @@ values. It passes over fields that it does not know, so what it read is compared
 says nothing of what Kyverno does with the policy: no package of the indexes brings the engine itself.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,10 +18,6 @@ import yaml
 from small_images import new_key
 from stackcheck.certificate import cluster_policies
 from stackcheck.certificate.cluster_policies import Demand, demanded_levels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

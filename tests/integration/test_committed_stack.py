@@ -3,12 +3,10 @@
 The layers, 6 GB, are not committed. A registry serves the rest, and neither program reads layers to verify.
 """
 
-from __future__ import annotations
-
 import subprocess
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +16,6 @@ from small_images import new_key
 from stackcheck.certificate import cluster_policies, keys
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = ROOT / "docs" / "results" / "stack-h200-x2-fa4"

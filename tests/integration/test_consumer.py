@@ -1,7 +1,5 @@
 """A consumer without a checkout: the wheel in an environment of its own, and the key by file and by URL."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os
@@ -9,7 +7,8 @@ import subprocess
 import sys
 import uuid
 import venv
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +18,9 @@ from small_registry import serving
 from stackcheck import cli
 from stackcheck.certificate import keyring, keys, publish
 from stackcheck.cli import usage
+from stackcheck.engine.client import Engine
+from stackcheck.imaging.build import Image
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.build import Image
 
 KEY = new_key()
 HOST = ("--device-model", "CPU", "--driver", "none")

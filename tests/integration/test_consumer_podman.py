@@ -5,8 +5,6 @@ verified that, and podman fetches the digest that the line names. A machine of a
 than a host does, so podman's own files say: a store without overlays, plain HTTP on loopback, low limits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import json
@@ -18,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +26,6 @@ from host_locks import one_at_a_time
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import keys, publish
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,12 +1,11 @@
 """Containers of a real daemon have the rights, mounts and time that they were given, and no more."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import subprocess
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,7 @@ import shell_image
 from stackcheck.engine import image_files, output
 from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.errors import ChecksFailedError, EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stackcheck.imaging import build
+from stackcheck.imaging import build
 
 pytestmark = pytest.mark.integration
 

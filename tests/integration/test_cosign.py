@@ -1,14 +1,14 @@
 """The documented cosign command decides as `stackcheck verify` does, cosign 2.5 and 3.1, case by case."""
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import json
 import subprocess
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +27,6 @@ from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA,
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 KEY, OTHER = new_key(), new_key()
 NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run

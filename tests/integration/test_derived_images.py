@@ -4,8 +4,6 @@ One goes the whole way by the command line: certified with few checks, published
 when the image below is revoked. The others are looked at only: each lets every check run, or is refused.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -13,22 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import small_stacks
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ConfigurationError
 from stackcheck.imaging import build
+from stackcheck.imaging.image import Image
 from stackcheck.oci.tags import label
 from stackcheck.suite import added
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.image import Image
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

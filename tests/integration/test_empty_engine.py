@@ -1,13 +1,11 @@
 """An engine that has nothing gets the certified image from where it was published, and runs it."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,6 @@ from stackcheck.certificate import keys, publish
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.integration,

@@ -4,26 +4,20 @@ skopeo reads it in both formats with the library that podman load, Apptainer and
 in the slow half, because its package may have to be installed.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import tarfile
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import shell_image
+from stackcheck.engine.client import Engine
+from stackcheck.imaging.build import Image
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.build import Image
 
 pytestmark = pytest.mark.integration
 

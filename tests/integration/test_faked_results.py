@@ -3,12 +3,12 @@
 The images hold a shell and no torch. What an image with a real Python can do is in test_hostile_images.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +16,10 @@ import shell_image
 import small_stacks
 import small_subjects
 from fake_files import dpkg
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import run as suite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.suite.results import RunResult
+from stackcheck.suite.results import RunResult
 
 pytestmark = pytest.mark.integration
 

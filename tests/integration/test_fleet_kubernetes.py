@@ -4,12 +4,12 @@ No kubelet runs here: what pods would leave is written by the test (docs/guides/
 run on a cluster).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,16 +19,11 @@ import small_fleet
 import small_kubernetes
 from small_checkout import CPU_STACK, FakeEngine, call
 from small_checkout import make_checkout as make_small_checkout
+from small_kubernetes import Api
+from stackcheck.fleet.job import Job
 from stackcheck.fleet.kubernetes import Kubernetes
 from stackcheck.fleet.manifests import QUEUE, Manifests
 from stackcheck.suite.interpreter import Interpreter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from small_kubernetes import Api
-    from stackcheck.fleet.job import Job
 
 pytestmark = pytest.mark.integration
 KUBERNETES = "1.33"

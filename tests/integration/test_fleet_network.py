@@ -5,8 +5,6 @@ node; the containers of the cpu stack meet over the links between the namespaces
 namespaces fails these tests.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import secrets
@@ -15,29 +13,25 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import scripted
 import small_network
-from small_network import NodesEngine
+from small_network import Network, NodesEngine
 from small_stacks import ROOT
 from stackcheck.cli.fleet_outcome import show
+from stackcheck.engine.client import Engine
 from stackcheck.fleet import run, training
 from stackcheck.fleet.collect import NodeOutcome
 from stackcheck.fleet.engines import NodeFacts
 from stackcheck.fleet.follow import JobPatience
 from stackcheck.fleet.job import new_job
 from stackcheck.fleet.run import FleetRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from small_network import Network
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
+from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 PATIENCE = JobPatience(poll_s=0.5, settle_s=1.0)

@@ -3,33 +3,28 @@
 The suites of most tests are `scripted`'s, which take no minutes; the last test runs checks of the cpu stack.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import scripted
 import small_slurm
 from scripted import Command
+from small_slurm import Cluster
 from small_stacks import ROOT
 from stackcheck.engine import leftovers
+from stackcheck.engine.client import Engine
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.tags import label, local_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from small_slurm import Cluster
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
 
 REFERENCE = "stackcheck-test/suites:fleet"
 pytestmark = [

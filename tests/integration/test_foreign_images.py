@@ -4,34 +4,28 @@ What each runs or lacks, and the sentence that its user reads. The images share 
 One goes the whole way by the command line, with all checks of the tier that certifies.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import small_stacks
 from small_subjects import subject_of
 from stackcheck.engine import buildx
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, EngineError
 from stackcheck.imaging import build
+from stackcheck.imaging.image import Image
 from stackcheck.oci.tags import label
 from stackcheck.suite import interpreter, needed, sbom
 from stackcheck.suite import run as suite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.image import Image
-    from stackcheck.suite.results import RunResult
+from stackcheck.suite.results import RunResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

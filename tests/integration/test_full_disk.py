@@ -1,21 +1,15 @@
 """A disk that is really full: the place is named, nothing is half-published, and with room it goes on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from scripted import LABEL, REFERENCE, let_pass, make_checkout, stackcheck, tags, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
+from stackcheck.engine.client import Engine
 
 pytestmark = [
     pytest.mark.integration,

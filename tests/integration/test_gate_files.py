@@ -1,20 +1,15 @@
 """What `stackcheck gate --install` writes, by the validators of those who read it, and by a shell."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from stackcheck.nightly import gate_files
-
-if TYPE_CHECKING:
-    from stackcheck.nightly.gate_files import Kind
+from stackcheck.nightly.gate_files import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "registry.example.org/team/stacks@sha256:" + "a" * 64

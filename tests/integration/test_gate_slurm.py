@@ -3,11 +3,10 @@
 The suites are a prepared answer for each node; tests/faults plants the faults in the real ones.
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,14 +14,9 @@ import result_files
 import scripted
 import small_slurm
 from small_checkout import CHECKS
+from small_slurm import Cluster
 from stackcheck import vendors
 from stackcheck.nightly import gate_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from small_slurm import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 # As the Python with torch: it writes the answer that is prepared for its node.

@@ -3,21 +3,16 @@
 Grafana's server is in no package index of Debian, pip or npm, so it is not started here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from small_stacks import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

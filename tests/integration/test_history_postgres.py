@@ -1,12 +1,10 @@
 """The index of a history in a real PostgreSQL, with two processes that write at once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -16,9 +14,6 @@ from kept_runs import GEMM, PASSED, body, failed
 from stackcheck.history import schema
 from stackcheck.history.history import History, RecordIndex
 from stackcheck.history.runs import HistoryError, Query
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.integration
 

@@ -18,11 +18,10 @@ The twelve after them were written down before one of them was tried:
 """
 
 # ruff: noqa: E501 - a table of cases reads in rows
-from __future__ import annotations
-
 import dataclasses
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -30,14 +29,9 @@ import hostile_images
 import small_stacks
 import small_subjects
 from hostile_images import EVIL, LIBRARY, SITE, Hostile, conda_record
+from stackcheck.engine.client import Engine
 from stackcheck.errors import StackcheckError
 from stackcheck.suite import run as suite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
 
 pytestmark = pytest.mark.integration
 

@@ -26,29 +26,23 @@ In each, torch's RECORD vouches for it:
     of the witness, which it knows by its text
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import small_stacks
 import small_subjects
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError
 from stackcheck.imaging import build
+from stackcheck.imaging.image import Image
 from stackcheck.suite import contents
 from stackcheck.suite import run as suite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.image import Image
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.subject import Subject
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

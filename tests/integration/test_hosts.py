@@ -5,8 +5,6 @@ and package index of another distribution. The program, and the programs that it
 `STACKCHECK_HOSTS_TABLE=write pytest tests/integration/test_hosts.py` writes the table anew.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -15,16 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import apt_layouts
 from host_locks import one_at_a_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

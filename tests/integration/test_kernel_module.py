@@ -1,18 +1,13 @@
 """The running and the installed driver module, by the real depmod and modinfo on modules compiled here."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stackcheck.vendors import kernel_module
 from stackcheck.vendors.kernel_module import ModuleVersion
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.integration
 

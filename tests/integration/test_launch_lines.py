@@ -4,10 +4,9 @@ Slurm starts the batch script on two nodes with its own srun and scontrol. Appta
 these tests, so a program of that name notes the words that it was given.
 """
 
-from __future__ import annotations
-
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +14,6 @@ import small_slurm
 from stackcheck import vendors
 from stackcheck.engine import launch_lines
 from stackcheck.engine.launch_lines import LaunchedJob
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,13 +1,12 @@
 """The workflow that locks stacks, run step by step against a local mirror: it locks and opens a change."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +17,6 @@ from bridge import bridge_address
 from small_images import tar_of
 from stackcheck.engine import host_setup
 from stackcheck.matrix import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

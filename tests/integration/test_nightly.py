@@ -4,8 +4,6 @@ A processor has no driver, so the driver that "comes" on the last day is the one
 The image is certified with all suites; the two nights leave out those that take most of their time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,18 +11,16 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from stackcheck.engine.client import Engine
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
 from stackcheck.matrix import resolve
 from stackcheck.suite import inputs
-
-if TYPE_CHECKING:
-    from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,22 +1,16 @@
 """A night that is killed while the suites run, on a real engine: the next one removes its container."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import scripted
 import waits
 from scripted import LABEL, Command, let_sleep, make_checkout, stackcheck, tags, verify
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
+from stackcheck.engine.client import Engine
 
 pytestmark = pytest.mark.integration
 

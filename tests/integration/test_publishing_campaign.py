@@ -1,26 +1,21 @@
 """Publishing under fire, on a real registry: benchmarks/publishing.py, in a short mode."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from small_images import STACK_ID, SmallImage, quiet
 from stackcheck.certificate import publish
+from stackcheck.certificate.statement import Envelope
 from stackcheck.oci.layout import OciLayout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.certificate.statement import Envelope
-
-    Campaign = Callable[..., dict[str, Any]]
+Campaign = Callable[..., dict[str, Any]]
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.integration

@@ -1,14 +1,14 @@
 """Against a real registry, a real cosign, a real skopeo and a real engine: what we write, others read."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import json
 import subprocess
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,11 +27,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError
 from stackcheck.oci.stores import open_store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Verify = Callable[..., subprocess.CompletedProcess[str]]
+Verify = Callable[..., subprocess.CompletedProcess[str]]
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run

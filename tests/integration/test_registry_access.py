@@ -1,7 +1,5 @@
 """Registries as sites run them: tokens, passwords, a private authority, parts, mounts, mirrors: real ones."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime as dt
@@ -12,8 +10,10 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -33,10 +33,6 @@ from stackcheck.oci import upload
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC)

@@ -1,13 +1,12 @@
 """A pull-through cache between nodes and a registry: real registries, real clients, counted bytes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading
 import time
 from http.server import ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +15,6 @@ import registry_process
 from small_images import make_image, quiet
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.integration
 NODES = 4

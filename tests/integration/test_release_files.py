@@ -1,7 +1,5 @@
 """What a release offers, made for real: the wheel as the workflow builds it, and the image of the tool."""
 
-from __future__ import annotations
-
 import datetime as dt
 import email
 import hashlib
@@ -10,7 +8,8 @@ import json
 import os
 import subprocess
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,12 +20,8 @@ import small_dist
 import small_stacks
 from small_images import STACK_ID, make_image
 from stackcheck import __version__
+from stackcheck.engine.client import Engine
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,15 +1,14 @@
 """The report in a real headless Chromium: quiet, fast, for all readers, by keyboard, on phone and paper."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import hashlib
 import json
 import re
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,15 +17,11 @@ import demo_dist
 import demo_history
 import fleet_documents
 import report_content
+from browser import Browser, Page
 from small_images import new_key, quiet
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.history.history import History
 from stackcheck.report import campaign, content, fleet_file, others, page, published, standing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from browser import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = "axe-core@4.14.1"

@@ -6,16 +6,15 @@ The same commands lock and build on the real hosts where they can be reached. Wh
 stand-in: this proves the path, and nothing about a GPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -25,16 +24,12 @@ import rocm_bases
 import rocm_mirror
 import waits
 from bridge import bridge_address
+from rocm_mirror import Mirror
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rocm_mirror import Mirror
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -5,22 +5,18 @@ code for gfx90a and gfx942 in it, its libraries hold gfx90a; it has no torch and
 end FAILED and leave nothing published. It takes minutes and gigabytes, and removes all that it made.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

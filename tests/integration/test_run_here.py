@@ -1,7 +1,5 @@
 """`stackcheck run` on a real engine: a verified image behaves like a program of this host."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import os
@@ -13,8 +11,9 @@ import sys
 import termios
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,12 +21,8 @@ import shell_image
 import waits
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import keys, publish
+from stackcheck.engine.client import Engine
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stackcheck.engine.client import Engine
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]

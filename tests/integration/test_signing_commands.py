@@ -1,12 +1,11 @@
 """--sign-with, with openssl and with a PKCS#11 token: the documented commands sign what `verify` accepts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,6 @@ from small_images import NOW, certify, make_image
 from stackcheck.certificate import keys, signers
 from stackcheck.certificate.statement import open_envelope
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PIN = "471108"
 

@@ -4,8 +4,6 @@ In: the stack `cpu`, turned into one that has an extension, and locked and rende
 build by `docker buildx` alone, of the stages up to a proof that runs in what the final stage holds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import shutil

@@ -1,23 +1,18 @@
 """CUDA code is compiled by the compiler that the package index has, for real and without a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re
 import struct
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stackcheck.matrix.stack import Package, Stack
 from stackcheck.recipe import extensions, indexes
 from template_builds import build, prepare, with_extension
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,7 +1,5 @@
 """`stackcheck lock` against a real registry: digests of bases, and a build that starts from one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import uuid

@@ -2,8 +2,6 @@
 (`pytestmark = pytest.mark.usefixtures(...)`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock

@@ -1,7 +1,5 @@
 """The main job publishes exactly what passed, and says why it did not."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the main job does a second time: it repeats only what changed, keeps the rest, and says why."""
 
-from __future__ import annotations
-
 import datetime as dt
 from types import SimpleNamespace
 

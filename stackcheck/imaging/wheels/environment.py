@@ -7,8 +7,6 @@ Each file is held to the hash that RECORD states while it is copied, so that wha
 installation never gets into a wheel; the wheel differs from the file of the index.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib
@@ -17,9 +15,11 @@ import platform
 import re
 import time
 import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.parser import HeaderParser
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
@@ -31,13 +31,7 @@ from stackcheck.files.atomic import TEMPORARY, file_error, require_room, unfinis
 from stackcheck.files.digest import sha256_of
 from stackcheck.imaging.bootstrap import SOURCE_DATE_EPOCH
 from stackcheck.imaging.wheels import installed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-    from typing import IO
-
-    from stackcheck.imaging.wheels.installed import Environment, InstalledDistribution, Member
+from stackcheck.imaging.wheels.installed import Environment, InstalledDistribution, Member
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

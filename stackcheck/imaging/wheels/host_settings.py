@@ -5,24 +5,19 @@ no layer keeps, and a folder with those local wheels that the lock names. A path
 a build, so local folders and `file://` indexes become that folder.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import os
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from stackcheck.engine import apt
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import origins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 INSIDE = "/stackcheck-wheelhouse"
 CA_INSIDE = "/etc/ssl/certs/ca-certificates.crt"

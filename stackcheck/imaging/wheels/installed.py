@@ -6,8 +6,6 @@ notes of its own) is left out: the next installer writes it again. Format:
 https://packaging.python.org/en/latest/specifications/recording-installed-packages/
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import configparser
@@ -17,15 +15,13 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
 from stackcheck.errors import BuildError, ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 TIMEOUT_S = 120.0
 # -I: neither PYTHONPATH nor the user's own packages are the environment's.

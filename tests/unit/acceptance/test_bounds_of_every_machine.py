@@ -2,8 +2,6 @@
 proves where it comes from.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Whoever reads a figure that failed is told where to look first."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bound of PyTorch's default attention is that of the backend which this torch takes on this device."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

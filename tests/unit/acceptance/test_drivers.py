@@ -1,7 +1,5 @@
 """A driver that is newer than every list is tried and said to be so; one that is too old is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

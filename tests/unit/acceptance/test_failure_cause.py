@@ -1,7 +1,5 @@
 """result.json states in a field of its own that missing bounds alone failed a check."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readings of healthy machines that were once taken for faults, and the faults beside them that still are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the suites write about their own process: the host compares it with what it started."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

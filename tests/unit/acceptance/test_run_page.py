@@ -1,7 +1,5 @@
 """The page that a run of the suites leaves beside its result: what it says, and that it trusts no text."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Samples of a check that ends at once: one error of the library costs nothing, two leave its problem."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenMP's threads in the children of a run: they sleep while they wait, and a user may choose otherwise."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """A throttled device is unfit from 1 % of the time on, without a clock, from any growth on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

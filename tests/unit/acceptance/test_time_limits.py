@@ -1,7 +1,5 @@
 """Limits of time follow vendor and ranks: they tell a hang from slow work, and AMD's first calls search."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environments that uv or virtualenv made: a start-up hook that nobody owns, and no pip."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readings come back from the process that took them with their types, and nothing else comes back."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

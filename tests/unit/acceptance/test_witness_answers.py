@@ -1,7 +1,5 @@
 """The controller takes nothing but the right values of its numbers for the answer of a witness question."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -1,7 +1,5 @@
 """A certificate says what was measured, in formats others read, and only its own key opens it."""
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import json

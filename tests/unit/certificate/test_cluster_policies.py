@@ -3,8 +3,6 @@
 `holds` is a small evaluator of the operators in use; it is not Kyverno.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The certificates from real GPUs in docs/results are valid: signed, of one run, and judged PASSED."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

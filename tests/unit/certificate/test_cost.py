@@ -1,7 +1,5 @@
 """What a store offers, however large or slow, costs a verification bounded work. Work is counted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler

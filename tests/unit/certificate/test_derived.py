@@ -1,7 +1,5 @@
 """A certificate that takes checks over from the image below holds as long as the one below does."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 from pathlib import Path

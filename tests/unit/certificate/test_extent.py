@@ -1,7 +1,5 @@
 """How far a certificate reaches: tier, device model, count, class of bounds, architectures and waivers."""
 
-from __future__ import annotations
-
 import datetime as dt
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`find` lists what is certified for a host, newest first, and says why the others are not."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json

@@ -1,7 +1,5 @@
 """Bundles of identities: what a made sigstore signed is accepted, and whatever is changed is refused."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import datetime as dt

@@ -1,7 +1,5 @@
 """A key that others could exchange, or that is not one key, is refused before anything is believed."""
 
-from __future__ import annotations
-
 import base64
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A signature says who wrote a statement, not that it is well formed: a wrong field is exit 7."""
 
-from __future__ import annotations
-
 import copy
 import datetime as dt
 import json

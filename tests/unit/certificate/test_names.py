@@ -1,7 +1,5 @@
 """A tag leads to the image that was certified under its name, also among images without a stack."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run is held to its stack's best certified figures: a loss of 5 % fails, renewals never lower them."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import runpy

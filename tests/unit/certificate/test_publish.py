@@ -1,7 +1,5 @@
 """A tag only ever names a certified digest, whatever fails on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine gets exactly the verified image, and a command in it sees only what was mounted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A published image is renewed and widened where it is; what a newer certificate covers does not pile up."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json

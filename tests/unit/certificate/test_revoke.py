@@ -1,7 +1,5 @@
 """What was revoked stays revoked until a later run, and tags go back to what is still certified."""
 
-from __future__ import annotations
-
 import datetime as dt
 import errno
 import shutil

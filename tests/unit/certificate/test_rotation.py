@@ -1,7 +1,5 @@
 """A publisher changes keys: readers trust both, or no longer what the old one signs."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 from typing import Any

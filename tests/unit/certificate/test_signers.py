@@ -1,7 +1,5 @@
 """A passphrase, a program that signs, and where a secret must never be."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

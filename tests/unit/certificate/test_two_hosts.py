@@ -5,8 +5,6 @@ gave up. The functions are the real ones; only the registry is in memory. A mode
 in all interleavings once (docs/reference/reliability.md).
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import functools

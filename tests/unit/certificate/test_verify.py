@@ -1,7 +1,5 @@
 """Verification accepts exactly what was certified for this host, and nothing that was changed."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import os

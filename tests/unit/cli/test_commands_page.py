@@ -1,7 +1,5 @@
 """docs/reference/commands.md lists every command and exit code; STACKCHECK_WRITE_GOLDEN=1 writes it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the consumer's verbs print, and refuse."""
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What a small installation lacks: each verb says its extra before it begins."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Images by their reference: what holds them, and under which name they are published."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

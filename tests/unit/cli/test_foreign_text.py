@@ -1,7 +1,5 @@
 """Foreign text reaches the terminal as text: no control character of a tag, a package or a container does."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -4,8 +4,6 @@
 flow is real; only the engine and the host are fake. What changes from run to run is <a placeholder>.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """`stackcheck history`: what it lists, and the tables that it writes."""
 
-from __future__ import annotations
-
 import csv
 import datetime as dt
 import json

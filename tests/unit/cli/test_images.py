@@ -1,7 +1,5 @@
 """The verbs that make images: their exit codes, what they print, and what they leave alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`stackcheck judge` gives this checkout's verdict on any result, and says what it did not compare."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

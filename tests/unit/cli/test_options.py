@@ -1,7 +1,5 @@
 """One option is the same in every verb: its help, its place in the order, and a default that help shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 `STACKCHECK_WRITE_GOLDEN=1 pytest tests/unit/cli/test_outlooks.py` writes the files in outlooks/ anew.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

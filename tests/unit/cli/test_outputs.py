@@ -1,7 +1,5 @@
 """What a verb prints is true of the verb itself: options, numbers, exit codes, names."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random

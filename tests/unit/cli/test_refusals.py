@@ -1,7 +1,5 @@
 """What a user types wrong, or what was touched, ends with its exit code and a message, never a traceback."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 

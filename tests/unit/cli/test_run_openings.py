@@ -1,7 +1,5 @@
 """What `run` opens, what it refuses, and which devices a job sees."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A signal that comes when a verb is over ends the program without a word: no traceback, no other message."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Each member of each axis is in one draw, beside a member of another axis that is drawn at random.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
@@ -12,17 +10,14 @@ import os
 import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from small_checkout import ROOT
 from stackcheck.errors import FileError
 from stackcheck.files import users
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MAIN = "from stackcheck.cli import main; main()"
 VERBS = {

@@ -1,7 +1,5 @@
 """Colour, width and how much is said: on a terminal, in a file, with NO_COLOR, -q and -v."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An output that cannot be written is exit 10 with its path: no traceback, and no half-written file."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What people expect of a command line: a version, near words, next steps, JSON errors, a search upwards."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

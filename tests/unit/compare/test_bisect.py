@@ -1,7 +1,5 @@
 """`bisect`: the stacks between two stacks of a matrix, the search over them, and where it goes on."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from pathlib import Path

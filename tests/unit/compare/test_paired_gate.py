@@ -1,7 +1,5 @@
 """`certify --against`: a certified image gates another one by a pair; the certificate says what was found."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import random

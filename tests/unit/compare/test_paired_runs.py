@@ -1,7 +1,5 @@
 """Two images in turn on one node: the slower one is named; a noisy node says so, an unfit one nothing."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import random

@@ -1,7 +1,5 @@
 """Two runs side by side: what got worse comes first, with an interval, and what differs between them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

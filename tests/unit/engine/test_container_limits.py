@@ -1,7 +1,5 @@
 """The limits of a container follow the memory of the engine's host, and what its daemon can limit."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable

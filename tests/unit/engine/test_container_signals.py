@@ -1,7 +1,5 @@
 """Whatever signals come, and wherever they come, a container does not outlive its run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

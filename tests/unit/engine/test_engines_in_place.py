@@ -3,8 +3,6 @@
 A host is drawn: what answers at the local socket and at `DOCKER_HOST`, which packages it has, who asks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The first hour ends with the first surprise, and what is packed has no identity of the host or its user."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

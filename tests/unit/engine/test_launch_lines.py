@@ -1,7 +1,5 @@
 """What `run --print` prints: no more rights than `run` has, and the host's network only for several nodes."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path

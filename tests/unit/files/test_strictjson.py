@@ -1,7 +1,5 @@
 """Only strict JSON passes: finite numbers, and no key twice."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

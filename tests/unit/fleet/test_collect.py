@@ -1,7 +1,5 @@
 """What nodes left is judged here: one file for each node, believed in nothing that can be compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

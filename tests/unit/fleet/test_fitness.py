@@ -1,7 +1,5 @@
 """Is a node fit: figures against its own last gates, the parts that it names, what a scheduler gets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A node that starts slowly, or whose own stackcheck refused the job, is not a dead link or a lost node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

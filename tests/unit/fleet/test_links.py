@@ -1,7 +1,5 @@
 """Rounds that try every link, who is to blame, and who stands out."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

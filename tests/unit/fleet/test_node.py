@@ -1,7 +1,5 @@
 """The program that the engine starts on each node; only the container engine is fake."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Where torchrun meets, by the variables of each engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from stackcheck.errors import ConfigurationError

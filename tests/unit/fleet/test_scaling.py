@@ -1,7 +1,5 @@
 """The scaling model against what was measured and published, and against what must hold for any job."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """What Slurm's programs print, as Slurm 22.05 printed it, and the batch script."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

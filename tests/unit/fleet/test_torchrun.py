@@ -1,7 +1,5 @@
 """One node's share of a program: where it meets the others, and how its end is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

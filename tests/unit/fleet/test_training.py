@@ -1,7 +1,5 @@
 """Training on several nodes: the plan of each try, and what the reports of its nodes say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

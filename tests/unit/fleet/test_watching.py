@@ -1,7 +1,5 @@
 """A watch outlives an API server that is away for a while, and tells the error of one that stays away."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

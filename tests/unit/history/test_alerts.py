@@ -1,7 +1,5 @@
 """What earlier nights say of a run: a chip is compared with itself, a step needs two witnesses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The index answers as the records say, after appends and after a rebuild."""
 
-from __future__ import annotations
-
 import datetime as dt
 import gc
 from pathlib import Path

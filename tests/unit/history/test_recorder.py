@@ -1,7 +1,5 @@
 """The flow keeps every judged run; results of other machines are imported, damaged ones refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

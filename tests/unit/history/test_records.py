@@ -1,7 +1,5 @@
 """Record files: appended once, never rewritten, checked when they are read."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from collections.abc import Iterator

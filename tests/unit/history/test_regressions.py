@@ -1,7 +1,5 @@
 """Each rule finds what it is for, and is quiet about what it is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

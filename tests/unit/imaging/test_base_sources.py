@@ -1,7 +1,5 @@
 """Whatever sources a host has, a base comes from the right archive, or an error says what to do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

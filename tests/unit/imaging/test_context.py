@@ -1,7 +1,5 @@
 """What a builder sees has the same modes on every host: a layer that copies a file keeps its mode."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Only what follows from matrix.yaml and the templates is built, and the provenance names that matrix."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`build --dry-run` and the report of a build, through the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A base cut from a host: files of packages and dpkg's entries for them, nothing else, one digest."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Which wheels install where: what a lock asks for, and what fits a platform, a glibc and a Python."""
 
-from __future__ import annotations
-
 import platform as host
 
 import pytest

@@ -1,7 +1,5 @@
 """What a build gets of a site: mirrored bases and addresses, its apt sources, AMD's archive with its key."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which stages are the same, and which are not: what is built once for all stacks rests on it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

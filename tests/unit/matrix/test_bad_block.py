@@ -1,7 +1,5 @@
 """A block of matrix.yaml that a rule refuses stops no other stack, and names the row that is missing."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

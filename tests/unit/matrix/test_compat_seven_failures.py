@@ -1,7 +1,5 @@
 """The seven failures that come back in every public project that builds GPU images: each is refused here."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

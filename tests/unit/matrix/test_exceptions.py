@@ -1,7 +1,5 @@
 """What matrix.yaml excepts names checks that the suites have, each with the parameters that are meant."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

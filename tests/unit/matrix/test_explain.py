@@ -1,7 +1,5 @@
 """`explain` answers for a stack, for an id that is in no matrix, and for what was left out by choice."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Known issues: read strictly, shown for the stacks that have them, and refusing what they say."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

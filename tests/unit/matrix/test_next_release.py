@@ -1,7 +1,5 @@
 """docs/reference/matrix.md lets a newcomer add ROCm's next release by editing two files."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ROCm 10.0 and 10.1: what AMD's pages list is allowed, the rest is not, and no stack rests on a guess."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

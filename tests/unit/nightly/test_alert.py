@@ -1,7 +1,5 @@
 """Alerts of nights arrive at real servers on this machine, and what does not arrive changes nothing."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime as dt

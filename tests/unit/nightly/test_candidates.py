@@ -1,7 +1,5 @@
 """Which published images a night runs, and that each other one is listed with its reason."""
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What a night concludes from the runs of one image: every row of the table."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

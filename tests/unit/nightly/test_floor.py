@@ -1,7 +1,5 @@
 """Figures far below their certificate fail a night after one repeat; earlier nights only warn."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

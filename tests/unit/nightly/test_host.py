@@ -1,7 +1,5 @@
 """What a night sees of its host: a fingerprint, its changes in words, a driver that waits for a reboot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`stackcheck nightly install` by the command line; what the files say is judged in tests/integration."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

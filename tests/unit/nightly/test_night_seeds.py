@@ -1,7 +1,5 @@
 """Each night draws other generated cases, and all nodes and runs of a night draw the same ones."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 from typing import Any

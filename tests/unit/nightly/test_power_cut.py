@@ -1,7 +1,5 @@
 """A night that is killed after any of its writes ends like one that is not, when it is called again."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import pathlib

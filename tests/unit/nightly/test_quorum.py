@@ -1,7 +1,5 @@
 """No node takes a certificate back for the whole fleet: two have to agree, or a person does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

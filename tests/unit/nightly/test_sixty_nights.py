@@ -1,7 +1,5 @@
 """Sixty nights on two nodes, with three planted regressions and two driver changes: what is concluded."""
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 from pathlib import Path

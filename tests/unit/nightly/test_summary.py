@@ -1,7 +1,5 @@
 """What a night tells: what was not run is in each of its forms, and its exit code is the worst."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """Where requests go, and who is told the credentials: never where an address only seems to lead."""
 
-from __future__ import annotations
-
 import io
 from http.server import BaseHTTPRequestHandler
 from unittest import mock

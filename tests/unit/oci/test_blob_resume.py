@@ -1,7 +1,5 @@
 """A download of a blob that breaks off: resumed where it did, or a clear error; never other bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 

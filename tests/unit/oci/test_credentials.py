@@ -1,7 +1,5 @@
 """Credentials go to whom they are for, once they were asked for; a broken set-up is a clear error."""
 
-from __future__ import annotations
-
 import base64
 import json
 from http.server import BaseHTTPRequestHandler

@@ -1,7 +1,5 @@
 """A registry that fails, hangs, lies or asks who we are: a clear answer every time, and nothing tagged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler

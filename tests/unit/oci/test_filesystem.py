@@ -1,7 +1,5 @@
 """The files of an image as the engine would show them: replaced, removed, linked; or a refusal."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

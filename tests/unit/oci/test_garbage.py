@@ -1,7 +1,5 @@
 """Garbage collection removes what nothing references, and never what a tag, digest or referrer reaches."""
 
-from __future__ import annotations
-
 import datetime as dt
 import threading
 from pathlib import Path

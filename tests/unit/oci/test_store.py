@@ -1,7 +1,5 @@
 """References are read one way only, and a layout never shows half a write or wrong bytes."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The lines come from devices.json, thresholds/, checks.json, matrix.yaml and the 
 `make lists` writes them anew.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """A bundle says what is on a list, and nothing else: identities are drawn, planted and searched."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

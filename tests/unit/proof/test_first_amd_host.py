@@ -4,8 +4,6 @@ The figures are made up: each lies a tenth above its derived bound. What is prov
 docs/guides/first-amd-host.md describes, and not a speed of any device.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The locks and pins of this checkout are whole, agree with each other and the rules, and invent nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Locks from pages of links: AMD's wheels are on one."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import http.server

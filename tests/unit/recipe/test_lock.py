@@ -1,7 +1,5 @@
 """What `stackcheck lock` learns, keeps and refuses to invent, against small indexes on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

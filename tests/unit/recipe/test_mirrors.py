@@ -1,7 +1,5 @@
 """What a site's mirrors file may say, which address is asked in place of a public one, and who decides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`outdated` names only versions that could take a pin's place: same build, and no rule against them."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

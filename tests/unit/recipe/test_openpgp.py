@@ -1,7 +1,5 @@
 """AMD's key is known by its fingerprint, which this tool computes as gpg does."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every library that a ROCm stack's wheels expect comes from somewhere, and the list of them has sources."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

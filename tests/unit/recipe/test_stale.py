@@ -1,7 +1,5 @@
 """`render --check` sees pins and locks that no longer say what their stack needs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

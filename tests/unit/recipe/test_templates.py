@@ -1,7 +1,5 @@
 """What the templates promise of every stack: stages, locks and variables of what is compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

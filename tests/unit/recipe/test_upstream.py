@@ -1,7 +1,5 @@
 """What registries and release pages tell of bases and wheels, and what is said when they do not answer."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import http.server

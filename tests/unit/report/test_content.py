@@ -1,7 +1,5 @@
 """What a report gathers from a real history: damaged records are named, and the asked machine is shown."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from pathlib import Path

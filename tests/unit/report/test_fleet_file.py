@@ -1,7 +1,5 @@
 """The fleet on the page: the verdict, the bad nodes and links first, by rack; hostile names stay text."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Markdown, Prometheus' text and the Grafana dashboard say what the page says, in valid form."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What others measured, on the page: the medians of signed bundles, and nothing of a wrong one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page: answers in order, marks on what is simulated, and nothing from outside that becomes markup."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

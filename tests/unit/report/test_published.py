@@ -1,7 +1,5 @@
 """What a target publishes, read from real signed statements in a real layout."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 

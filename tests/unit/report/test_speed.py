@@ -1,7 +1,5 @@
 """Figures against their bounds and last month, and what single results tell."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

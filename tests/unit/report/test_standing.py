@@ -1,7 +1,5 @@
 """Where each stack stands: a failure after the certificate hides it, silence is never success."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

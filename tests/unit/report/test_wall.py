@@ -1,7 +1,5 @@
 """The fleet at one look: which node is named, and as what; the page and `status` say the same."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

@@ -5,8 +5,6 @@ it, and a table only if `make lists` writes it, or if its rows are steps that a 
 never ran" is exempt: an absence has neither.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The call chains of docs/reference/architecture.md name only what exists, and leave no call back out."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

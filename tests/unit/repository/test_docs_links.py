@@ -1,7 +1,5 @@
 """What the Markdown pages point to exists: relative links, their headings, and paths in backticks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

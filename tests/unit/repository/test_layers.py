@@ -1,7 +1,5 @@
 """Imports go down the list of rooms (docs/reference/architecture.md), without exceptions."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 from pathlib import Path

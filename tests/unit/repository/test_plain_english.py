@@ -1,7 +1,5 @@
 """Docstrings of what ships are plain: the first sentence ends on its line, and no word is hard to read."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

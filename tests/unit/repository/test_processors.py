@@ -1,7 +1,5 @@
 """Settings of processors: none limits a part alone, none that cannot run passes, and a failure repeats."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 import sys

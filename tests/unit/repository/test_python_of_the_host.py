@@ -1,7 +1,5 @@
 """`make` takes a Python that is new enough wherever the host has one, and else says what to install."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a package index shows of a release: links that work there, and the address of the project."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import tomllib

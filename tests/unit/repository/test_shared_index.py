@@ -1,7 +1,5 @@
 """tests/unit/shared/README.md says in one line what each module there gives; `make lists` writes it."""
 
-from __future__ import annotations
-
 import ast
 import os
 from pathlib import Path

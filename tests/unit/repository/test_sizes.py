@@ -1,7 +1,5 @@
 """What ships is short: modules up to 400 lines, functions up to 60, without exceptions."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

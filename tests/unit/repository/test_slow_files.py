@@ -1,7 +1,5 @@
 """`make test-slow` reads only the files that name the mark: it must be in the file whose tests it marks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

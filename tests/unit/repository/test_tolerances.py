@@ -4,8 +4,6 @@ Everything else that compares with a tolerance there is refused: a call of torch
 Python's comparisons, a tolerance as an argument, and a norm or a largest difference beside a number.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/reference/trust.md: each incident once; the checks, rules, issues and faults that it names exist."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

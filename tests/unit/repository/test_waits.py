@@ -4,8 +4,6 @@
 that `subprocess.run` starts are not looked at, nor the threads of a test's own servers.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """docs/guides/write-a-check.md, followed word by word: its check passes, and can fail."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ A `Host` is drawn, written into a folder, and says itself which archive is the d
 the tool decides that here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from pathlib import Path

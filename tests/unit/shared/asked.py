@@ -1,7 +1,5 @@
 """`certificate.verify.verify` with the host and its reader's terms as keywords, as most tests state them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where programs of this host are for a build step. In: the engine. Out: an address that containers reach."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -4,8 +4,6 @@ In: the browser's program and a page on disk. Out: what the page does there: val
 the console, requests. https://chromedevtools.github.io/devtools-protocol/
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

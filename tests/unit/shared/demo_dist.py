@@ -3,8 +3,6 @@
 In: a folder. Out: a layout with certified images in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json

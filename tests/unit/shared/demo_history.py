@@ -5,8 +5,6 @@ two drivers for MI300X, a slower product after the second driver, an attention c
 throttled machine.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import functools

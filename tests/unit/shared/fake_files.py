@@ -1,7 +1,5 @@
 """The files of an image, as the engine shows them, without an engine: a dictionary of paths."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import posixpath

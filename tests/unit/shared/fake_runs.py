@@ -1,7 +1,5 @@
 """A run of the suites without an engine: a test makes the controller's result, and keeps the RunSpec."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from collections.abc import Callable

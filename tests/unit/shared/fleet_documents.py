@@ -1,7 +1,5 @@
 """What `fleet run` writes, for the page: four nodes in two racks, a bad link, a node lost while training."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What one test process of this machine does at a time. In: a name. Out: a lock that all of them share."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

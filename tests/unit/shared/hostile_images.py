@@ -5,8 +5,6 @@ of an image can do for a PASSED: it writes the result, writes over other process
 the agent's children, and answers every question with what the checks want to hear.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Results and verdicts for tests of the history: one run for each number, each with another id and time."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from typing import Any

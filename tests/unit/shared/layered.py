@@ -1,7 +1,5 @@
 """Images made of layers that a test writes out. In: a dictionary of paths for each. Out: a layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -5,8 +5,6 @@ registry's own files, so that it serves manifests, configuration and statements.
 them: a registry asks for every layer.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

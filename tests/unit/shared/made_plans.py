@@ -1,7 +1,5 @@
 """Plans of nights as they end, made without a night."""
 
-from __future__ import annotations
-
 import datetime as dt
 from typing import Any
 

@@ -4,8 +4,6 @@ In: the committed files. Out: texts that are nearly such a file; `stacks` or `co
 Anything else, be it another exit code, a traceback or an endless run, is an exception that leaves `answer`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

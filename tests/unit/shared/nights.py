@@ -3,8 +3,6 @@
 In: what happens when. Out: what the real code makes of it: fingerprint, plan, verdict, history, certificate.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import json

@@ -4,8 +4,6 @@ It passes every request on; a manifest with a `subject` is remembered, answered 
 under /v2/<name>/referrers/<digest> until it is deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

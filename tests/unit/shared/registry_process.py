@@ -1,7 +1,5 @@
 """Debian's docker-registry on a free port. In: its program, a folder, an address, settings. Out: its port."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

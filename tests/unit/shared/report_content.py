@@ -1,7 +1,5 @@
 """Runs, points and whole reports, made in memory. In: what differs. Out: `Run`, `Point`, `Content`."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import hashlib

@@ -1,7 +1,5 @@
 """A healthy result of schema 1 as plain JSON values, in which a test then breaks one thing."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

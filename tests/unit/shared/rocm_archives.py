@@ -3,8 +3,6 @@
 In: a mirror, the stacks that take packages from it. Out: pools, indexes and keys below the mirror's tree.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import shutil

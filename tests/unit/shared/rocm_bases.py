@@ -3,8 +3,6 @@
 In: stacks, a registry. Out: images by the stacks' names, below `hub/`.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import io

@@ -5,8 +5,6 @@ In: stacks, an address that containers reach, a registry. Out: a tree that a web
 package indexes ask for a login, as a site's do.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import http.server

@@ -5,8 +5,6 @@ those of the real ones, as their sources say; the libraries are compiled here, a
 device code sections for the architectures. They compute nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -3,8 +3,6 @@
 In: a mirror, a stack. Out: files below the mirror's tree.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ in a namespace of its own, the bounding set, seccomp by libseccomp. A directive 
 error, so none is left out. Without a command it starts the unit's own, in its folder and with its variables.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

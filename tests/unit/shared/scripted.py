@@ -3,8 +3,6 @@
 An image whose python3 is a script that waits, and a checkout whose suites are one prepared answer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

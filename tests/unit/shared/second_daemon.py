@@ -1,7 +1,5 @@
 """A separate Docker daemon for a test: empty, without a network."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

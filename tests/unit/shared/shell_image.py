@@ -1,7 +1,5 @@
 """A real image of a few megabytes: a shell and programs of this host, with the libraries that they link."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 The matrix, the stacks, building, judging, signing, publishing and verifying are the real ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json

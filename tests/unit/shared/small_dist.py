@@ -1,7 +1,5 @@
 """An image of a few kilobytes, published by one key into a layout on disk."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 from typing import Any

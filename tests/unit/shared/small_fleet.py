@@ -1,7 +1,5 @@
 """What nodes of a fleet leave, made here: a job on a small checkout, and folders of healthy nodes."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from pathlib import Path

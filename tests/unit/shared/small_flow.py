@@ -1,7 +1,5 @@
 """The flow in a checkout of a few kilobytes, and what it signed and published there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

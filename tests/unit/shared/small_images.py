@@ -1,7 +1,5 @@
 """Certified images of a few kilobytes: a layout on disk, a key, and statements about it."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json

@@ -1,7 +1,5 @@
 """A package index on disk, with wheels and source archives of a few hundred bytes."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -5,8 +5,6 @@ it makes the pods of an Indexed Job with the fields that the real ones set
 (https://kubernetes.io/docs/reference/kubernetes-api/).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

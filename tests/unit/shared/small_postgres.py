@@ -1,7 +1,5 @@
 """A real PostgreSQL server for a test. In: the folder of its programs. Out: an address for SQLAlchemy."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

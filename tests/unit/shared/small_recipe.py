@@ -3,8 +3,6 @@
 In: a checkout, a stack, a Dockerfile text. Out: the generated files, as `stackcheck render` writes them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from stackcheck.matrix.stack import Stack

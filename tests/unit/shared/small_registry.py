@@ -1,7 +1,5 @@
 """A registry that answers every request with one function, and a client that soon asks again."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

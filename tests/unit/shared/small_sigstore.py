@@ -5,8 +5,6 @@ those who sign. Formats: RFC 6962 (trees, timestamps of certificates), https://g
 (types/dsse), https://github.com/sigstore/protobuf-specs.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime as dt

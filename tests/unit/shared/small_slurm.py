@@ -4,8 +4,6 @@ In: a folder. Out: a running cluster, and the environment in which its clients f
 starts it ends by process id.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

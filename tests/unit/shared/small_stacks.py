@@ -1,7 +1,5 @@
 """Stacks of a few megabytes for a real engine: a base that is a shell of this host, and folders for them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

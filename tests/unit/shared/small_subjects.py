@@ -1,7 +1,5 @@
 """An image that only has a reference, as the subject of a run: without a stack, on any machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import result_files

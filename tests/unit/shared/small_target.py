@@ -1,7 +1,5 @@
 """A target on disk, the key that signs for it, and images of a few kilobytes to publish there."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 from typing import Any

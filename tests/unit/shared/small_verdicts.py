@@ -1,7 +1,5 @@
 """The verdict on a run that a test writes down as checks."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Wheels of one module, and an index on loopback that offers them and counts what is asked of it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.server

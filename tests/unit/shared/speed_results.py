@@ -1,7 +1,5 @@
 """Three results of a real run on an H200, which differ by one per cent, and the threshold of one metric."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

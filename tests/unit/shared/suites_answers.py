@@ -1,7 +1,5 @@
 """The answers of this checkout's `harness.bounds`, in this process: a new Python takes 0.1 s."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

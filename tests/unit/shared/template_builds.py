@@ -4,8 +4,6 @@ In: the stack `cpu`, turned into one that has an extension, and locked and rende
 files of one stage, or of a proof that runs in what the final stage holds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

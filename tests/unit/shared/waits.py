@@ -5,8 +5,6 @@ for what hangs, so it is long enough for a busy machine. tests/unit/repository/t
 to it.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """What a layer on top adds: apart only if nothing below could come to it without knowing its name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

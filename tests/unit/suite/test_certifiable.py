@@ -1,7 +1,5 @@
 """Which machines can certify a stack: one answer for the lint, the verdict and the list of stacks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

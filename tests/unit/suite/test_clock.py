@@ -1,7 +1,5 @@
 """A child cannot say a speed that this host's own clock or counters contradict."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

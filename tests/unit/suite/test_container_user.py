@@ -1,7 +1,5 @@
 """The suites run as a number that belongs to nobody on the host."""
 
-from __future__ import annotations
-
 import os
 import pwd
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that no package vouches for, by kind and place: each is found, and only they are."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

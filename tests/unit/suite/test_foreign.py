@@ -1,7 +1,5 @@
 """An image from elsewhere is held to the same known issues as a stack of the matrix with its versions."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

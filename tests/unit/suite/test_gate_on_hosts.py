@@ -3,8 +3,6 @@
 It is PASSED only with a waiver for each of them.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import fnmatch
 import json

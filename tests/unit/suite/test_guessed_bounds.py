@@ -1,7 +1,5 @@
 """A figure beyond a derived bound blames no image and certifies none; beyond any other it is FAILED."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What a run depends on is frozen and digested, so that every change is seen."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The Python of an image is found by this host, and accepted only as a package of the image installed it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping

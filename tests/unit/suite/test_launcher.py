@@ -4,8 +4,6 @@ A virtual environment of this Python plays the image: it has a .pth file, a site
 pytest, and each of them leaves a file behind when it runs.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """UNFIT needs telemetry that shows the state of the machine that a check names."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 Fabricated runs of whole check lists, through the judge: a generator draws the fault, the device, the driver.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

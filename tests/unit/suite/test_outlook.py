@@ -1,7 +1,5 @@
 """What is said of a stack before a build agrees with the verdict that its run would end with."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import itertools

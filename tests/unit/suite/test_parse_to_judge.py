@@ -1,7 +1,5 @@
 """What is read only to be judged gets the verdict of the whole file, whatever an image writes there."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

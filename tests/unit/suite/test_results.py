@@ -1,7 +1,5 @@
 """A result file is read completely, or refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which ROCm a torch was built with counts to the patch: no name evades what is refused below it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The container of a run gets what was digested, and no more than it needs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pwd

@@ -1,7 +1,5 @@
 """A run believes only its own result, and an earlier one is kept only if nothing changed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime as dt

@@ -1,7 +1,5 @@
 """The SBOM lists what an image's own file system holds, with the same bytes every time, or it is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

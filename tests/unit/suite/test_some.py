@@ -1,7 +1,5 @@
 """`test -k` and `--last-failed`: what is chosen, by pytest's own reading of the expression."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

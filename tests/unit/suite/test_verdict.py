@@ -1,7 +1,5 @@
 """Only complete evidence gives PASSED."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

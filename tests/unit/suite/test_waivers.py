@@ -1,7 +1,5 @@
 """A waiver accepts a check that it names and that ran; all else that goes wrong never gives PASSED."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

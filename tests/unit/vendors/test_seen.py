@@ -1,7 +1,5 @@
 """What a host sees of its devices by itself: the slowest link, GPUs in no list, devices that are gone."""
 
-from __future__ import annotations
-
 import types
 from pathlib import Path
 

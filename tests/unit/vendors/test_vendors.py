@@ -1,7 +1,5 @@
 """A host's fingerprint names its devices without revealing them, and AMD's is read from sysfs."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

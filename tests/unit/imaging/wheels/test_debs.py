@@ -1,7 +1,5 @@
 """Packages that a stage unpacks: found by hash, asked for by name where a folder lacks them."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

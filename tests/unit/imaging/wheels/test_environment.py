@@ -1,7 +1,5 @@
 """Wheels made from an environment: what RECORD says, byte for byte, or a refusal that names the file."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What `lock` asks for a package that pip's own places lack, a build asks too, however pip is configured."""
 
-from __future__ import annotations
-
 import configparser
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The wheel cache against a real pip and a real index: once is enough, and nothing damaged is handed on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Where a build's wheels come from: the cache, this host, or one folder; and what is said when one lacks."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
