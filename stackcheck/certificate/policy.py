@@ -4,13 +4,12 @@ In: statements signed with one key, a time, a maximum age. Out: the valid PASSED
 `CertificateError`; the certificate to publish, or a `PublishError`.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from stackcheck.certificate.predicates import superseding
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import (
     VSA,
     Envelope,
@@ -28,14 +27,8 @@ from stackcheck.certificate.statement import (
 )
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import IMAGE_MANIFESTS, Manifest
-from stackcheck.policy import is_enough
+from stackcheck.policy import Policy, is_enough
 from stackcheck.suite.last_run import CANNOT_CERTIFY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.policy import Policy
 
 MAX_AGE = dt.timedelta(days=30)
 CLOCK_SKEW = dt.timedelta(minutes=10)  # how far a host's clock may be off, in either direction

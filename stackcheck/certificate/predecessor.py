@@ -7,27 +7,21 @@ certificate carries it, with the digest of the statement that measured it. A wai
 the waived run: that is the way to accept a loss. A stack without a certificate is judged by the floors alone.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.certificate import attachments
-from stackcheck.certificate.statement import VSA, facts, newest, status
+from stackcheck.certificate.keyring import Pinned
+from stackcheck.certificate.statement import VSA, Statement, facts, newest, status
 from stackcheck.oci.documents import DanglingError, MissingError
 from stackcheck.oci.stores import open_store
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.verdict import Verdict
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.statement import Statement
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.verdict import Verdict
-
-    Figure = Mapping[str, Any]
+Figure = Mapping[str, Any]
 
 # Healthy runs on chips of a model differ by up to 2.5 %, and products by 3.7 %: benchmarks/speed_gates.py.
 MARGIN, PRODUCTS_MARGIN = 0.035, 0.045

@@ -9,15 +9,15 @@ https://cyclonedx.org/bom and https://slsa.dev/spec/v1.2/verification_summary. F
 are named by a URI of this project, as the specifications ask.
 """
 
-from __future__ import annotations
-
 import copy
 import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from stackcheck import __version__
 from stackcheck.certificate.levels import levels
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import (
     PAYLOAD_TYPE,
     PROVENANCE,
@@ -28,6 +28,7 @@ from stackcheck.certificate.statement import (
     VERIFIER_ID,
     VSA,
     Envelope,
+    Revocations,
     Statement,
     sign,
     time_verified,
@@ -35,16 +36,9 @@ from stackcheck.certificate.statement import (
 from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import MachineUnfitError
 from stackcheck.oci.documents import compact_json, sha256
-from stackcheck.suite.subject import SITE_SOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.certificate.statement import Revocations
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Provenance
-    from stackcheck.suite.verdict import Verdict
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import SITE_SOURCES, Provenance
+from stackcheck.suite.verdict import Verdict
 
 # The fields of the certificate that a revocation keeps: which image and host it is about.
 _SCOPE = ("stackId", "name", "configDigest", "host", "experimental")

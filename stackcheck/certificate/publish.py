@@ -6,15 +6,16 @@ them, tag last. If any step fails, the tag still names the digest that was certi
 if another host revoked the image meanwhile, the tag is moved back.
 """
 
-from __future__ import annotations
-
 import datetime as dt
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from stackcheck.certificate import attachments
 from stackcheck.certificate.floating import move_back
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import (
     Envelope,
     Statement,
@@ -27,16 +28,8 @@ from stackcheck.errors import ConfigurationError, PublishError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, MissingError, RegistryError
 from stackcheck.oci.layout import OciLayout
-from stackcheck.oci.store import Reference, copy_blob, is_tag, parse_reference, parse_target
+from stackcheck.oci.store import Reference, Store, copy_blob, is_tag, parse_reference, parse_target
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.oci.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,33 +4,25 @@ In: `Verified` (stackcheck.certificate.verify), an engine. Out: the name of exac
 or the exit code of a command that sees one folder and the devices of the host, and nothing else of it.
 """
 
-from __future__ import annotations
-
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.certificate.statement import accepted_python
-from stackcheck.certificate.verify import as_certificate_error, image_blobs
+from stackcheck.certificate.verify import Verified, as_certificate_error, image_blobs
+from stackcheck.engine.client import Engine
 from stackcheck.errors import EngineError, FileError
 from stackcheck.imaging.image import Image
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci import tags
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
-from stackcheck.oci.store import copy_blob
+from stackcheck.oci.store import Store, copy_blob
 from stackcheck.oci.stores import open_store
+from stackcheck.policy import Policy
 from stackcheck.suite import subject as subjects
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.certificate.verify import Verified
-    from stackcheck.engine.client import Engine
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.oci.store import Store
-    from stackcheck.policy import Policy
-    from stackcheck.suite.subject import Subject
-    from stackcheck.vendors import Vendor
+from stackcheck.suite.subject import Subject
+from stackcheck.vendors import Vendor
 
 
 def local_name(verified: Verified) -> str:

@@ -5,14 +5,15 @@ the image. Each summary names the one driver of its run, and `verify` takes the 
 asks, so the drivers of an image are those of its valid summaries. No image is copied and no tag moves.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import datetime as dt
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from stackcheck.certificate import attachments, predecessor, predicates, signing
 from stackcheck.certificate.policy import admit, supersede_revocation
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import (
     PROVENANCE,
     SBOM,
@@ -31,15 +32,9 @@ from stackcheck.errors import PublishError
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
 from stackcheck.policy import is_enough
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Callable, Mapping, Sequence
-
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Verdict
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import Subject
+from stackcheck.suite.verdict import Verdict
 
 SHOWN = 5  # missing checks, in an error
 

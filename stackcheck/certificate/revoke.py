@@ -4,25 +4,18 @@ In: a reference, a reason, the signing key. Out: `Revoked`: the digest and what 
 verdict comes first: from then on verification fails, whatever happens to the tags. The image stays.
 """
 
-from __future__ import annotations
-
+import datetime as dt
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stackcheck.certificate import attachments
 from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.predicates import revocation
-from stackcheck.certificate.statement import VSA, facts, newest, sign, status
+from stackcheck.certificate.signers import Signer
+from stackcheck.certificate.statement import VSA, Envelope, Statement, facts, newest, sign, status
 from stackcheck.errors import CertificateError
 from stackcheck.oci.store import parse_reference
 from stackcheck.oci.stores import open_store
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Callable
-
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.certificate.statement import Envelope, Statement
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,27 +3,22 @@
 In: an image, its result and verdict, a key. Out: envelopes, also in `build/<name>/statements/*.dsse.json`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from stackcheck.certificate import predicates
+from stackcheck.certificate.keyring import Pinned
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import Envelope, open_envelope
 from stackcheck.errors import CertificateError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.suite import last_run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Verdict
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import Subject
+from stackcheck.suite.verdict import Verdict
 
 
 def sign_to_files(

@@ -6,27 +6,21 @@ read the fields of a verification summary (VSA). Formats: https://github.com/in-
 https://github.com/secure-systems-lab/dsse; tried against cosign 2.5.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stackcheck.certificate import keyring, summary
-from stackcheck.certificate.keyring import hint, hints
+from stackcheck.certificate.keyring import Pinned, TrustedKey, hint, hints
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.summary import CERTIFICATE_FIELD
 from stackcheck.errors import CertificateError
 from stackcheck.files import strictjson
 from stackcheck.oci.documents import compact_json, is_digest, sha256
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from stackcheck.certificate.keyring import Pinned, TrustedKey
-    from stackcheck.certificate.signers import Signer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"

@@ -13,22 +13,15 @@ that find them. Nothing here reads a tag or moves one.
   other two tags at the same moment as a revocation, and a registry keeps the last; this tag only ever gains.
 """
 
-from __future__ import annotations
-
+import datetime as dt
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from stackcheck.certificate import keyring
+from stackcheck.certificate.keyring import Pinned
+from stackcheck.certificate.statement import Envelope
 from stackcheck.oci.documents import OCI_INDEX, OCI_MANIFEST, Descriptor, Manifest, compact_json
-from stackcheck.oci.store import write_small_blob
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Iterable
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.statement import Envelope
-    from stackcheck.oci.store import Store
+from stackcheck.oci.store import Store, write_small_blob
 
 DSSE_LAYER = "application/vnd.dsse.envelope.v1+json"
 IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"

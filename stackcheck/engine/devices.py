@@ -4,15 +4,10 @@ In: a `RunSpec`, and what a vendor's devices need. Out: the same with nodes, gro
 that a job has what was certified.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 from stackcheck.engine.container import Mount, RunSpec
-
-if TYPE_CHECKING:
-    from stackcheck.vendors import ContainerNeeds
+from stackcheck.vendors import ContainerNeeds
 
 
 def with_devices(spec: RunSpec, needs: ContainerNeeds) -> RunSpec:

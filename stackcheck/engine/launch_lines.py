@@ -5,21 +5,16 @@ change and start. It asks for what `stackcheck run` gives a container. The netwo
 unlimited pinned memory are asked for only where several nodes work together.
 """
 
-from __future__ import annotations
-
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 
 from stackcheck.engine.container import OWN_NAME, USER_ENV
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.vendors import LaunchWords
+from stackcheck.vendors import LaunchWords
 
 Form = Literal["docker", "podman", "apptainer", "slurm", "pyxis", "kubernetes"]
 FORMS: tuple[Form, ...] = get_args(Form)

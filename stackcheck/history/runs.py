@@ -1,20 +1,14 @@
 """What a kept run is, and how runs are asked for. In: nothing. Out: `Run`, `Point`, `Query`."""
 
-from __future__ import annotations
-
+import datetime as dt
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stackcheck.errors import StackcheckError
-
-if TYPE_CHECKING:
-    import datetime as dt
-
-    from stackcheck.policy import Tier
-    from stackcheck.suite.verdict import Status
-    from stackcheck.vendors import Vendor
-
+from stackcheck.policy import Tier
+from stackcheck.suite.verdict import Status
+from stackcheck.vendors import Vendor
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 

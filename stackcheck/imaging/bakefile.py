@@ -6,28 +6,22 @@ graph for all images: with names alone each image has its own context, and the b
 after it has hashed the files that they copy.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.imaging import bootstrap, plans, stages
-from stackcheck.imaging.stages import GIVEN
+from stackcheck.imaging.plans import BuildPlan
+from stackcheck.imaging.stages import GIVEN, Stage
 from stackcheck.imaging.wheels import host_settings
+from stackcheck.imaging.wheels.wheel_supply import Supply
+from stackcheck.matrix.stack import Stack
+from stackcheck.mirrors import Mirrors
 from stackcheck.recipe import rocm
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.imaging.plans import BuildPlan
-    from stackcheck.imaging.stages import Stage
-    from stackcheck.imaging.wheels.wheel_supply import Supply
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.mirrors import Mirrors
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 

@@ -4,20 +4,13 @@ In: a `Cell`, the vendor of its runtime, its packages, the rules. Out: its combi
 Triton, the collective library and FlashAttention's form are not chosen by hand: the rules name them. Pure.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
 
-from stackcheck.matrix.rules import Rule, RuleFinding, RuleJudgement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from stackcheck.matrix.expand import Cell
-    from stackcheck.matrix.matrix import Matrix, StackSettings, TestTarget
-    from stackcheck.matrix.rules import RuleSet
-    from stackcheck.vendors import Vendor
+from stackcheck.matrix.expand import Cell
+from stackcheck.matrix.matrix import Matrix, StackSettings, TestTarget
+from stackcheck.matrix.rules import Rule, RuleFinding, RuleJudgement, RuleSet
+from stackcheck.vendors import Vendor
 
 # Packages of the matrix whose versions the rules judge.
 JUDGED_PACKAGES = ("torchao", "transformers", "amdsmi")

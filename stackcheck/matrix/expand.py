@@ -4,23 +4,23 @@ In: a `Matrix`. Out: `Cell`s without the excluded ones; and the settings of a ce
 applied. Whether a cell may exist is judged later (resolve.py). Pure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import functools
 import itertools
 import re
-from collections.abc import Mapping  # pydantic reads annotations at run time
-from typing import TYPE_CHECKING, Any
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,  # pydantic reads annotations at run time
+    Sequence,
+)
+from typing import Any
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import yamlfile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from stackcheck.matrix.matrix import Block, Exclude, Matrix, Runtime, StackSettings
+from stackcheck.matrix.matrix import Block, Exclude, Matrix, Runtime, StackSettings
 
 # A matrix of more cells than this is a mistake, and would run for minutes.
 MAX_CELLS = 20_000

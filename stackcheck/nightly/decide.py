@@ -8,21 +8,15 @@ passed in the certificate, on the configuration that it names, by the same suite
 the machine or the suites, `policy.revoke` says who has to agree; what fails on anything new is reported.
 """
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from stackcheck.files.border import Closed
 from stackcheck.nightly.fingerprint import configuration_changes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.verdict import Verdict
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.verdict import Verdict
 
 # How this host relates to the image's certificates.
 Standing = Literal["same", "changed", "new driver", "new image"]

@@ -4,18 +4,13 @@ A bound allows the slowest chip of a model, and a derived bound much more. No ni
 against the run that was certified: it counts as a failure, and like one it is repeated once, at once.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from stackcheck.history import regressions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from stackcheck.nightly.state import Figure
-    from stackcheck.suite.results import RunResult
+from stackcheck.nightly.state import Figure
+from stackcheck.suite.results import RunResult
 
 Key = tuple[str, str, str, str]
 

@@ -15,18 +15,15 @@ import io
 import posixpath
 import tarfile
 import zlib
-from typing import IO, TYPE_CHECKING, Literal, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Literal, cast
 
 import zstandard
+from typing_extensions import Buffer
 
 from stackcheck.oci.documents import CHUNK_BYTES, RegistryError, json_object
 from stackcheck.oci.layout import OciLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from typing_extensions import Buffer
 
 Kind = Literal["file", "link", "folder", "device", "other"]
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"

@@ -4,19 +4,15 @@ In: a limit and a clock. Out: an adapter for `requests` whose connections measur
 read is not enough: a server that sends a byte a minute never exceeds one.
 """
 
-from __future__ import annotations
-
 import io
+import ssl
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
 
 GRACE_S = 60.0  # of waiting for an answer, before its rate counts
 SLOWEST_BYTES_PER_S = 16_384

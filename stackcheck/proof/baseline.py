@@ -6,13 +6,13 @@ distribution. The runs must differ by chance alone (`comparable`). One run alone
 bounds keep a wider margin (`ONE_RUN_MARGIN`). `thresholds.write` writes the proposals.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 import statistics
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.history import regressions
@@ -20,12 +20,7 @@ from stackcheck.proof import thresholds
 from stackcheck.proof.comparable import require_comparable, require_healthy
 from stackcheck.suite import guesses
 from stackcheck.suite.bounds import NOTHING_GATED, look_up
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.suite.results import Metric, RunResult
+from stackcheck.suite.results import Metric, RunResult
 
 LEAST_MARGIN = 0.05
 SPREADS = 3

@@ -4,17 +4,11 @@ A baseline is measured on one class of host, with one stack, one set of suites a
 which nothing failed: a failed check may also have been slow.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from stackcheck.suite.results import CheckResult, RunResult
+from stackcheck.suite.results import CheckResult, RunResult
 
 FEWEST_RUNS = 3  # of two runs nobody can say which one is the outlier
 RUN_AGAIN = "run the suites again: stackcheck test IMAGE --tier standard"

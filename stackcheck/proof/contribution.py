@@ -6,17 +6,20 @@ the forms of identities, as in every file that is meant for others. A repository
 whose text this checkout would have made, with a signature of a key that the repository trusts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, ValidationError
 
 from stackcheck.certificate import keyless, keys, statement
+from stackcheck.certificate.keyless import Identities
+from stackcheck.certificate.keyring import Pinned
+from stackcheck.certificate.signers import Signer
 from stackcheck.engine.first_host import private
 from stackcheck.errors import CertificateError, ChecksFailedError, ConfigurationError
 from stackcheck.files.border import Closed
@@ -25,15 +28,7 @@ from stackcheck.oci.documents import compact_json, sha256
 from stackcheck.proof import thresholds
 from stackcheck.suite import results
 from stackcheck.suite.judgement import judge_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.certificate.keyless import Identities
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.suite.results import RunResult
+from stackcheck.suite.results import RunResult
 
 TYPE = "urn:stackcheck:contribution:v1"
 END = ".contribution.json"

@@ -4,21 +4,16 @@ In: a stack. Out: where the archive of its ROCm release is, which packages come 
 that the templates take. Pure. Which wheel brings which library is data: images/rocm-libraries.yaml.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.engine.apt import AptSource
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import openpgp
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.mirrors import Mirrors
+from stackcheck.matrix.stack import Stack
+from stackcheck.mirrors import Mirrors
 
 # One archive a release, with Ubuntu's release names as suites: rocm.docs.amd.com/projects/install-on-linux,
 # install/install-methods/package-manager/package-manager-ubuntu.

@@ -4,18 +4,14 @@ A block is the text of one `<script type="application/json">`; a browser does no
 to. Numbers have five digits, names are written once, so that ten thousand runs stay a few megabytes.
 """
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from stackcheck.history.runs import Run
-    from stackcheck.report.content import Content, Detail
-    from stackcheck.report.speed import SpeedGroup, SpeedSeries
+from stackcheck.history.runs import Run
+from stackcheck.report.content import Content, Detail
+from stackcheck.report.speed import SpeedGroup, SpeedSeries
 
 DIGITS = 5
 WARNED, DAY_S = 3, 24 * 3600

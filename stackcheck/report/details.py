@@ -4,20 +4,15 @@ In: a `RunResult`. Out: plain rows and curves. The result was written in an imag
 what is evidence there is read as foreign data: a value of the wrong type is left out. Pure.
 """
 
-from __future__ import annotations
-
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from stackcheck.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.suite.results import CheckResult, Metric, RunResult
+from stackcheck.suite.results import CheckResult, Metric, RunResult
 
 REASON_LINES, REASON_LENGTH = 6, 240
 LOSSES = "train_loss_last"  # its repeats are the losses of every step of the tiny job

@@ -3,21 +3,15 @@
 Names come from results that may not be trusted, so whatever Markdown or HTML could read as markup is escaped.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from stackcheck.report import standing
+from stackcheck.report.content import Content
 from stackcheck.report.fleet_file import BAD
+from stackcheck.report.night import Trouble
 from stackcheck.report.page import many, moment, title_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from stackcheck.report.content import Content
-    from stackcheck.report.night import Trouble
-    from stackcheck.report.speed import SpeedGroup, SpeedSeries
+from stackcheck.report.speed import SpeedGroup, SpeedSeries
 
 SIGNS: dict[standing.State, str] = {
     "certified": "✔",

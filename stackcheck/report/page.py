@@ -4,8 +4,6 @@ Every text from outside passes Jinja's escaping or `blocks.text_of`. As a second
 content security policy: no network at all, and no script but the ones whose digests it names.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import functools
@@ -13,19 +11,16 @@ import hashlib
 import math
 import re
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stackcheck import __version__, policy
-from stackcheck.history.runs import named
+from stackcheck.history.runs import Run, named
 from stackcheck.report import blocks, fleet_file, speed, standing, wall
+from stackcheck.report.content import Content, Detail
 from stackcheck.suite.judgement import NO_IMAGE
-
-if TYPE_CHECKING:
-    from stackcheck.history.runs import Run
-    from stackcheck.report.content import Content, Detail
 
 STYLES = ("uPlot.min.css", "page.css")
 SCRIPTS = ("uPlot.iife.min.js", "shared.js", "answers.js", "plots.js", "speed.js", "curves.js", "runs.js")

@@ -4,20 +4,15 @@ Each series carries `simulated`, so that no alert fires for a run that nobody ra
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stackcheck.history.runs import Run
 from stackcheck.report import standing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from stackcheck.history.runs import Run
-    from stackcheck.report.content import Content
-    from stackcheck.report.speed import SpeedGroup
+from stackcheck.report.content import Content
+from stackcheck.report.speed import SpeedGroup
 
 HELP = {
     "stackcheck_report_time_seconds": "When these figures were written.",

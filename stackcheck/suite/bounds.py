@@ -5,29 +5,24 @@ bound applies to which metric is known to tests/acceptance/harness alone; stackc
 so it runs that module as a program.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.border import Open
+from stackcheck.suite.results import RunResult
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from stackcheck.suite.results import RunResult
-
-    Ask = Callable[[Path, Mapping[str, Any]], str]
+Ask = Callable[[Path, Mapping[str, Any]], str]
 
 TIMEOUT_S = 60
 # -P and no PYTHONPATH: a module of the current folder is not the suites', and their path may have a colon.

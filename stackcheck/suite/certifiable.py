@@ -6,23 +6,17 @@ those are is known to the suites alone (`harness.bounds.missing`, which the lint
 the early warning of a run and the verdict all ask here, so they cannot differ.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from stackcheck import vendors
+from stackcheck.matrix.matrix import TestTarget
+from stackcheck.policy import Tier
 from stackcheck.suite import bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.matrix import TestTarget
-    from stackcheck.policy import Tier
-    from stackcheck.suite.subject import Subject
-    from stackcheck.vendors import Host
+from stackcheck.suite.subject import Subject
+from stackcheck.vendors import Host
 
 MISSING = "bounds missing:"  # in the reason against a machine that only lacks bounds
 SHOWN_BOUNDS = 3  # of the missing ones; a model without any has sixty

@@ -3,20 +3,15 @@
 In: a result, the content of run.json, the times of the container. Out: nothing, or a `ChecksFailedError`.
 """
 
-from __future__ import annotations
-
+import datetime as dt
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from stackcheck.errors import ChecksFailedError
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from stackcheck.suite.results import RunResult
+from stackcheck.suite.results import RunResult
 
 NOT_GOOD = ("failed", "error", "invalid")  # pytest counts each of them as a failure
 SIGNALLED = 128  # a program that signal N ended has exit code 128 + N in a container

@@ -6,8 +6,6 @@ what differs from its record is refused with its path, unless matrix.yaml allows
 the image forged vouches for its files: the certificate says how many files each package manager vouched for.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -15,25 +13,21 @@ import posixpath
 import re
 import sys
 import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.digest import sha256_of
 from stackcheck.oci import filesystem
 from stackcheck.oci.documents import compact_json, json_object, sha256, stored_json
-from stackcheck.oci.filesystem import Hashing
+from stackcheck.oci.filesystem import Hashing, Node, Tree
 from stackcheck.oci.layout import OciLayout
 from stackcheck.suite import records
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.oci.filesystem import Node, Tree
-    from stackcheck.suite.records import Owner
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.records import Owner
+from stackcheck.suite.subject import Subject
 
 FILE = "contents.json"
 FORMAT = 1

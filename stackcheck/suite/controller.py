@@ -5,8 +5,6 @@ an agent in the container (tests/acceptance/harness/inside.py), so no byte of th
 are leased through one folder for each host, in which tests/acceptance/harness/leases.py holds its locks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import grp
 import os
@@ -14,17 +12,13 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.policy import Tier
 from stackcheck.suite import inputs, steering
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from stackcheck.policy import Tier
-    from stackcheck.vendors import Vendor
+from stackcheck.vendors import Vendor
 
 INSIDE = "inside"  # the folder in the result's that the container may write
 AGENT = ("/stackcheck/tests/acceptance/harness/agent.py", "/stackcheck/out/agent")

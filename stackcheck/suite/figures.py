@@ -6,16 +6,11 @@ nobody can shorten, and the controller measures it by its own clock; the drivers
 device worked at all. And no device is faster than its datasheet: that holds for bytes too.
 """
 
-from __future__ import annotations
+from collections.abc import Iterator, Mapping
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from stackcheck.suite.bounds import Bound, Key
-    from stackcheck.suite.results import CheckResult, Metric, RunResult
-    from stackcheck.vendors.seen import Seen
+from stackcheck.suite.bounds import Bound, Key
+from stackcheck.suite.results import CheckResult, Metric, RunResult
+from stackcheck.vendors.seen import Seen
 
 NO_BOUND = "metric {} has no bound on this device model; next: stackcheck baseline"
 

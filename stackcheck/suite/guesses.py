@@ -6,18 +6,13 @@ neither was held, so nothing is certified. A figure more than `FAR` beyond its b
 reason, but no baseline takes it: else three runs of a slow kernel would become the measure of that kernel.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from stackcheck.suite.bounds import Bounds
 from stackcheck.suite.figures import accepts, flaw, is_violated
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from stackcheck.suite.bounds import Bounds
-    from stackcheck.suite.results import CheckResult
+from stackcheck.suite.results import CheckResult
 
 GUESSED = "guessed bound:"  # begins the reason of a check whose figures are under derived bounds alone
 OVERDUE = "guessed limit:"  # begins the reason of a check that was ended by the clock

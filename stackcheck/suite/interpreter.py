@@ -7,24 +7,19 @@ says so. This does not stop an attacker who also forges the package database; do
 says what remains.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
+from stackcheck.engine.client import Engine
+from stackcheck.engine.image_files import ImageFiles
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files import dpkg_status
 from stackcheck.oci.documents import sha256
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.engine.image_files import ImageFiles
 
 NAME = "python3"
 # What an engine uses for an image that sets no PATH.

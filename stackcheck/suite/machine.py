@@ -6,17 +6,13 @@ the readings beside it have to show them; else it counts as failed. The image wr
 host can see the same part by itself (`seen`), the two have to agree. Pure.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from stackcheck.suite.results import CheckResult, MachineFinding
-    from stackcheck.vendors.seen import Seen
+from stackcheck.suite.results import CheckResult, MachineFinding
+from stackcheck.vendors.seen import Seen
 
 NO_EVIDENCE = "it names no state of the machine, so it counts as failed"
 # Our own processes are gone when the devices are read beside a figure; a driver keeps less than this.

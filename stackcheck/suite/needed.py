@@ -3,19 +3,15 @@
 Without these packages nearly every check would fail, each with a reason of its own, after minutes.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stackcheck.engine.client import Engine
 from stackcheck.engine.container import USER_ENV, RunSpec
 from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import container_user, interpreter, steering
-
-if TYPE_CHECKING:
-    from stackcheck.engine.client import Engine
-    from stackcheck.suite.interpreter import Interpreter
-    from stackcheck.suite.subject import Subject
+from stackcheck.suite.interpreter import Interpreter
+from stackcheck.suite.subject import Subject
 
 # A package, by the one name that pip and `import` both use -> why.
 NEEDED = {

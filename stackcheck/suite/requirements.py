@@ -4,28 +4,23 @@ Nothing of it comes from the image: the list of checks, the rows of devices.json
 the checkout, the devices from this host.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from stackcheck import vendors
+from stackcheck.matrix.known_issues import KnownIssue
+from stackcheck.matrix.matrix import TestTarget
+from stackcheck.matrix.stack import Stack
+from stackcheck.policy import Advisory, Tier, Waiver
 from stackcheck.suite import expected, skips
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.known_issues import KnownIssue
-    from stackcheck.matrix.matrix import TestTarget
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.policy import Advisory, Tier, Waiver
-    from stackcheck.suite.results import ReportedHost
-    from stackcheck.suite.subject import Subject
-    from stackcheck.vendors import Host, Vendor
-    from stackcheck.vendors.seen import Seen
+from stackcheck.suite.results import ReportedHost
+from stackcheck.suite.subject import Subject
+from stackcheck.vendors import Host, Vendor
+from stackcheck.vendors.seen import Seen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,6 @@ junit.xml). The suites run beside the container (`suite.controller`), which star
 write to `run/inside/` alone, and no file there is evidence of the suites.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import json
@@ -16,26 +14,22 @@ import re
 import shutil
 import uuid
 from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck import vendors
-from stackcheck.engine.client import Mount, RunSpec
+from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.engine.devices import with_devices
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
+from stackcheck.policy import Tier
 from stackcheck.suite import consistency, container_user, controller, inputs, interpreter, results, steering
+from stackcheck.suite.interpreter import Interpreter
+from stackcheck.suite.subject import Subject
 from stackcheck.vendors import seen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.policy import Tier
-    from stackcheck.suite.interpreter import Interpreter
-    from stackcheck.suite.subject import Subject
 
 # Longer than the slowest healthy run of a tier; the suites' own watchdogs fire much earlier.
 TIMEOUT_S: dict[Tier, float] = {"gate": 5 * 60, "smoke": 30 * 60, "standard": 90 * 60, "soak": 24 * 3600}

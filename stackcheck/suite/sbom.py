@@ -5,26 +5,20 @@ The SBOM has the Python distributions and Debian packages with versions, licence
 images give equal bytes: serial number and date come from the image. https://cyclonedx.org/docs/1.6/json/
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackcheck import __version__
-from stackcheck.engine.client import Mount, RunSpec
+from stackcheck.engine.client import Engine, Mount, RunSpec
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
+from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json, stored_json
 from stackcheck.suite import interpreter, steering
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from stackcheck.engine.client import Engine
-    from stackcheck.imaging.image import Image
-    from stackcheck.suite.interpreter import Interpreter
+from stackcheck.suite.interpreter import Interpreter
 
 TIMEOUT_S = 300
 INVENTORY = Path(__file__).with_name("inventory.py")

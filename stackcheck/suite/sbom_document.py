@@ -3,39 +3,31 @@
 Equal images give equal bytes: serial number and date come from the image.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import json
 import re
 import shlex
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.model.dependency import Dependency
-from cyclonedx.model.license import DisjunctiveLicense, LicenseAcknowledgement, LicenseExpression
+from cyclonedx.model.license import DisjunctiveLicense, License, LicenseAcknowledgement, LicenseExpression
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
-from packaging.metadata import parse_email
+from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import canonicalize_name
 
 from stackcheck import __version__
 from stackcheck.files import dpkg_status
+from stackcheck.imaging.image import Image
 from stackcheck.oci.image_layout import ImageLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from cyclonedx.model.license import License
-    from packaging.metadata import RawMetadata
-
-    from stackcheck.imaging.image import Image
 
 
 def describe(image: Image, records: Sequence[dict[str, Any]]) -> dict[str, Any]:

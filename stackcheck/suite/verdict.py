@@ -12,26 +12,20 @@ cannot certify the stack is unfit too (`certifiable`): what passed on 4 devices 
 one whose figure is beyond a bound that is only a guess, or whose time is (`guesses`).
 """
 
-from __future__ import annotations
-
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from stackcheck.errors import ChecksFailedError, MachineUnfitError, StackcheckError
-from stackcheck.policy import Tier, is_advisory, is_enough
+from stackcheck.matrix.known_issues import KnownIssue
+from stackcheck.policy import Tier, Waiver, is_advisory, is_enough
 from stackcheck.suite import certifiable, expected, figures, guesses, machine, skips
 from stackcheck.suite.bounds import DRIVER, NOTHING_GATED, Bounds
 from stackcheck.suite.certifiable import MISSING
 from stackcheck.suite.figures import NO_BOUND, accepts, flaw, lacks_bound
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.matrix.known_issues import KnownIssue
-    from stackcheck.policy import Waiver
-    from stackcheck.suite.requirements import Requirements
-    from stackcheck.suite.results import CheckResult, RunResult
+from stackcheck.suite.requirements import Requirements
+from stackcheck.suite.results import CheckResult, RunResult
 
 Status = Literal["PASSED", "FAILED", "UNFIT"]
 SPEED: Tier = "standard"  # the first tier that measures speed

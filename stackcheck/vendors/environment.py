@@ -4,16 +4,12 @@ In: nothing. Out: the nouns of `<vendor>_environment.py`, and which of them an i
 architectures sets. Pure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stackcheck.vendors import Vendor
+from stackcheck.vendors import Vendor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

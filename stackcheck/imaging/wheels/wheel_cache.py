@@ -12,8 +12,6 @@ the user: a stage that another user of a shared folder wrote or changed is not u
 share stages have the same secret.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -26,19 +24,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stackcheck.errors import FileError
 from stackcheck.files import users
 from stackcheck.files.digest import sha256_of
-from stackcheck.files.requirements import split_places
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from stackcheck.files.requirements import Locked
-    from stackcheck.imaging.platforms import InstallTarget
+from stackcheck.files.requirements import Locked, split_places
+from stackcheck.imaging.platforms import InstallTarget
 
 VARIABLE = "STACKCHECK_WHEEL_CACHE"
 OFF = "off"

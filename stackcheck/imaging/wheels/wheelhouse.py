@@ -5,24 +5,18 @@ of only those files, by hash where the lock has hashes: gigabytes of other wheel
 and the packages that are missing for a target.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import html.parser
 import os
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
 from stackcheck.files.digest import sha256_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from stackcheck.files.requirements import Locked
-    from stackcheck.imaging.platforms import InstallTarget
-    from stackcheck.imaging.wheels.host_settings import HostSettings
+from stackcheck.files.requirements import Locked
+from stackcheck.imaging.platforms import InstallTarget
+from stackcheck.imaging.wheels.host_settings import HostSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
