@@ -7,19 +7,17 @@ the agent's children, and answers every question with what the checks want to he
 
 import dataclasses
 import hashlib
-import io
 import os
 import subprocess
 import sysconfig
-import tarfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fake_files import dpkg
-from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
-from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
+from layered import FOLDER, Member, tar_of
+from small_images import linux, put_image
 from stackcheck.oci.layout import OciLayout
 
 HOME = "/usr"
@@ -166,23 +164,8 @@ def base() -> bytes:
 
 def make_layout(folder: Path, hostile: Hostile) -> None:
     """The image with its way in."""
-    layout, layers = OciLayout(folder), [base(), _tar(hostile.files)]
-    config = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Env": ["PATH=/usr/bin:/bin"], **hostile.settings},
-        "rootfs": {"type": "layers", "diff_ids": [sha256(body) for body in layers]},
-        "history": [{"created_by": "a test"}] * 2,
-    }
-    with layout.writing(quiet):
-        document = {
-            "schemaVersion": 2,
-            "mediaType": OCI_MANIFEST,
-            "config": put(layout, CONFIG_TYPE, compact_json(config)),
-            "layers": [put(layout, LAYER_TYPE, body) for body in layers],
-        }
-        manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
-        layout.write_manifest(manifest, "candidate")
+    config = linux(2, **{"Env": ["PATH=/usr/bin:/bin"], **hostile.settings})
+    put_image(OciLayout(folder), config, [base(), _tar(hostile.files)])
 
 
 def _linked(path: Path) -> list[str]:
@@ -191,21 +174,7 @@ def _linked(path: Path) -> list[str]:
 
 
 def _tar(files: Mapping[str, bytes | str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        folder = tarfile.TarInfo("tmp")
-        folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
-        tar.addfile(folder)
-        for name, body in sorted(files.items()):
-            entry = tarfile.TarInfo(name.lstrip("/"))
-            entry.mode = 0o755
-            if isinstance(body, str):
-                entry.type, entry.linkname = tarfile.SYMTYPE, body
-                tar.addfile(entry)
-            else:
-                entry.size = len(body)
-                tar.addfile(entry, io.BytesIO(body))
-    return buffer.getvalue()
+    return tar_of({"tmp": Member(kind=FOLDER, mode=0o1777), **dict(sorted(files.items()))})
 
 
 def conda_record(body: bytes) -> bytes:

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
-from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
+from small_images import put_image
+from stackcheck.oci.documents import sha256
 from stackcheck.oci.layout import OciLayout
 
 ELF = b"\x7fELF a library"
@@ -59,23 +59,10 @@ def make(
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """A layout with an image of these layers; the digest of its manifest."""
-    layout = OciLayout(folder)
     tars = [tar_of(layer) if isinstance(layer, dict) else layer for layer in layers]
-    config: dict[str, Any] = {
-        "config": {"Env": [f"{name}={value}" for name, value in (env or {}).items()], **settings},
-        "rootfs": {"type": "layers", "diff_ids": [sha256(tar) for tar in tars]},
-    }
-    bodies = [pack(tar, packed) for tar in tars]
-    with layout.writing(quiet):
-        document = {
-            "schemaVersion": 2,
-            "mediaType": OCI_MANIFEST,
-            "config": put(layout, CONFIG_TYPE, compact_json(config)),
-            "layers": [put(layout, LAYER_TYPE, body) for body in bodies],
-        }
-        manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
-        layout.write_manifest(manifest, "candidate")
-    return manifest.digest
+    config = {"config": {"Env": [f"{name}={value}" for name, value in (env or {}).items()], **settings}}
+    diff_ids = [sha256(tar) for tar in tars]
+    return put_image(OciLayout(folder), config, [pack(tar, packed) for tar in tars], diff_ids=diff_ids).digest
 
 
 def pack(body: bytes, program: str) -> bytes:

@@ -10,14 +10,13 @@ import tarfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rocm_archives import SUITES
-from small_images import CONFIG_TYPE, quiet, tar_of
+from small_images import linux, put_image, quiet, tar_of
 from stackcheck.imaging import bootstrap
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Stack
-from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
+from stackcheck.oci.documents import sha256
 from stackcheck.oci.stores import open_store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,29 +66,12 @@ def _without_python_and_perl(base: Path) -> bytes:
 
 def _push(name: str, layers: Sequence[bytes]) -> None:
     target, _, tag = name.rpartition(":")
-    config = compact_json(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [_diff_id(layer) for layer in layers]},
-            "history": [{"created_by": "a stand-in"}] * len(layers),
-        }
-    )
-    store = open_store(target)
-    with store.writing(quiet):
-        blobs = [_blob(store, CONFIG_TYPE, config), *(_blob(store, LAYER_TYPE, layer) for layer in layers)]
-        document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": blobs[0], "layers": blobs[1:]}
-        store.write_manifest(Manifest(media_type=OCI_MANIFEST, body=compact_json(document)), tag)
+    config = linux(len(layers), Env=["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"])
+    diff_ids = [_diff_id(layer) for layer in layers]
+    put_image(open_store(target), config, layers, diff_ids=diff_ids, layer_type=LAYER_TYPE, tag=tag)
 
 
 @functools.cache
 def _diff_id(layer: bytes) -> str:
     """The digest of a layer as a tar; every name has the same large one."""
     return sha256(gzip.decompress(layer))
-
-
-def _blob(store: Any, media_type: str, body: bytes) -> dict[str, Any]:
-    blob = Descriptor(media_type=media_type, digest=sha256(body), size=len(body))
-    store.write_blob(blob, lambda: (body,))
-    return blob.as_json()

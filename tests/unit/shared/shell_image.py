@@ -1,15 +1,13 @@
 """A real image of a few megabytes: a shell and programs of this host, with the libraries that they link."""
 
-import io
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from small_images import CONFIG_TYPE, LAYER_TYPE, put, quiet
-from stackcheck.oci.documents import OCI_MANIFEST, Manifest, compact_json, sha256
+from layered import tar_of
+from small_images import linux, put_image
 from stackcheck.oci.layout import OciLayout
 
 
@@ -27,13 +25,7 @@ def of_host(programs: Sequence[str]) -> dict[str, bytes]:
 
 def layer(programs: Sequence[str], files: Mapping[str, bytes]) -> bytes:
     """The tar of one layer: programs of this host, and files by their absolute path."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, body in sorted((of_host(programs) | dict(files)).items()):
-            entry = tarfile.TarInfo(name.lstrip("/"))
-            entry.size, entry.mode = len(body), 0o755
-            tar.addfile(entry, io.BytesIO(body))
-    return buffer.getvalue()
+    return tar_of(dict(sorted((of_host(programs) | dict(files)).items())))
 
 
 def make_layout(
@@ -44,21 +36,5 @@ def make_layout(
     settings: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a layout with one image of one layer, with `settings` in its config; the manifest's digest."""
-    layout, body = OciLayout(folder), layer(programs, files or {})
-    config = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Env": ["PATH=/usr/bin:/bin"], **(settings or {})},
-        "rootfs": {"type": "layers", "diff_ids": [sha256(body)]},
-        "history": [{"created_by": "a test"}],
-    }
-    with layout.writing(quiet):
-        document = {
-            "schemaVersion": 2,
-            "mediaType": OCI_MANIFEST,
-            "config": put(layout, CONFIG_TYPE, compact_json(config)),
-            "layers": [put(layout, LAYER_TYPE, body)],
-        }
-        manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
-        layout.write_manifest(manifest, "candidate")
-    return manifest.digest
+    config = linux(1, **{"Env": ["PATH=/usr/bin:/bin"], **(settings or {})})
+    return put_image(OciLayout(folder), config, [layer(programs, files or {})]).digest

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stackcheck.certificate import predicates, publish
 from stackcheck.certificate.statement import Envelope
 from stackcheck.oci.documents import OCI_MANIFEST, Descriptor, Manifest, compact_json, sha256
 from stackcheck.oci.layout import OciLayout
+from stackcheck.oci.store import Store
 from stackcheck.policy import Waiver
 from stackcheck.suite import results, verdict
 from stackcheck.suite.bounds import Bound, BoundClass, Bounds
@@ -41,33 +43,46 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def put(layout: OciLayout, media_type: str, body: bytes) -> dict[str, Any]:
+def put(store: Store, media_type: str, body: bytes) -> dict[str, Any]:
     blob = Descriptor(media_type=media_type, digest=sha256(body), size=len(body))
-    layout.write_blob(blob, lambda: (body,))
+    store.write_blob(blob, lambda: (body,))
     return blob.as_json()
+
+
+def put_image(
+    store: Store,
+    config: Mapping[str, Any],
+    layers: Sequence[bytes],
+    *,
+    diff_ids: Sequence[str] = (),
+    layer_type: str = LAYER_TYPE,
+    tag: str = "candidate",
+) -> Manifest:
+    """An image of these layers under a tag: its manifest; `diff_ids` are those of layers that are packed."""
+    rootfs = {"type": "layers", "diff_ids": [*diff_ids] or [sha256(layer) for layer in layers]}
+    with store.writing(quiet):
+        document = {
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "config": put(store, CONFIG_TYPE, compact_json({**config, "rootfs": rootfs})),
+            "layers": [put(store, layer_type, layer) for layer in layers],
+        }
+        manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
+        store.write_manifest(manifest, tag)
+    return manifest
+
+
+def linux(layers: int, **settings: Any) -> dict[str, Any]:
+    """The config of an image for this platform, with so many layers."""
+    history = [{"created_by": "a test"}] * layers
+    return {"architecture": "amd64", "os": "linux", "config": settings, "history": history}
 
 
 def make_image(folder: Path, content: bytes = b"first", stack_id: str | None = STACK_ID) -> SmallImage:
     """An image with two layers, tars with one file each; different content gives a different digest."""
-    layout = OciLayout(folder)
     layers = [tar_of("etc/content", content), tar_of("etc/same", b"same in every image")]
-    config = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Env": ["PYTORCH_VERSION=2.13.0"]},
-        "rootfs": {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]},
-        "history": [{"created_by": "a test"}] * len(layers),
-    }
-    with layout.writing(quiet):
-        document = {
-            "schemaVersion": 2,
-            "mediaType": OCI_MANIFEST,
-            "config": put(layout, CONFIG_TYPE, compact_json(config)),
-            "layers": [put(layout, LAYER_TYPE, layer) for layer in layers],
-        }
-        manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json(document))
-        layout.write_manifest(manifest, "candidate")
-    return SmallImage(folder, manifest.digest, document["config"]["digest"], stack_id)
+    manifest = put_image(OciLayout(folder), linux(2, Env=["PYTORCH_VERSION=2.13.0"]), layers)
+    return SmallImage(folder, manifest.digest, manifest.document["config"]["digest"], stack_id)
 
 
 def tar_of(name: str, content: bytes) -> bytes:
