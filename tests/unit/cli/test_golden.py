@@ -1,9 +1,10 @@
 """What each verb prints: its help, one success and its most likely errors, held to the files in golden/.
 
-A golden file is a script. Each `$ stackcheck …` runs in the checkout that the commands before it left. Each
-`# …` above it is a method of `World`, which changes this world first. A new case is its lines there; then
-`STACKCHECK_WRITE_GOLDEN=1 pytest tests/unit/cli/test_golden.py` writes what it prints: review the diff. The
-flow is real; only the engine and the host are fake. What changes from run to run is <a placeholder>.
+Those in stories/ are of several verbs, one after another. Each file is a script: its `$ stackcheck …` run in
+the checkout that the commands before them left, and each `# …` above one is a method of `World`, which
+changes this world first. A new case is its lines there; then `STACKCHECK_WRITE_GOLDEN=1 pytest
+tests/unit/cli/test_golden.py` writes what it prints: review the diff. The flow is real; only the engine and
+the host are fake. What changes from run to run is <a placeholder>.
 
 Some verbs cannot have five likely errors. doctor: what it finds is a table, no error. first-host: its steps
 are commands of their own. list, compat: they read files and compare. outdated: an index that does not answer
@@ -26,17 +27,19 @@ from types import SimpleNamespace
 
 import pytest
 
+import kept_runs
 import small_fleet
 import speed_results
 from small_checkout import CPU_STACK, Done, FakeEngine, answer, call
 from small_images import new_key
-from stackcheck import cli
+from stackcheck import __version__, cli
 from stackcheck.certificate import keys
 from stackcheck.cli import build
 from stackcheck.engine import doctor, first_host
 from stackcheck.engine.doctor import HostFinding
 from stackcheck.files.atomic import write_atomically
 from stackcheck.fleet.slurm import Slurm
+from stackcheck.history.history import open_history
 from stackcheck.imaging import base_sources, bootstrap, host_base
 from stackcheck.imaging.dpkg import Database
 from stackcheck.imaging.wheels import installed
@@ -46,7 +49,8 @@ from stackcheck.proof import prove
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN, STORIES = Path(__file__).parent / "golden", Path(__file__).parent / "stories"
+SCRIPTS = sorted([*GOLDEN.iterdir(), *STORIES.iterdir()])
 WRITE = "STACKCHECK_WRITE_GOLDEN"
 RESULT = f"build/{CPU_STACK}/run/result.json"
 GEMM = "test_kernels.py::test_gemm"
@@ -54,13 +58,38 @@ CHECK = "test_devices.py::test_device_count"
 Capsys = pytest.CaptureFixture[str]
 REAL_SLURM = Slurm  # worlds replace it
 REAL_CONNECTED = build.connected  # the fixture `engine` replaces it
-PLANTED_RULE = """
+PLANTED_RULES = """
   - id: R5-planted
     when: {arch: gfx950}
     require: {rocm: '<7.0'}
     because: planted
     source: CM
+  - id: R1-planted
+    when: {wheels: upstream, vendor: amd, torch: 2.13.0}
+    require: {rocm: "6.4"}
+    because: planted
+    source: TI
 """
+WAIVER = f"""
+  waivers:
+    - check: {GEMM}
+      stacks: [{CPU_STACK}]
+      reason: a fault that is known and tracked
+      issue: pytorch/pytorch#196678
+      by: the owner of this checkout
+      until: 2999-12-31
+"""
+COMPILED = b"\x7fELF a Python of no package"
+DIGEST = hashlib.sha256(COMPILED).hexdigest()
+# Digests in the words of a command, which the files do not show.
+SPELLED = {"<hex>": "0" * 64, "<python>": DIGEST, "<PYTHON>": DIGEST.upper(), "<half>": DIGEST[:-1]}
+SPELLED["<run>"] = "f" * 32  # the id of another run
+
+
+def spelled_out(word: str) -> str:
+    for name, digest in SPELLED.items():
+        word = word.replace(name, digest)
+    return word
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +107,7 @@ class World:
     def _spelled_out(self, argument: str) -> str:
         if argument == "oci:dist@<digest>":  # of the image there
             return f"oci:dist@{OciLayout(self.root / 'dist').read_manifest(CPU_STACK).digest}"
-        return "0" * 64 if argument == "<hex>" else argument
+        return spelled_out(argument)
 
     def edit(self, old: str, new: str, name: str = "matrix.yaml") -> None:
         path = self.root / name
@@ -93,7 +122,8 @@ class World:
         (self.root / name).write_text(text)
 
     def removed(self, name: str) -> None:
-        shutil.rmtree(self.root / name)
+        path = self.root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def file_in_place_of(self, name: str) -> None:
         path = self.root / name
@@ -208,8 +238,55 @@ class World:
     def broken_matrix(self) -> None:
         self.edit("publish: oci:dist", "publish: [oci:dist]")
 
-    def planted_rule(self) -> None:
-        self.edit("rules:\n", f"rules:{PLANTED_RULE}", "images/compat.yaml")
+    def planted_rules(self) -> None:
+        self.edit("rules:\n", f"rules:{PLANTED_RULES}", "images/compat.yaml")
+
+    def waived(self) -> None:
+        self.edit("\npolicy:\n", f"\npolicy:{WAIVER}")
+
+    def planted_variable(self) -> None:
+        self.edit("  - runtime: cpu\n", "  - runtime: cpu\n    env: {PLANTED: yes}\n")
+
+    def image_of(self, what: str, *words: str) -> None:
+        """Every image has this processor, or Python that does not start or does not find its packages."""
+        setattr(self.engine, what, words[0] if what != "not_found" else list(words))
+
+    def python_of_no_package(self, more: str = "") -> None:
+        self.engine.image = {"/usr/local/bin/python3": COMPILED + more.encode()}
+
+    def package(self, name: str, head: str) -> None:
+        """The record of a package in every image: another one's in its place, or one more."""
+        for record in self.engine.inventory:
+            if f"Name: {name}\n" in record.get("head", ""):
+                record["head"] = head.replace(", ", "\n")
+                return
+        added = {"kind": "python", "place": f"/x/{name}.dist-info", "head": head.replace(", ", "\n")}
+        self.engine.inventory.insert(0, added)
+
+    def folder(self, name: str) -> None:
+        (self.root / name).mkdir()
+
+    def nights(self, name: str = "") -> None:
+        """A history of ten nights; the fourth one failed, and one record may be damaged."""
+        if name == "damaged":
+            min((self.root / "build" / "history" / "records").rglob("*.gz")).write_bytes(b"rust")
+            return
+        history = open_history(self.root)
+        for number in range(10):
+            verdict = kept_runs.failed(kept_runs.GEMM) if number == 3 else kept_runs.PASSED
+            history.append(kept_runs.body(number), verdict, None, source="test")
+
+    def copied(self, old: str, new: str) -> None:
+        (self.root / new).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.root / old, self.root / new)
+
+    def changed(self, name: str, change: str) -> None:
+        """Members of a JSON file, or of the first check of a result, as they are in `change`."""
+        document = json.loads((self.root / name).read_text())
+        told = json.loads(change)
+        if "checks" in told:
+            document["checks"][0] |= told.pop("checks")
+        (self.root / name).write_text(json.dumps(document | told))
 
     def no_engine(self) -> None:
         self.setenv("DOCKER_HOST", f"unix://{self.root}/none.sock")
@@ -262,7 +339,7 @@ class World:
             "reason": "it passed",
         }
         line = {
-            "checks": [CHECK],
+            "checks": [CHECK, *["test_x.py::test_new"] * (state == "missed")],
             "faults": [fault | {"expected": "failed", "state": state}],
             "healthy": [fault | {"name": "nothing", "state": "passed"}],
             "failed": [],
@@ -287,11 +364,17 @@ PLACEHOLDERS = (
     (re.compile(r"^\[ *\d+\.\d s\]", re.MULTILINE), "[<seconds> s]"),
     (re.compile(r"\b\d+\.\d s$", re.MULTILINE), "<seconds> s"),
     (re.compile(r"(?<= GB  )\d+\.\d$", re.MULTILINE), "<seconds>"),  # of a build, on a busy machine
+    (re.compile(r'"(kernel|node)": "[^"]+"'), r'"\1": "<\1>"'),
+    (re.compile(r'"seconds": \d+\.\d+'), '"seconds": <seconds>'),
     (re.compile(r"\b\d+:\d\d:\d\d old\b"), "<age> old"),
     (re.compile(r"(-----BEGIN PUBLIC KEY-----\n)[^-]+(-----END)"), r"\1<key>\n\2"),
     (re.compile(r"(?m)^((?:sha256|signed_by) +)[A-Za-z0-9+/]{43}=$"), r"\1<hint>"),
     (re.compile(r"(stackcheck/\S+):[0-9a-f]{12}\b"), r"\1:<key>"),
     (re.compile(r"^\d+ rules", re.MULTILINE), "<n> rules"),
+    (re.compile(rf'"version": "{re.escape(__version__)}"'), '"version": "<version>"'),
+    (re.compile(r'"rules": \d+'), '"rules": <n>'),
+    (re.compile(r"(Dockerfile, line )\d+"), r"\1<n>"),
+    (re.compile(r"urn:uuid:[0-9a-f-]{36}"), "urn:uuid:<id>"),
     (re.compile(r"kernel \S+ \(node [0-9a-f]{12}\)"), "kernel <kernel> (node <node>)"),
     (re.compile(r"is \d+:\d\d:\d\d old"), "is <age> old"),
     (re.compile(r"\b[0-9a-f]{32,64}\b"), "<hex>"),
@@ -328,27 +411,46 @@ def test_every_verb_has_a_golden_file_and_no_file_is_without_a_verb() -> None:
     assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(f"{verb}.txt" for verb in cli.VERBS)
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
-def test_a_verb_prints_what_its_golden_file_says(
-    verb: str, small_checkout: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+def tree(folder: Path) -> dict[Path, bytes | None]:
+    """Every file below a folder, but for the index of the history: SQLite writes it also when it reads."""
+    paths = (path for path in folder.rglob("*") if not path.name.startswith("index.sqlite"))
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def step(world: World, changes: list[str], command: str) -> Done:
+    """One command of a script, after the changes above it; what is a dry run or refused did nothing."""
+    for change in changes:
+        name, *words = shlex.split(change)
+        getattr(world, name)(*map(spelled_out, words))
+    dry = "--dry-run" in command
+    before = tree(world.root.parent) if dry else {}
+    at_work = len(world.engine.builds), len(world.engine.runs)
+    done = world.run(*shlex.split(command))
+    assert not dry or tree(world.root.parent) == before, command
+    if dry or done.code in {2, 3}:
+        assert (len(world.engine.builds), len(world.engine.runs)) == at_work, command
+    return done
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_prints_what_its_file_says(
+    path: Path, small_checkout: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("STACKCHECK_SUITE_PYTHON", sys.executable)
     monkeypatch.setattr("stackcheck.cli.make._program", lambda: "stackcheck")
+    monkeypatch.setattr("stackcheck.imaging.platforms.native", lambda: "linux/amd64")
     world = World(root=small_checkout, engine=fake_engine, patch=monkeypatch, capsys=capsys)
-    path = GOLDEN / f"{verb}.txt"
     script = path.read_text(encoding="utf-8")
     runs, codes = [], []
     for changes, command in cases(script):
-        for change in changes:
-            name, *words = shlex.split(change)
-            getattr(world, name)(*words)
-        done = world.run(*shlex.split(command))
+        done = step(world, changes, command)
         codes.append(done.code)
         runs.append(shown(changes, command, done, small_checkout))
-    assert script.startswith(f"$ stackcheck {verb} --help\n")
-    assert 0 in codes[1:], "one success"
-    assert len([code for code in codes if code]) >= 3, "its likely errors"
+    if path.parent == GOLDEN:
+        assert script.startswith(f"$ stackcheck {path.stem} --help\n")
+        assert 0 in codes[1:], "one success"
+        assert len([code for code in codes if code]) >= 3, "its likely errors"
     assert 1 not in codes, "a defect"
     text = "\n".join(runs)
     if os.environ.get(WRITE):
@@ -357,7 +459,7 @@ def test_a_verb_prints_what_its_golden_file_says(
 
 
 def test_no_golden_file_shows_what_differs_from_run_to_run() -> None:
-    for path in GOLDEN.iterdir():
+    for path in SCRIPTS:
         text = path.read_text(encoding="utf-8")
         assert "/tmp/" not in text, path
         assert not re.search(r"[0-9a-f]{32}", text), path

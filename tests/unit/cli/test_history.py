@@ -2,9 +2,7 @@
 
 import csv
 import datetime as dt
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,42 +27,6 @@ def kept(small_checkout: Path) -> Path:
     for number in range(10):
         history.append(body(number), failed(GEMM) if number == 3 else PASSED, None, source="test")
     return small_checkout
-
-
-def listed(capsys: Capsys, *options: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(call(capsys, "history", *options, "--json").out)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        ((), 10),
-        (("--limit", "3"), 3),
-        (("--status", "FAILED"), 1),
-        (("--check", "*gemm*"), 1),
-        (("--stack", "cuda13*", "--device", "h200", "--driver", "580*"), 10),
-        (("--stack", "rocm*"), 0),
-        (("--since", "2026-01-09"), 2),
-        (("--since", "2026-01-09T12:00:00+00:00"), 1),
-        (("--since", "1h"), 0),
-        (("--since", "yesterday"), 0),
-        (("--since", "today"), 0),
-        (("--metric", "gemm*"), 20),
-        (("--metric", "gemm_tflops[m=8192]", "--status", "FAILED"), 1),
-    ],
-)
-@pytest.mark.usefixtures("kept")
-def test_options_choose_runs_and_metrics(capsys: Capsys, options: tuple[str, ...], count: int) -> None:
-    assert len(listed(capsys, *options)) == count
-
-
-@pytest.mark.usefixtures("kept")
-def test_one_metric_has_a_sparkline_and_its_values(capsys: Capsys) -> None:
-    out = call(capsys, "history", "--metric", "gemm_tflops[m=8192]").out
-    assert "▁▂▃▃▄▅▆▆▇█" in out
-    assert "799 (+0.6%)" in out
-    assert len([line for line in out.splitlines() if line.startswith("2026-01-")]) == 10
 
 
 def test_yesterday_begins_at_midnight_utc() -> None:
@@ -130,13 +92,3 @@ def test_an_export_that_fails_leaves_no_half_file(capsys: Capsys, tmp_path: Path
     (tmp_path / "t.csv").mkdir()
     assert call(capsys, "history", "export", "--to", tmp_path / "t.csv").code == 10
     assert [path.name for path in tmp_path.glob("*t.csv*")] == ["t.csv"]
-
-
-def test_a_rebuild_names_what_is_damaged(kept: Path, capsys: Capsys) -> None:
-    path = min((kept / "build" / "history" / "records").rglob("*.gz"))
-    path.write_bytes(b"rust")
-    done = call(capsys, "history", "rebuild")
-    assert done.code == 10
-    assert "damaged  1" in done.out
-    assert path.name.removesuffix(".json.gz") in done.err
-    assert len(listed(capsys)) == 9

@@ -6,18 +6,15 @@
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from small_checkout import AMD_STACK, Done, FakeEngine, call
+from small_checkout import AMD_STACK, FakeEngine, call
 from stackcheck.cli import build
 from stackcheck.cli import matrix as cli_matrix
-from stackcheck.matrix import resolve
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "outlooks"
@@ -73,15 +70,6 @@ def test_the_three_verbs_agree(capsys: Capsys):
     }
 
 
-def test_list_has_the_issues_only_where_they_are_asked_for(capsys: Capsys):
-    stack = next(one for one in resolve.load_stacks(ROOT) if one.id.startswith("cuda13.0-torch2.13.0-py3.11"))
-    plain = call(capsys, "list", stack.id, "--root", ROOT).out
-    asked = call(capsys, "list", stack.id, "--issues", "--root", ROOT).out
-    assert "K-cudnn-sdpa-nan-dq" not in plain
-    assert "K-cudnn-sdpa-nan-dq" in asked
-    assert "1 stacks" not in asked
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -114,30 +102,6 @@ def test_what_cannot_be_certified_is_built_only_anyway(
 
 # The verbs that only read the matrix and its rules.
 
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a verb in this process, on the checkout `root`."""
-    return lambda *arguments, root=ROOT: call(capsys, *arguments, "--root", root)
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "images", tmp_path / "images")
-    shutil.copy(ROOT / "matrix.yaml", tmp_path)
-    return tmp_path
-
-
-def test_explain_json_is_the_contract_and_exits_11_for_a_refusal(run: Run):
-    done = run("explain", "rocm=7.2", "torch=2.6.0", "--json")
-    answer = json.loads(done.out)
-    assert done.code == 11
-    assert answer["allowed"] is False
-    assert {"id", "holds", "because", "source"} <= answer["rules"][0].keys()
-    assert answer["nearest"]
-
 
 def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_stacks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -161,28 +125,3 @@ def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_st
     assert found["torch"]["pinned"] == "2.8.0+cu128"
     assert "numpy" not in found
     assert found["psutil"]["newest"] is None
-
-
-def test_compat_check_names_planted_contradictions_in_pairs_and_exits_2(run: Run, checkout: Path):
-    path = checkout / "images" / "compat.yaml"
-    path.write_text(
-        path.read_text()
-        + """
-  - id: R5-planted
-    when: {arch: gfx950}
-    require: {rocm: "<7.0"}
-    because: planted
-    source: CM
-  - id: R1-planted
-    when: {wheels: upstream, vendor: amd, torch: 2.13.0}
-    require: {rocm: "6.4"}
-    because: planted
-    source: TI
-"""
-    )
-    done = run("compat", "check", root=checkout)
-    assert done.code == 2
-    assert "R5-gfx950-rocm and R5-planted require different values of rocm" in done.err
-    assert "R1-planted and R1-upstream-rocm[2.13.0] require" in done.err
-    told = json.loads(run("compat", "check", "--json", root=checkout).out)
-    assert ["R5-gfx950-rocm", "R5-planted", "rocm"] in told["contradictions"]

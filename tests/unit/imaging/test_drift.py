@@ -16,16 +16,6 @@ from stackcheck.matrix import resolve
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 Capsys = pytest.CaptureFixture[str]
-VERBS = (
-    ("build", CPU_STACK),
-    ("build", CPU_STACK, "--dry-run"),
-    ("images", CPU_STACK),
-    ("images", CPU_STACK, "--dry-run"),
-    ("test", CPU_STACK),
-    ("test", CPU_STACK, "--dry-run"),
-    ("certify", CPU_STACK),
-    ("certify", CPU_STACK, "--dry-run"),
-)
 
 
 def add_variable(checkout: Path) -> None:
@@ -33,25 +23,6 @@ def add_variable(checkout: Path) -> None:
     path.write_text(
         path.read_text().replace("  - runtime: cpu\n", "  - runtime: cpu\n    env: {PLANTED: yes}\n", 1)
     )
-
-
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_changed_matrix_is_refused_by_every_verb_that_builds_until_it_is_rendered(
-    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys, verb: tuple[str, ...]
-) -> None:
-    add_variable(small_checkout)
-    assert call(capsys, "render", "--check").code == 2
-    done = call(capsys, *verb)
-    said = done.out + done.err
-    assert done.code == 2
-    assert "Dockerfile does not follow from matrix.yaml and its template" in said
-    assert f"where: images/{CPU_STACK}/Dockerfile, line " in said
-    assert '    PYTORCH_VERSION="2.13.0"\n' in said
-    assert '    PYTORCH_VERSION="2.13.0" \\\n' in said
-    assert f"next: stackcheck render {CPU_STACK}" in said
-    assert (fake_engine.builds, fake_engine.runs) == ([], [])
-    assert call(capsys, "render", CPU_STACK).code == 0
-    assert call(capsys, *verb).code == 0
 
 
 @pytest.mark.parametrize(
@@ -78,28 +49,6 @@ def test_an_edited_file_is_refused_with_its_first_line_that_differs_and_render_r
     assert caught.value.got != caught.value.expected
     assert call(capsys, "render", CPU_STACK).code == 0
     assert plans.checked_files(stack, small_checkout)[name] == before
-
-
-def test_a_changed_template_is_refused(fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys) -> None:
-    path = small_checkout / "images" / "parts" / "final.j2"
-    path.write_text(path.read_text().replace("USER 1000:1000", "USER 0:0"))
-    done = call(capsys, "build", CPU_STACK)
-    assert done.code == 2
-    assert "got: USER 1000:1000" in done.err
-    assert "expected: USER 0:0" in done.err
-    assert fake_engine.builds == []
-
-
-@pytest.mark.parametrize(("text", "said"), [("{% if %}", "cannot be rendered"), (None, "cannot be read")])
-def test_a_damaged_template_is_named(
-    small_checkout: Path, capsys: Capsys, text: str | None, said: str
-) -> None:
-    path = small_checkout / "images" / "cpu.Dockerfile.j2"
-    path.unlink() if text is None else path.write_text(text)
-    done = call(capsys, "build", CPU_STACK, "--dry-run")
-    assert done.code == 2
-    assert f"a template {said}" in done.out
-    assert "cpu.Dockerfile.j2" in done.out
 
 
 def test_the_builder_gets_the_bytes_that_were_checked_and_hashed(

@@ -13,7 +13,6 @@ from stackcheck.imaging.wheels import wheel_cache
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 Capsys = pytest.CaptureFixture[str]
-UNLOCKED = "rocm7.14.1-*"
 
 
 @pytest.fixture
@@ -64,20 +63,6 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
     ]
 
 
-@pytest.mark.usefixtures("fake_engine")
-@pytest.mark.parametrize(
-    ("verb", "refusal"), [("build", ": refuse (a stack is not locked"), ("images", ": not built, because")]
-)
-def test_a_dry_run_says_what_would_be_refused_and_ends_like_it(
-    capsys: Capsys, verb: str, refusal: str
-) -> None:
-    done = call(capsys, verb, UNLOCKED, CPU_STACK, "--dry-run")
-    assert done.code == 5
-    assert refusal in done.out
-    assert f"{CPU_STACK}: build" in done.out
-    assert "stackcheck lock" in done.out
-
-
 @pytest.mark.usefixtures("made_base")
 def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
     fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
@@ -102,17 +87,6 @@ def test_images_takes_the_same_options_to_the_build(
     assert (row["state"], fake_engine.builds) == ("not built", [])
     assert call(capsys, "images", CPU_STACK, "--no-cache").code == 0
     assert all(target["no-cache"] for target in fake_engine.builds[0]["target"].values())
-
-
-def test_another_platform_than_the_hosts_is_never_the_hosts(
-    fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stackcheck.imaging.platforms.native", lambda: "linux/amd64")
-    done = call(capsys, "build", CPU_STACK, "--platform", "linux/arm64")
-    assert done.code == 5
-    assert "linux/arm64" in done.err
-    assert fake_engine.builds == []
-    assert call(capsys, "build", CPU_STACK, "--platform", "linux/s390x").code == 2
 
 
 def test_one_line_and_the_json_say_what_was_built_and_what_was_saved(

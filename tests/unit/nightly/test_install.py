@@ -49,46 +49,6 @@ def test_each_kind_writes_its_files_and_a_dry_run_writes_none(
     }
 
 
-def test_options_are_passed_on_to_the_nights_and_no_key_is_named_on_github(
-    tmp_path: Path, capsys: Capsys
-) -> None:
-    options = ("--from", "registry.example.org/team/stacks", "--gpu-vendor", "amd", "--key", "my.key")
-    for kind, named in (("--cron", True), ("--github", False)):
-        done = call(
-            capsys, "nightly", "install", kind, "--label", "a", *options, "--into", tmp_path, "--dry-run"
-        )
-        assert "--from registry.example.org/team/stacks" in done.out
-        assert "--gpu-vendor amd" in done.out
-        assert ("/my.key" in done.out) == named
-
-
-@pytest.mark.parametrize(
-    ("arguments", "where"),
-    [
-        (("--systemd", "--root", "a folder"), "--root"),
-        (("--systemd", "--user", "me; id"), "--user"),
-        (("--systemd", "--root", "50%"), "--root"),  # systemd takes % for a specifier, cron for a line break
-        (("--github", "--label", "a]"), "--label"),
-        (("--kubernetes", "--image", IMAGE, "--node", "-x"), "--node"),
-        (("--kubernetes", "--node", "x"), "--image"),
-        (("--kubernetes", "--image", "debian:12-slim", "--node", "x"), "--image"),
-    ],
-)
-def test_what_the_files_cannot_hold_is_refused(
-    arguments: tuple[str, ...],
-    where: str,
-    tmp_path: Path,
-    capsys: Capsys,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for folder in ("a folder", "50%"):
-        Path(folder).mkdir()
-    done = call(capsys, "nightly", "install", *arguments, "--dry-run")
-    assert done.code == 2
-    assert f"where: {where}" in done.err
-
-
 def test_every_node_has_a_job_of_its_own_and_a_minute_that_stays() -> None:
     assert install.minute("gpu-1") == install.minute("gpu-1")
     assert len({install.minute(f"gpu-{number}") for number in range(200)}) > 40

@@ -143,18 +143,6 @@ def test_figure_above_what_the_hardware_can_do_is_refused_by_the_lint() -> None:
     assert "of its ceiling" in refused.value.got
 
 
-def test_two_runs_are_too_few_and_the_error_says_how_many_it_takes() -> None:
-    with pytest.raises(ConfigurationError, match="too few runs") as refused:
-        propose(documents()[:2])
-    assert (refused.value.got, refused.value.expected[:10]) == ("2 runs", "at least 3")
-
-
-def test_one_run_given_twice_is_refused() -> None:
-    first, second, _ = documents()
-    with pytest.raises(ConfigurationError, match="given twice"):
-        propose([first, second, second])
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -186,40 +186,6 @@ def test_each_way_of_planting_is_told(planted: Path) -> None:
     assert any("4 passed" in line for line in lines)
 
 
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch):
-    """The verb over two recorded runs, the one over AMD's library first."""
-
-    def call(amd: prove.FaultRun, torch: prove.FaultRun, words: tuple[str, ...] = ()):
-        monkeypatch.setattr(prove, "beside", lambda *_, **__: contextlib.nullcontext(lambda: amd))
-        monkeypatch.setattr(prove, "here", lambda *_, **__: torch)
-        return CliRunner().invoke(app, ["--here", "--root", str(ROOT), *words])
-
-    return call
-
-
-def test_prove_exits_zero_when_every_check_is_shown_to_fail(shown) -> None:
-    answer = shown(fault_run(checks=None), fault_run())
-    assert answer.exit_code == 0, answer.output
-    assert "2 faults planted, 2 caught; 2 healthy runs, 0 false alarms; 1 of 1 check" in answer.stdout
-
-
-def test_prove_exits_six_and_names_what_was_missed(shown) -> None:
-    missed = fault(state="missed", reason="was not caught: ['passed']")
-    answer = shown(fault_run(checks=None), fault_run(checks=[CHECK, "test_x.py::test_new"], faults=[missed]))
-    assert answer.exit_code == 6, answer.output
-    assert "missed: a GPU is missing (t)\n    was not caught: ['passed']" in answer.stdout
-    assert "no fault is planted for test_x.py::test_new" in answer.stdout
-
-
-def test_json_of_prove_has_the_promised_keys(shown) -> None:
-    answer = shown(fault_run(checks=None), fault_run(faults=[fault(state="missed")]), words=("--json",))
-    document = json.loads(answer.stdout)
-    promised = {"planted": 2, "caught": 1, "healthy_runs": 2, "false_alarms": 0}
-    assert {key: document[key] for key in promised} == promised
-    assert [entry["state"] for entry in document["faults"]] == ["missed", "caught"]
-
-
 def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pythons, quick = [], []
 
