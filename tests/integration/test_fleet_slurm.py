@@ -98,10 +98,6 @@ def containers() -> list[str]:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
 
 
-def queue(cluster: Cluster) -> str:
-    return cluster.client("squeue", "--noheader", "--states=PENDING,RUNNING")
-
-
 def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster, checkout: Path) -> None:
     # Held until the node is paused: Slurm gives a job no node that it has missed for a while.
     run = Fleet(checkout, 4, "--drain", "--sbatch=--hold")
@@ -144,7 +140,7 @@ def test_an_array_tests_each_node_once_as_soon_as_it_is_free(cluster: Cluster, c
         run = Fleet(checkout, 3, "--array", "--exclude", "node4")
         assert run.until("2 of 3 nodes have ended"), run.text
         cluster.wait_for("idle", "node1", "node2")
-        assert "PD" in queue(cluster), "no tested node is taken again"
+        assert "PD" in cluster.jobs(), "no tested node is taken again"
     finally:
         cluster.client("scontrol", "update", "nodename=node3", "state=resume")
     code, _, nodes = run.result()
@@ -192,9 +188,9 @@ def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
     # That of the node that lost its power is there until the next run on its machine, of whatever image.
     leftovers.sweep(engine._client)
     assert containers() == []
-    assert queue(cluster) == ""
-    cluster.start_node("node3")
+    cluster.start_node("node3")  # until then the job is COMPLETING there
     cluster.wait_for("idle", "node1", "node2", "node3")
+    small_slurm.wait(lambda: not cluster.jobs(), "the end of all jobs", cluster)
 
 
 def test_a_job_that_is_requeued_counts_only_with_its_last_attempt(cluster: Cluster, checkout: Path) -> None:
@@ -227,7 +223,7 @@ def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(
         assert run.until("stackcheck: the suites run"), run.text
         assert run.end(signal.SIGINT) == 130
         assert "cancelling job" in run.text
-        small_slurm.wait(lambda: containers() == [] and queue(cluster) == "", "the end of the job", cluster)
+        small_slurm.wait(lambda: containers() == [] and not cluster.jobs(), "the end of the job", cluster)
     finally:
         let_pass(checkout)
 
@@ -245,7 +241,7 @@ def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, che
     assert code == 6
     (node,) = nodes.values()
     assert "stopped this node" in node["reasons"][0], node
-    small_slurm.wait(lambda: containers() == [] and queue(cluster) == "", "the end of the job", cluster)
+    small_slurm.wait(lambda: containers() == [] and not cluster.jobs(), "the end of the job", cluster)
 
 
 def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(
@@ -258,7 +254,7 @@ def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(
     assert code == 6
     assert len(nodes) == 9
     assert all("no nodes within 5 s" in node["reasons"][0] for node in nodes.values()), nodes
-    assert queue(cluster) == ""
+    small_slurm.wait(lambda: not cluster.jobs(), "the end of all jobs", cluster)
 
 
 def test_checks_of_the_cpu_stack_run_on_two_nodes_and_then_over_their_link(

@@ -136,10 +136,9 @@ class Batch:
         small_slurm.wait(lambda: trains(self.text()[self.before :]), f"steps\n{self.text()}", self.cluster)
 
     def wait_for_its_end(self) -> None:
-        def gone() -> bool:
-            return not self.cluster.client("squeue", "--noheader", "--states=R,CG,PD", f"--jobs={self.id}")
-
-        small_slurm.wait(gone, "the end of the job", self.cluster)
+        small_slurm.wait(
+            lambda: not self.cluster.jobs(f"--jobs={self.id}"), "the end of the job", self.cluster
+        )
 
 
 def test_a_job_that_slurm_requeues_writes_a_checkpoint_and_continues(

@@ -32,7 +32,9 @@ def test_the_state_of_a_job_is_read() -> None:
     ):
         assert parse_job(RUNNING.replace("RUNNING", word)).phase == phase
     assert parse_job(RUNNING.replace("RUNNING", "COMPLETING")).is_over
-    assert parse_job("").phase == "running", "what is not understood is no end"
+    # What is not understood is no end: RUNNING becomes SIGNALING until every node has taken the signal.
+    for text in ("", *(RUNNING.replace("RUNNING", word) for word in ("SIGNALING", "STAGE_OUT", "NEW_WORD"))):
+        assert parse_job(text).phase == "running"
 
 
 def test_an_array_waits_while_one_element_does_and_ends_as_the_worst_ended() -> None:

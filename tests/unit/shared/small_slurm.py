@@ -117,6 +117,10 @@ class Cluster:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
+    def jobs(self, *options: str) -> str:
+        """The jobs that have not ended. No list of their states: a job that gets a signal is not RUNNING."""
+        return self.client("squeue", "--noheader", *options)
+
     def states(self) -> dict[str, str]:
         done = subprocess.run(
             ["sinfo", "--noheader", "--Node", "--format=%N %T"],
