@@ -57,9 +57,6 @@ def test_a_pair_and_a_fleet_take_a_python_of_no_package_once_it_is_accepted(
     assert interpreter.find(node_s.image.reference, fake_engine, node_s.accepted_python).package is None
 
 
-# A name that stands for nothing, or for nothing yet, leads to the command that helps.
-
-
 def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_reference() -> None:
     names = [CPU_STACK, CPU_STACK.replace("-debian12", ":debian12"), CPU_STACK.replace("-torch", "/torch")]
     labels = [label(name) for name in names]

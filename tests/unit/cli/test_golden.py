@@ -238,6 +238,9 @@ class World:
     def broken_matrix(self) -> None:
         self.edit("publish: oci:dist", "publish: [oci:dist]")
 
+    def no_stacks(self) -> None:
+        self.patch.setattr("stackcheck.matrix.resolve.load_stacks", lambda *_a: ())
+
     def planted_rules(self) -> None:
         self.edit("rules:\n", f"rules:{PLANTED_RULES}", "images/compat.yaml")
 
