@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.version import Version
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.pip_settings import asks_no_index, for_uv, pip_settings
 from stackcheck.files.requirements import split_places
 from stackcheck.matrix.explain import kindest_first
 from stackcheck.matrix.rules import RuleSet
@@ -190,19 +191,10 @@ def pip_places(*, find_links: bool) -> list[str]:
     A folder of wheels may hold a torch with a local version (`+cpu`), which counts as newer than the index's
     own: a stack whose torch comes from the index leaves folders out.
     """
-    options: dict[str, None] = {}
-    settings = _pip_config(tuple(sorted(os.environ.items())))
-    if re.search(r"^\S*\.no-index='(?:1|true|yes|on)'$", settings, re.MULTILINE | re.IGNORECASE):
-        options[NO_INDEX] = None
-    names = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links"}
-    for line in settings.splitlines():
-        key, _, value = line.partition("=")
-        name = names.get(key.rpartition(".")[2])
-        if name is None or (name == "--find-links" and not find_links):
-            continue
-        for place in value.strip("'\"").split():
-            options[f"{name}={place}"] = None
-    return list(options)
+    settings = pip_settings()
+    names = ("index-url", "extra-index-url", *(("find-links",) if find_links else ()))
+    places = [f"--{name}={place}" for name in names for place in settings.get(name, ())]
+    return [*([NO_INDEX] if asks_no_index(settings) else []), *places]
 
 
 def _variables(places: Sequence[str]) -> dict[str, str]:
@@ -214,28 +206,13 @@ def _variables(places: Sequence[str]) -> dict[str, str]:
 def _uv_settings(places: Mapping[str, Sequence[str]]) -> list[str]:
     """The same places as lines of a uv.toml; JSON's texts are TOML's."""
     absolute = {
-        name: [value if "://" in value else str(Path(value).absolute()) for value in values]
+        name: [value if "://" in value else str(Path(value).expanduser().absolute()) for value in values]
         for name, values in places.items()
     }
     return [
         f"{name} = {json.dumps(values[-1] if name == 'index-url' else values)}"
         for name, values in absolute.items()
     ]
-
-
-@functools.lru_cache(maxsize=1)
-def _pip_config(_environment: tuple[tuple[str, str], ...]) -> str:
-    """What `pip config list` prints: asked once a command, not half a second for each lock of each stack."""
-    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
-    done = subprocess.run(command, capture_output=True, errors="replace", timeout=60, check=False)
-    if done.returncode:  # without its answer a site's own index would be left out in silence
-        raise ConfigurationError(
-            "pip cannot be asked where this site's packages are",
-            where=sys.executable,
-            got=done.stderr.strip()[-200:],
-            next_step=f"{sys.executable} -m ensurepip",
-        )
-    return done.stdout
 
 
 def _compile(
@@ -266,7 +243,12 @@ def _compile(
         command.append(str(folder / "wanted.in"))
         try:
             done = subprocess.run(
-                command, capture_output=True, errors="replace", timeout=TIMEOUT_S, check=False
+                command,
+                capture_output=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                check=False,
+                env=for_uv(pip_settings()),
             )
         except subprocess.TimeoutExpired as error:
             raise UnresolvedError(requirements[0], silent=True) from error

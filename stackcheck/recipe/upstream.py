@@ -11,6 +11,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stackcheck.errors import ConfigurationError
+from stackcheck.files.pip_settings import certificates, pip_settings
 from stackcheck.matrix.stack import TORCH_INDEX
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.oci.documents import TIMEOUT_S, RegistryError
@@ -55,9 +56,15 @@ class Upstream:
 
     @functools.cached_property
     def _session(self) -> requests.Session:
+        """Asks as the host's pip does."""
         import requests
 
-        return requests.Session()
+        settings, session = pip_settings(), requests.Session()
+        if proxy := settings.get("proxy"):
+            session.proxies, session.trust_env = dict.fromkeys(("http", "https"), proxy[-1]), False
+        if trusted := certificates(settings):
+            session.verify = str(trusted)
+        return session
 
     def base_digest(self, reference: str) -> str:
         """The digest that a tag names now: of the index where an image has several platforms.

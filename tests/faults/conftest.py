@@ -34,8 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(proof.Proof(), "stackcheck-proof")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    for item in items:
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(isinstance(value, planting.Fault) and value.another for value in given):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     pattern, kept, left = config.getoption("only", default=None), [], []
     for item in items:

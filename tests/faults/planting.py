@@ -95,7 +95,11 @@ sys.meta_path.insert(0, Patcher())
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault and the check that has to catch it."""
+    """One planted fault and the check that has to catch it.
+
+    Attributes:
+        another: The check fails by a quick fault already: `make test-slow` plants this one.
+    """
 
     name: str
     check: str
@@ -109,6 +113,7 @@ class Fault:
     paths: tuple[str, ...] = ()
     nvml: Mapping[str, Any] | None = None
     arguments: tuple[str, ...] = ()
+    another: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} -> {self.check.rpartition('::')[2]}".replace(" ", "-")

@@ -21,13 +21,13 @@ LIMIT = "workloads.collective_groups:LIMIT_S"
 QUICK = {"workloads.collective_counts:LARGEST": "{'cpu': 2}", "workloads.collective_counts:MORE": "(2, 127)"}
 
 
-def fault(name: str, check: str, patches: dict[str, str], says: str, outcome: str = "failed") -> Fault:
-    return Fault(name, SUITE + check, outcome, says, patches=QUICK | patches)
+def fault(name: str, check: str, patches: dict[str, str], says: str, **more: object) -> Fault:
+    return Fault(name, SUITE + check, says=says, patches=QUICK | patches, **more)
 
 
 FAULTS = (
     fault("a sum changes its last bit now and then", "test_same_bits_from_call_to_call", {"torch.distributed:all_reduce": RESTLESS}, "of 50 results differ"),
-    fault("a world leaves a descriptor behind", "test_groups_set_up_and_torn_down", {CYCLE: "lambda *a, **k: (os.dup(0), original(*a, **k))[1]"}, "'descriptors': "),
+    fault("a world leaves a descriptor behind", "test_groups_set_up_and_torn_down", {CYCLE: "lambda *a, **k: (os.dup(0), original(*a, **k))[1]"}, "'descriptors': ", another=True),
     fault(
         "a world leaves memory behind",
         "test_groups_set_up_and_torn_down",

@@ -78,6 +78,7 @@ def test_planted_fault_is_caught(fault: Fault, plant) -> None:
     plant(fault)
 
 
+@pytest.mark.slow
 def test_a_drawn_fault_is_found_and_nothing_else() -> None:
     """In one process and in seconds: a fault, and the same cases without it."""
     cases = [("operators", 0, number) for number in range(60)] + [
@@ -125,7 +126,16 @@ def test_fewer_cases_than_the_least_are_refused() -> None:
         generated.require(report, lambda *_, **__: None, 0.5)
 
 
-@pytest.mark.parametrize("what", ["os._exit(3)", "os.kill(os.getpid(), 11)", "sum(range(10**15))"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "os._exit(3)",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("os.kill(os.getpid(), 11)", "sum(range(10**15))")
+        ),
+    ],
+)
 def test_a_case_that_ends_its_process_or_does_not_end_is_named(what: str) -> None:
     """What ends a process cannot say who it was, so what started it does."""
     program = (

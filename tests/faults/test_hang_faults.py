@@ -56,6 +56,7 @@ BY_THE_CLOCK = (
         "a rank never ends its world",
         "test_collectives.py::test_groups_set_up_and_torn_down",
         says="was not set up and torn down in time",
+        another=True,
         patches={
             "workloads.collective_groups:cycle": "lambda r, key, **k: (__import__('time').sleep(100)"
             " if r.rank == 1 and key.endswith('/3') else 0, original(r, key, **k))[1]",

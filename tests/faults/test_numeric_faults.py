@@ -25,14 +25,11 @@ RUNS = {
 LEAST = {"kernel": 76, "model": 37, "collective": 43, "compiler": 26}
 
 
-@pytest.fixture(scope="module", params=sorted(RUNS))
-def found(
-    request: pytest.FixtureRequest, suite_python: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, dict]]:
+def found(kind: str, suite_python: str, stacks: Path) -> dict[str, dict]:
     """The results by mutant, from one process: importing torch for each mutant would take minutes."""
     run = subprocess.run(
-        (suite_python, *RUNS[request.param]),
-        env=planting_environment() | {processes.STACKS: str(tmp_path_factory.mktemp("stacks"))},
+        (suite_python, *RUNS[kind]),
+        env=planting_environment() | {processes.STACKS: str(stacks)},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -40,7 +37,7 @@ def found(
     )
     assert run.returncode == 0, run.stderr[-4000:]
     lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
-    return request.param, json.loads(lines[-1])
+    return dict(json.loads(lines[-1]))
 
 
 def planting_environment() -> dict[str, str]:
@@ -50,20 +47,18 @@ def planting_environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ, **ours}
 
 
-def test_every_mutant_is_caught(found: tuple[str, dict[str, dict]], request: pytest.FixtureRequest) -> None:
-    kind, answers = found
+@pytest.mark.parametrize("kind", sorted(RUNS))
+def test_every_mutant_is_caught_and_what_is_healthy_passes(
+    kind: str, suite_python: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    answers = found(kind, suite_python, tmp_path)
     mutants = {name: told for name, told in answers.items() if not name.startswith("healthy")}
     for name, told in mutants.items():
         entry = {"name": name, "check": told["check"], "vendor": "cpu", "expected": "failed"}
         planting.tell(request.node, {**entry, "caught": bool(told["failing"])})
     assert len(mutants) >= LEAST[kind], f"{len(mutants)} mutants ran"
     assert not [name for name, told in mutants.items() if not told["failing"]], "these passed every gate"
-
-
-def test_healthy_kernels_and_collectives_pass(
-    found: tuple[str, dict[str, dict]], request: pytest.FixtureRequest
-) -> None:
-    healthy = {name: told for name, told in found[1].items() if name.startswith("healthy")}
+    healthy = {name: told for name, told in answers.items() if name.startswith("healthy")}
     for name, told in healthy.items():
         entry = {"name": name, "check": told["check"], "vendor": "cpu", "expected": "passed"}
         planting.tell(request.node, {**entry, "caught": not told["failing"]})

@@ -43,6 +43,7 @@ FAULTS = (
         SUITE + "test_trains_with_flash_attn_4",
         patches={"harness.about:has_flash_attn_4": "lambda: True"},
         says="expected fa4",
+        another=True,
     ),
     Fault("a FlashAttention 4 that trains otherwise than torch", SUITE + "test_trains_with_flash_attn_4", patches=with_flash_attn_4(2.0), says="with torch's attention"),
     Fault("a learning rate of zero", SUITE + "test_loss_falls", patches={"train:learning_rate": "lambda *a: 0.0"}),
@@ -101,16 +102,14 @@ FAULTS = (
         patches={"preflight:problems": "lambda *a: ['rank 1 is slow']"},
         says="rank 1 is slow",
     ),
-)  # fmt: skip
-# More ways to fail a check that one of FAULTS fails already: `make test-slow` plants them.
-MORE = (
     Fault(
         "every second sample read twice",
         SUITE + "test_loss_lies_in_the_reference_band",
         patches={"data:Text.sample": "lambda self, number: original(self, number // 2)"},
         says="outside the band",
+        another=True,
     ),
-    Fault("a bf16 job whose losses are no numbers", SUITE + "test_bf16_job_learns", patches={"train:accumulate": NO_NUMBER}, says="a loss is not finite"),
+    Fault("a bf16 job whose losses are no numbers", SUITE + "test_bf16_job_learns", patches={"train:accumulate": NO_NUMBER}, says="a loss is not finite", another=True),
 )  # fmt: skip
 HANG = Fault(
     "a first step that never ends",
@@ -123,9 +122,7 @@ HANG = Fault(
 )
 
 
-@pytest.mark.parametrize(
-    "fault", [*FAULTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in MORE)], ids=str
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
     plant(fault)
 
@@ -141,6 +138,7 @@ def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
     assert "--- rank-001" in check["reason"]
 
 
+@pytest.mark.slow
 def test_a_healthy_flash_attn_4_passes(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
     plant(
         Fault(

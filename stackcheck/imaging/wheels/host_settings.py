@@ -5,12 +5,7 @@ no layer keeps, and a folder with those local wheels that the lock names. A path
 a build, so local folders and `file://` indexes become that folder.
 """
 
-import ast
 import dataclasses
-import os
-import ssl
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -18,11 +13,10 @@ from urllib.parse import unquote, urlparse
 from stackcheck.engine import apt
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import origins
+from stackcheck.files.pip_settings import CERTIFICATES, asks_no_index, certificates, pip_settings
 
 INSIDE = "/stackcheck-wheelhouse"
-CA_INSIDE = "/etc/ssl/certs/ca-certificates.crt"
 SECRET_LIMIT_BYTES = 500 * 1024  # BuildKit's own: session/secrets/secrets.go, MaxSecretSize
-CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
 # Settings that decide where packages come from. Others (colours, caches) are the host's business.
 PASSED_ON = ("index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries", "no-index", "pre")
 # A distribution's release name by the `os` of a stack; apt sources only pass between equal distributions.
@@ -75,7 +69,7 @@ class HostSettings:
         settings |= {"find-links": links} if links else {}
         lines = [f"{name} = {' '.join(values)}" for name, values in settings.items()]
         if self.ca:
-            lines.append(f"cert = {CA_INSIDE}")
+            lines.append(f"cert = {CERTIFICATES}")
         return "\n".join(["[global]", *lines]) + "\n" if lines else ""
 
 
@@ -106,39 +100,8 @@ def host_settings() -> HostSettings:
         folders=local,
         indexes=(*main_local, *local_indexes),
         ca=ca_bundle(settings),
-        alone=settings.get("no-index", ("",))[0].lower() in {"1", "true", "yes", "on"},
+        alone=asks_no_index(settings),
     )
-
-
-def pip_settings() -> dict[str, tuple[str, ...]]:
-    """Pip's settings as `pip install` on this host would see them: environment over `install` over `global`.
-
-    Raises:
-        ConfigurationError: pip is not installed.
-    """
-    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
-    try:
-        listed = subprocess.run(command, capture_output=True, errors="replace", check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigurationError(
-            "cannot read pip's configuration",
-            where=" ".join(command),
-            got=str(error),
-            next_step=f"{sys.executable} -m ensurepip",
-        ) from error
-    return parse_pip_settings(listed)
-
-
-def parse_pip_settings(listed: str) -> dict[str, tuple[str, ...]]:
-    """What `pip config list` printed, as name -> values."""
-    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
-    for line in listed.splitlines():
-        key, _, value = line.partition("=")
-        section, _, name = key.rpartition(".")
-        if section in sections:
-            sections[section][name] = str(ast.literal_eval(value))
-    merged = sections["global"] | sections["install"] | sections[":env:"]
-    return {name: tuple(value.split()) for name, value in merged.items()}
 
 
 def ca_bundle(settings: Mapping[str, tuple[str, ...]]) -> Path | None:
@@ -147,9 +110,7 @@ def ca_bundle(settings: Mapping[str, tuple[str, ...]]) -> Path | None:
     Raises:
         ConfigurationError: It is larger than a build secret may be.
     """
-    named = [*settings.get("cert", ()), *(os.environ.get(name, "") for name in CA_VARIABLES)]
-    default = ssl.get_default_verify_paths().cafile or ""
-    path = next((Path(name) for name in [*named, CA_INSIDE, default] if name and Path(name).is_file()), None)
+    path = certificates(settings)
     if path and path.stat().st_size > SECRET_LIMIT_BYTES:
         raise ConfigurationError(
             "the CA bundle is too large for a build secret",

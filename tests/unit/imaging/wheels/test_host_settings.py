@@ -5,7 +5,7 @@ import pytest
 
 from stackcheck.engine import apt
 from stackcheck.errors import ConfigurationError
-from stackcheck.files import requirements
+from stackcheck.files import pip_settings, requirements
 from stackcheck.imaging.wheels import host_settings, wheelhouse
 
 LISTED = """\
@@ -21,13 +21,13 @@ install.pre='true'
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> host_settings.HostSettings:
-    monkeypatch.setattr(host_settings, "pip_settings", lambda: host_settings.parse_pip_settings(LISTED))
+    monkeypatch.setattr(host_settings, "pip_settings", lambda: pip_settings.parse(LISTED))
     monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
     return host_settings.host_settings()
 
 
 def test_the_environment_wins_over_files_as_in_pip() -> None:
-    parsed = host_settings.parse_pip_settings(LISTED)
+    parsed = pip_settings.parse(LISTED)
     assert parsed["find-links"] == ("/srv/wheels", "https://links.example.org/")
     assert parsed["pre"] == ("true",)
 
@@ -50,7 +50,11 @@ def test_a_host_with_only_a_local_index_asks_no_other(monkeypatch: pytest.Monkey
     assert "no-index = true" in host_settings.host_settings().pip_conf(wheelhouse=True)
 
 
-def test_a_bundle_too_large_for_a_secret_is_refused_before_the_build(tmp_path: Path) -> None:
+def test_a_bundle_too_large_for_a_secret_is_refused_before_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # which pip takes first
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "large.crt").write_bytes(b"x" * (host_settings.SECRET_LIMIT_BYTES + 1))
     with pytest.raises(ConfigurationError, match="too large"):
         host_settings.ca_bundle({"cert": (str(tmp_path / "large.crt"),)})

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from stackcheck.files import pip_settings
 from stackcheck.imaging.wheels import host_settings, wheel_supply, wheelhouse
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Stack
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
-from stackcheck.recipe import indexes, lock
+from stackcheck.recipe import lock
 from stackcheck.recipe.indexes import UnresolvedError
 from stackcheck.recipe.upstream import OutOfReachError, Upstream, torch_places
 
@@ -45,9 +46,7 @@ def stack_of(vendor: str, wheels: str) -> Stack:
 def configure(monkeypatch: pytest.MonkeyPatch, values: Sequence[str | None]) -> str:
     names = ("index-url", "extra-index-url", "find-links", "no-index")
     listed = "".join(f"global.{n}='{v}'\n" for n, v in zip(names, values, strict=True) if v)
-    monkeypatch.setattr(indexes, "_pip_config", lambda _environment: listed)
-    parsed = host_settings.parse_pip_settings(listed)
-    monkeypatch.setattr(host_settings, "pip_settings", lambda: parsed)
+    monkeypatch.setattr(pip_settings, "_listed", lambda _environment: listed)
     return listed
 
 
