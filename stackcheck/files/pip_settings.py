@@ -4,8 +4,6 @@ In: `pip config list`. Out: name -> values. Locks ask the indexes that these nam
 both read them here.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

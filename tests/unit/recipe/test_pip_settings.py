@@ -1,7 +1,5 @@
 """Locks and builds see the settings that pip sees, however a site writes them; pip itself is asked."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import http.server
@@ -14,7 +12,8 @@ import ssl
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,10 +27,6 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.files.pip_settings import asks_no_index, pip_settings
 from stackcheck.recipe import indexes
 from stackcheck.recipe.upstream import Upstream
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 # What pip's own parser makes of the environment: the default index is null.
 ORACLE = """
