@@ -93,6 +93,15 @@ def test_what_cannot_be_certified_is_built_only_anyway(
 # The verbs that only read the matrix and its rules.
 
 
+def test_explain_json_is_the_contract_and_exits_11_for_a_refusal(capsys: Capsys):
+    done = call(capsys, "explain", "rocm=7.2", "torch=2.6.0", "--json", "--root", ROOT)
+    answer = json.loads(done.out)
+    assert done.code == 11
+    assert answer["allowed"] is False
+    assert {"id", "holds", "because", "source"} <= answer["rules"][0].keys()
+    assert answer["nearest"]
+
+
 def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_stacks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
