@@ -10,6 +10,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -324,6 +325,25 @@ def small_image(
     image = small_stacks.build_one(small_stacks.small_stack(folder, "plain", cpu_stack), engine, folder)
     yield image
     engine.remove(image.reference)
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """`stackcheck ARGUMENTS` as a user types it in a checkout of their own, with a key of their own."""
+    root = tmp_path / "checkout"
+    for name in ("tests", "trainers", "images"):
+        shutil.copytree(small_stacks.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(small_stacks.ROOT / "matrix.yaml", root)
+    env = os.environ | {"PYTHONPATH": str(small_stacks.ROOT), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-m", "stackcheck", *arguments)
+        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    yield call
+    shutil.rmtree(root)  # two copies of a large image
 
 
 @pytest.fixture(scope="session")

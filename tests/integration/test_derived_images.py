@@ -7,10 +7,8 @@ when the image below is revoked. The others are looked at only: each lets every 
 import base64
 import hashlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,25 +90,6 @@ def test_another_base_with_the_same_labels_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match="was not made from this one"):
         look(made("stranger"), engine, cpu_image, tmp_path / "stranger")
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """`stackcheck ARGUMENTS` as a user types it in a checkout of their own, with a key of their own."""
-    root = tmp_path / "checkout"
-    for name in ("tests", "trainers", "images"):
-        shutil.copytree(small_stacks.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(small_stacks.ROOT / "matrix.yaml", root)
-    env = os.environ | {"PYTHONPATH": str(small_stacks.ROOT), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-
-    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, "-m", "stackcheck", *arguments)
-        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
-
-    yield call
-    shutil.rmtree(root)  # copies of large images
 
 
 def test_a_users_script_and_package_take_most_checks_over_until_the_image_below_is_revoked(

@@ -6,7 +6,6 @@ One goes the whole way by the command line, with all checks of the tier that cer
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -59,25 +58,6 @@ def fetch_uv(folder: Path) -> None:
     program.rename(folder / "uv")
     shutil.rmtree(folder / "unpacked")
     wheel.unlink()
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """`stackcheck ARGUMENTS` as a user types it in a checkout of their own, with a key of their own."""
-    root = tmp_path / "checkout"
-    for name in ("tests", "trainers", "images"):
-        shutil.copytree(small_stacks.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(small_stacks.ROOT / "matrix.yaml", root)
-    env = os.environ | {"PYTHONPATH": str(small_stacks.ROOT), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-
-    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, "-m", "stackcheck", *arguments)
-        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
-        return done
-
-    yield call
-    shutil.rmtree(root)  # two copies of a large image
 
 
 def run(engine: Engine, reference: str, folder: Path, *accepted: str) -> RunResult:
