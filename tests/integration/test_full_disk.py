@@ -56,6 +56,13 @@ def passing(tmp_path_factory: pytest.TempPathFactory, scripted_engine: Engine) -
     return root
 
 
+def ended(checkout: Path, *arguments: str, code: int = 0) -> str:
+    """What a command printed that ended with this code."""
+    found, text = stackcheck(checkout, *arguments)
+    assert found == code, text
+    return text
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, passing: Path) -> Path:
     return shutil.copytree(passing, tmp_path / "checkout")
@@ -88,17 +95,14 @@ def elsewhere(tmp_path: Path) -> Iterator[SmallDisk]:
 def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_is(
     checkout: Path, dist: SmallDisk
 ) -> None:
-    code, text = stackcheck(checkout, "certify", REFERENCE)
-    assert code == 0, text
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 10, text
+    ended(checkout, "certify", REFERENCE)
+    text = ended(checkout, "publish", REFERENCE, code=10)
     assert str(dist.folder.relative_to(checkout) / "blobs") in text
     assert "No space left on device" in text
     assert "free disk space" in text
     assert (tags(checkout), dist.litter()) == ([], [])
     dist.grow()
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 0, text
+    ended(checkout, "publish", REFERENCE)
     assert verify(checkout) == 0
     assert LABEL in tags(checkout)
 
@@ -106,86 +110,68 @@ def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_i
 @pytest.mark.slow
 def test_a_full_disk_keeps_the_tag_on_what_was_certified_before(checkout: Path, dist: SmallDisk) -> None:
     dist.grow()
-    code, text = stackcheck(checkout, "certify", REFERENCE)
-    assert code == 0, text
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 0, text
+    ended(checkout, "certify", REFERENCE)
+    ended(checkout, "publish", REFERENCE)
     before = (dist.folder / "index.json").read_bytes()
-    code, text = stackcheck(checkout, "certify", REFERENCE, "--force")
-    assert code == 0, text
+    ended(checkout, "certify", REFERENCE, "--force")
     dist.fill()
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 10, text
+    ended(checkout, "publish", REFERENCE, code=10)
     assert (dist.folder / "index.json").read_bytes() == before
     assert verify(checkout) == 0
     dist.free()
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 0, text
+    ended(checkout, "publish", REFERENCE)
     assert verify(checkout) == 0
 
 
 def test_an_image_that_finds_no_room_in_build_is_no_traceback(checkout: Path, build: SmallDisk) -> None:
-    code, text = stackcheck(checkout, "certify", REFERENCE)
-    assert code == 10, text
+    text = ended(checkout, "certify", REFERENCE, code=10)
     assert str(build.folder) in text
     assert "No space left on device" in text
     assert build.litter() == []
     build.grow()
-    code, text = stackcheck(checkout, "certify", REFERENCE)
-    assert code == 0, text
+    ended(checkout, "certify", REFERENCE)
 
 
 @pytest.mark.slow
 def test_a_certificate_that_finds_no_room_is_not_half_there(checkout: Path, build: SmallDisk) -> None:
     build.grow()
-    code, text = stackcheck(checkout, "test", REFERENCE)
-    assert code == 0, text
+    ended(checkout, "test", REFERENCE)
     build.fill()
-    code, text = stackcheck(checkout, "certify", REFERENCE)
-    assert code == 10, text
+    text = ended(checkout, "certify", REFERENCE, code=10)
     assert str(build.folder) in text
     assert list(build.folder.rglob("statements/*")) == []
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 2, text
+    ended(checkout, "publish", REFERENCE, code=2)
     assert tags(checkout) == []
     build.free()
-    code, text = stackcheck(checkout, "certify", REFERENCE)
-    assert code == 0, text
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 0, text
+    ended(checkout, "certify", REFERENCE)
+    ended(checkout, "publish", REFERENCE)
     assert verify(checkout) == 0
 
 
 def test_an_export_that_finds_no_room_leaves_nothing(checkout: Path, elsewhere: SmallDisk) -> None:
     tar = elsewhere.folder / "image.tar"
-    code, text = stackcheck(checkout, "export", REFERENCE, "--output", str(tar))
-    assert code == 10, text
+    text = ended(checkout, "export", REFERENCE, "--output", str(tar), code=10)
     assert str(tar) in text
     assert "No space left on device" in text
     assert list(elsewhere.folder.iterdir()) == []
     elsewhere.grow()
-    code, text = stackcheck(checkout, "export", REFERENCE, "--output", str(tar))
-    assert code == 0, text
+    ended(checkout, "export", REFERENCE, "--output", str(tar))
     assert tar.stat().st_size > 48 << 20
 
 
 def test_a_pull_that_finds_no_room_is_no_refused_certificate(
     checkout: Path, elsewhere: SmallDisk, scripted_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text = stackcheck(checkout, "certify", REFERENCE)
-    assert code == 0, text
-    code, text = stackcheck(checkout, "publish", REFERENCE)
-    assert code == 0, text
+    ended(checkout, "certify", REFERENCE)
+    ended(checkout, "publish", REFERENCE)
     monkeypatch.setenv("TMPDIR", str(elsewhere.folder))
     pull = ("pull", f"oci:dist:{LABEL}", "--device-model", "CPU", "--driver", "none")
-    code, text = stackcheck(checkout, *pull)
-    assert code == 10, text
+    text = ended(checkout, *pull, code=10)
     assert str(elsewhere.folder) in text
     assert "TMPDIR" in text
     assert list(elsewhere.folder.iterdir()) == []
     elsewhere.grow()
-    code, text = stackcheck(checkout, *pull)
-    assert code == 0, text
+    text = ended(checkout, *pull)
     (name,) = (line.split()[1] for line in text.splitlines() if line.startswith("image"))
     scripted_engine.remove(name)
 
@@ -199,8 +185,7 @@ def test_a_checkout_on_a_read_only_disk_is_named_and_stays(tmp_path: Path) -> No
         dockerfile = next(made.folder.glob("cpu-*/Dockerfile"))
         dockerfile.write_text("FROM scratch\n")
         subprocess.run(["mount", "-o", "remount,ro", made.folder], check=True)
-        code, text = stackcheck(root, "render", "cpu-*")
-        assert code == 10, text
+        text = ended(root, "render", "cpu-*", code=10)
         assert str(dockerfile.relative_to(root)) in text
         assert "Read-only file system" in text
         assert (dockerfile.read_text(), made.litter()) == ("FROM scratch\n", [])
