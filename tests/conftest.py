@@ -104,6 +104,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--gpu-vendor runs tests/acceptance only: drop it to run the tool's own tests"
         )
+    if os.pathsep in str(ACCEPTANCE):  # the suites' children find them through PYTHONPATH
+        raise pytest.UsageError(f"{ACCEPTANCE}: no path of the suites may have a colon: rename the folder")
     if _lacks_torch(config) and any(path.is_dir() for path in named):
         raise pytest.UsageError(
             f"the acceptance suites need torch, and {sys.executable} has none:"

@@ -227,6 +227,10 @@ def _of_this_host(error: ModuleNotFoundError | OSError | subprocess.TimeoutExpir
     if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd and tempfile alone
         step = "go to a folder that exists, or name one for temporary files: export TMPDIR=FOLDER"
         return file_error(error, Path(os.environ.get("PWD", ".")), step)
+    if error.errno is None and "TLS" in str(error) and "invalid path: " in str(error):  # requests says it so
+        path = str(error).rpartition("invalid path: ")[2]
+        step = "REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE or pip's `cert` names it: correct or unset that"
+        return FileError("a file of trusted certificates is not there", where=path, next_step=step)
     return file_error(error) if error.errno in UNUSABLE else None
 
 

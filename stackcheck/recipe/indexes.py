@@ -161,10 +161,14 @@ def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...]
         python: `3.12`: versions that do not install beside it do not count.
         pre: Whether pre-releases count.
         also: pip's options that name other places to ask.
+
+    Raises:
+        ConfigurationError: pip does not run with its settings.
+        UnresolvedError: None of them has it, and one did not answer.
     """
     options = ["--python-version", python, *(["--pre"] if pre else [])]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pip", "index", "versions", name, *options],
+        [sys.executable, "-P", "-m", "pip", "-vv", "index", "versions", name, *options],
         capture_output=True,
         errors="replace",
         timeout=TIMEOUT_S,
@@ -172,7 +176,19 @@ def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...]
         env={**os.environ, **_variables([*pip_places(find_links=True), *also])},
     )
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
-    return tuple(listed[1].split(", ")) if listed else ()
+    if listed:
+        return tuple(listed[1].split(", "))
+    said = done.stdout + done.stderr
+    if "No matching distribution found" not in said:
+        raise ConfigurationError(
+            "pip cannot be asked for the versions of a package",
+            where=f"pip index versions {name}",
+            got=said.strip().rpartition("\n")[2][-300:],
+            next_step=f"{sys.executable} -m pip config debug",
+        )
+    if re.search(r"Could not fetch URL \S+: (?!404 )|is not a trusted or secure host", said):
+        raise UnresolvedError(name, silent=True)
+    return ()
 
 
 def read_lock(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:

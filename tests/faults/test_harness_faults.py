@@ -5,6 +5,7 @@ result.json.
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -167,6 +168,16 @@ def test_naming_the_suites_without_a_vendor_is_a_usage_error(suite_python) -> No
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "needs --gpu-vendor" in ended.stderr
+
+
+def test_a_path_that_children_cannot_be_told_is_a_usage_error(suite_python, tmp_path) -> None:
+    suites = tmp_path / "a:b" / "tests" / "acceptance"
+    suites.mkdir(parents=True)
+    shutil.copy(planting.TESTS / "conftest.py", suites.parent)
+    command = [suite_python, "-m", "pytest", str(suites.parent), "--gpu-vendor=cpu", "-p", "no:cacheprovider"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "a:b/tests/acceptance: no path of the suites may have a colon" in ended.stderr
 
 
 def test_an_optimised_python_is_refused_as_it_strips_asserts(tmp_path) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from small_checkout import ROOT
+from small_images import new_key
+from stackcheck.certificate import keys
 from stackcheck.errors import FileError
 from stackcheck.files import users
 
@@ -25,6 +27,7 @@ VERBS = {
     "judge": ("judge", f"{ROOT}/docs/results/suites-h100-x1-standard.json"),
     "refused": ("explain", "rocm=7.2.4", "torch=99"),
     "wrong": ("list", "--jsn"),
+    "pull": ("pull", "registry.invalid/x/y:z"),
 }
 MODULES = ("json", "random", "types", "queue", "pip", "harness", "vendors", "re")
 
@@ -125,7 +128,7 @@ def draws() -> list[tuple[str, tuple[Callable[[Place], None], ...]]]:
         if other:
             left.remove(other)
         asks_suites = "checkout" in {axis, *(other or ())[:1]}
-        verb = "judge" if asks_suites else rng.choice([*VERBS])
+        verb = "judge" if asks_suites else rng.choice([*VERBS][:4])
         found.append((verb, (change, *([other[1]] if other else []))))
     return found
 
@@ -173,6 +176,18 @@ def test_an_environment_changes_no_answer(
     if place.said and done.returncode == usual.returncode:
         assert done.stdout.replace(str(place.root or ROOT), str(ROOT)) == usual.stdout
     assert not any((place.folder / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("name", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_certificates_that_are_not_there_are_named(name: str, tmp_path: Path) -> None:
+    place = made(tmp_path)
+    place.set(**{name: "/no/such.pem"})
+    own = place.folder / "home" / ".config" / "stackcheck" / "stackcheck.pub"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(keys.public_pem(new_key().public_key()))
+    done = call(place, "pull")
+    assert (done.returncode, "where: /no/such.pem" in done.stderr) == (10, True), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_where_a_users_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
