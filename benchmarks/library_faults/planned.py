@@ -1,0 +1,102 @@
+"""A plug-in of pytest that plants a fault inside the libraries for each check. In: FAULT_PLAN. Out: counts.
+
+FAULT_PLAN is a JSON file: the shim's path, the folder for tables and counts, and a setting by check id ("" is
+of all others). `counts` has, by check, the calls of the library while it ran, and those changed.
+"""
+
+import json
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIBRARIES = ("products", "collectives", "halves")
+KINDS = ("none", "flip", "short", "last", "slow", "fail", "race")
+LAYOUT = struct.Struct("<6I2Q")  # of the shim's `struct setting`
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One fault, as the shim's first lines say it."""
+
+    library: str = "products"
+    kind: str = "none"
+    size: int = 1
+    every: int = 1
+    seed: int = 0
+    step: int = 0
+
+    def packed(self) -> bytes:
+        """The shim's table, with no calls yet."""
+        library, kind = LIBRARIES.index(self.library), KINDS.index(self.kind)
+        return LAYOUT.pack(library, kind, self.size, self.every, self.seed, self.step, 0, 0)
+
+
+def counted(table: Path) -> tuple[int, int]:
+    """The calls that were seen since the table was written, and those that were changed."""
+    *_, calls, changed = LAYOUT.unpack(table.read_bytes())
+    return calls, changed
+
+
+def written(table: Path, setting: Setting) -> None:
+    """Put a setting into a table that processes may have mapped."""
+    with table.open("r+b" if table.exists() else "wb") as file:
+        file.write(setting.packed())
+
+
+def write_plan(path: Path, shim: Path, settings: Mapping[str, Setting]) -> dict[str, str]:
+    """The variables of a run with these settings; the counts go beside the plan."""
+    plan = {
+        "shim": str(shim),
+        "folder": str(path.parent),
+        "settings": {k: asdict(v) for k, v in settings.items()},
+    }
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    return {"FAULT_PLAN": str(path)}
+
+
+def counts(folder: Path) -> dict[str, tuple[int, int]]:
+    """Calls and changed calls by check, of all workers of a run."""
+    calls, changed = Counter[str](), Counter[str]()
+    for path in folder.glob("counts-*"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            check, seen, edited = json.loads(line)
+            calls[check] += seen
+            changed[check] += edited
+    return {check: (calls[check], changed[check]) for check in calls}
+
+
+class Planned:
+    """Writes the table before each check, and counts after it."""
+
+    def __init__(self, plan: Mapping[str, Any], worker: str) -> None:
+        known = {field.name for field in fields(Setting)}
+        self.settings = {
+            check: Setting(**{name: value for name, value in told.items() if name in known})
+            for check, told in plan["settings"].items()
+        }
+        self.table = Path(plan["folder"], f"table-{worker}")
+        self.counts = Path(plan["folder"], f"counts-{worker}")
+        written(self.table, Setting())
+        os.environ |= {"FAULT_TABLE": str(self.table), "LD_PRELOAD": plan["shim"]}  # for what pytest starts
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        check = f"{item.path.name}::{item.nodeid.partition('::')[2]}"
+        written(self.table, self.settings.get(check) or self.settings.get("", Setting()))
+        answer = yield
+        with self.counts.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([check, *counted(self.table)]) + "\n")
+        written(self.table, Setting())
+        return answer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", {}).get("workerid", "main")
+    plan = json.loads(Path(os.environ["FAULT_PLAN"]).read_text(encoding="utf-8"))
+    config.pluginmanager.register(Planned(plan, worker))

@@ -1,0 +1,119 @@
+"""One run of acceptance checks with faults inside the libraries. In: checks, a setting for each.
+Out: what they said.
+"""
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import planned
+from planned import Setting
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the checks run, and the shim that was compiled for it."""
+
+    vendor: str
+    shim: Path
+    variables: Mapping[str, str]
+
+
+def made(vendor: str, out: Path) -> Machine:
+    """Compile the shim, and on GPUs its kernel, for this machine's torch."""
+    out.mkdir(parents=True, exist_ok=True)
+    shim, kernel = (out / "shim.so").resolve(), (out / "edit.ptx").resolve()
+    flags = ("-shared", "-fPIC", "-O2", "-pthread")
+    subprocess.run(["gcc", *flags, str(HERE / "shim.c"), "-o", str(shim), "-ldl"], check=True)
+    if vendor == "cpu":
+        return Machine(vendor, shim, {})
+    kernel.write_bytes(compiled((HERE / "edit.cu").read_bytes()))
+    return Machine(vendor, shim, {"FAULT_KERNEL": str(kernel)})
+
+
+def compiled(source: bytes) -> bytes:
+    """PTX of CUDA C, by the NVRTC that torch brings."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    places = [Path(torch.__file__).parents[1] / "nvidia", Path("/usr/local/cuda/lib64")]
+    path = next(path for place in places for path in sorted(place.rglob("libnvrtc.so.*")))
+    nvrtc = ctypes.CDLL(str(path))
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    checked(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"edit.cu", 0, None, None))
+    major, _ = torch.cuda.get_device_capability()
+    option = (ctypes.c_char_p * 1)(f"--gpu-architecture=compute_{major}0".encode())
+    checked(nvrtc.nvrtcCompileProgram(program, 1, option))
+    checked(nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size)))
+    text = ctypes.create_string_buffer(size.value)
+    checked(nvrtc.nvrtcGetPTX(program, text))
+    return text.raw.rstrip(b"\0")
+
+
+def checked(answer: int) -> None:
+    """Raise `RuntimeError` if NVRTC did not answer with 0."""
+    if answer:
+        raise RuntimeError(f"NVRTC answered {answer}")
+
+
+def run(
+    name: str,
+    checks: Sequence[str],
+    settings: Mapping[str, Setting],
+    machine: Machine,
+    *,
+    out: Path,
+    variables: Mapping[str, str] | None = None,
+    timeout_s: float = 400,
+) -> dict[str, Any]:
+    """One run: outcome, calls and gated figures by check. `checks` are pytest's words that choose them."""
+    folder = out / re.sub(r"\W+", "-", name)
+    folder.mkdir()
+    results = folder / "results"
+    variables = {**planned.write_plan(folder / "plan.json", machine.shim, settings), **(variables or {})}
+    command = (sys.executable, "-m", "pytest", *checks, "--gpu-vendor", machine.vendor, "--tier", "standard")
+    command += ("--result-dir", str(results), "-p", "planned", "-p", "no:cacheprovider", "-q")
+    command += () if name.startswith("speed") or machine.vendor == "cpu" else ("-n", "8")
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    begun = time.monotonic()
+    with (folder / "output.txt").open("w") as output:
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **machine.variables, **variables, "PYTHONPATH": path},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
+        )
+    found = json.loads((results / "result.json").read_text(encoding="utf-8"))["checks"]
+    counts = planned.counts(folder)
+    outcomes = {check["id"]: check["outcome"] for check in found}
+    return {
+        "seconds": time.monotonic() - begun,
+        "calls": sum(calls for calls, _ in counts.values()),
+        "changed": sum(changed for _, changed in counts.values()),
+        "by_check": counts,
+        "counts": dict(sorted(Counter(outcomes.values()).items())),
+        "outcomes": outcomes,
+        "figures": {
+            f"{check['id']} {metric['name']} {json.dumps(metric['conditions'], sort_keys=True)}": metric[
+                "value"
+            ]
+            for check in found
+            for metric in check["metrics"]
+            if "/s" in metric["unit"]
+        },
+    }
