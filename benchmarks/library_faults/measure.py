@@ -6,21 +6,23 @@ Out: a table, and its figures as JSON.
 
 Each setting is one run of the acceptance checks that can see it, with `shim.c` loaded before the libraries. A
 check that fails without a fault says nothing, and is left out. On a processor each round plants another size
-for each check, until the smallest that it sees is known (`smallest.py`); no GPU is needed for it.
+for each check, until the smallest that it sees is known (`smallest.py`); no GPU is needed for it. A run that
+lies in DIR already is not made again.
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import runs
 import smallest
-from planned import Setting
+from planned import LIBRARIES, Setting
 
 PRODUCTS = (
     "(test_gemm and not test_gemm_speed) or test_fp8_gemm or test_fp8_recipes or test_tf32_gemm"
@@ -78,12 +80,7 @@ GROUPS: Mapping[str, tuple[str, Mapping[str, Setting | Mapping[str, str]]]] = {
     ),
 }
 SHOWN = 0.01  # figures that changed by less are not printed
-# The checks of the group `processor` that call the library there.
-HERE: Mapping[str, str] = {
-    "products": "kernels or attention or compiled or witness or training",
-    "halves": "attention or witness or training",
-    "collectives": "collectives or witness or training",
-}
+SUITES = "tests/acceptance"
 ROUND_S = 1200  # a round of a processor takes 1 to 5 minutes; more on a busy machine
 
 
@@ -91,14 +88,13 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--out", type=Path, required=True)
     asked.add_argument("--only", default="products,speed", help="groups of faults, or processor")
-    asked.add_argument("--library", action="append", choices=HERE, help="on a processor, these only")
+    asked.add_argument("--library", action="append", choices=LIBRARIES, help="on a processor, these only")
     asked.add_argument("--limit-s", type=float, default=500.0, help="begin no run after this time")
     asked.add_argument("--fault", action="append", help="plant these only, by their names")
     options = asked.parse_args()
     ends = time.monotonic() + options.limit_s
     if options.only == "processor":
-        for library in options.library or HERE:
-            on_processor(library, options.out / library, ends)
+        on_processor(options.library or LIBRARIES, options.out, ends)
     else:
         on_gpus(options.only.split(","), options.fault, options.out, ends)
 
@@ -125,36 +121,41 @@ def on_gpus(groups: list[str], chosen: list[str] | None, out: Path, ends: float)
     show(found)
 
 
-def on_processor(library: str, out: Path, ends: float) -> None:
-    """Find the smallest fault of a library on a processor that each check sees."""
+def on_processor(libraries: Sequence[str], out: Path, ends: float) -> None:
+    """Find the smallest fault of each library on a processor that each check sees."""
     machine = runs.made("cpu", out)
 
-    def run(checks: Sequence[str], settings: Mapping[str, Setting]) -> dict[str, Any]:
-        name = f"round {len(list(out.glob('round-*')))}"
+    def run(name: str, checks: Sequence[str], settings: Mapping[str, Setting]) -> dict[str, Any]:
         one = runs.run(name, checks, settings, machine, out=out, timeout_s=ROUND_S)
         calls = f"{one['calls']} calls, {one['changed']} changed"
-        print(f"{one['seconds']:5.0f} s  {library}: {name}: {calls}; {one['counts']}", flush=True)
+        print(f"{one['seconds']:5.0f} s  {name}: {calls}; {one['counts']}", flush=True)
         return one
 
+    healthy = run("healthy", ("tests/",), {})
+    units = [
+        unit
+        for library in libraries
+        for unit in smallest.units(library, healthy["outcomes"], healthy["by_check"], healthy["lasted"])
+    ]
+    names = (f"round {number}" for number in itertools.count(1))
+
     def judged(checks: Sequence[str], settings: Mapping[str, Setting]) -> smallest.Outcomes:
-        outcomes: smallest.Outcomes = run([f"tests/acceptance/{check}" for check in checks], settings)[
+        found: smallest.Outcomes = run(next(names), [f"{SUITES}/{check}" for check in checks], settings)[
             "outcomes"
         ]
-        return outcomes
+        return found
 
-    healthy = run(("tests/", "-k", HERE[library]), {"": Setting(library=library)})
-    asked = smallest.units(healthy["outcomes"], healthy["by_check"])
-    for _ in smallest.search(asked, library, judged):
-        write(out, {check: told for found in asked for check, told in found.items()})
+    for _ in smallest.search(units, judged):
+        write(out, [asdict(unit) for unit in units])
         if time.monotonic() > ends:
             print("not all is known: no time was left")
             break
-    for found in asked:
-        for check, told in found.items():
-            print(f"{check}: {json.dumps(told)}")
+    for unit in units:
+        for check, told in unit.found.items():
+            print(f"{unit.library}, {unit.calls} calls: {check}: {json.dumps(told)}")
 
 
-def write(out: Path, found: Mapping[str, Any]) -> None:
+def write(out: Path, found: Any) -> None:
     """Keep what is known by now."""
     (out / "library-faults.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """A plug-in of pytest that plants a fault inside the libraries for each check. In: FAULT_PLAN. Out: counts.
 
 FAULT_PLAN is a JSON file: the shim's path, the folder for tables and counts, and a setting by check id ("" is
-of all others). `counts` has, by check, the calls of the library while it ran, and those changed.
+of all others). `counts` has, by check, the calls of each library while it ran, and how many were changed.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 LIBRARIES = ("products", "collectives", "halves")
 KINDS = ("none", "flip", "short", "last", "slow", "fail", "race")
-LAYOUT = struct.Struct("<6I2Q")  # of the shim's `struct setting`
+LAYOUT = struct.Struct("<6I4Q")  # of the shim's `struct setting`
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,12 @@ class Setting:
     def packed(self) -> bytes:
         """The shim's table, with no calls yet."""
         library, kind = LIBRARIES.index(self.library), KINDS.index(self.kind)
-        return LAYOUT.pack(library, kind, self.size, self.every, self.seed, self.step, 0, 0)
+        return LAYOUT.pack(library, kind, self.size, self.every, self.seed, self.step, *[0] * 4)
 
 
-def counted(table: Path) -> tuple[int, int]:
-    """The calls that were seen since the table was written, and those that were changed."""
-    *_, calls, changed = LAYOUT.unpack(table.read_bytes())
-    return calls, changed
+def counted(table: Path) -> Counter[str]:
+    """The calls of each library since the table was written, and how many were `changed`."""
+    return Counter(dict(zip((*LIBRARIES, "changed"), LAYOUT.unpack(table.read_bytes())[-4:], strict=True)))
 
 
 def written(table: Path, setting: Setting) -> None:
@@ -49,37 +48,34 @@ def written(table: Path, setting: Setting) -> None:
         file.write(setting.packed())
 
 
-def write_plan(path: Path, shim: Path, settings: Mapping[str, Setting]) -> dict[str, str]:
-    """The variables of a run with these settings; the counts go beside the plan."""
-    plan = {
-        "shim": str(shim),
-        "folder": str(path.parent),
-        "settings": {k: asdict(v) for k, v in settings.items()},
-    }
+def plan(folder: Path, shim: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """What the plug-in is told: the shim, the folder of the run, and the settings."""
+    told = {check: asdict(setting) for check, setting in settings.items()}
+    return {"shim": str(shim), "folder": str(folder.resolve()), "settings": told}
+
+
+def write_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a run with this plan."""
+    path = folder.resolve() / "plan.json"
     path.write_text(json.dumps(plan), encoding="utf-8")
     return {"FAULT_PLAN": str(path)}
 
 
-def counts(folder: Path) -> dict[str, tuple[int, int]]:
-    """Calls and changed calls by check, of all workers of a run."""
-    calls, changed = Counter[str](), Counter[str]()
+def counts(folder: Path) -> dict[str, Counter[str]]:
+    """What `counted` said for each check, of all workers of a run."""
+    found: dict[str, Counter[str]] = {}
     for path in folder.glob("counts-*"):
         for line in path.read_text(encoding="utf-8").splitlines():
-            check, seen, edited = json.loads(line)
-            calls[check] += seen
-            changed[check] += edited
-    return {check: (calls[check], changed[check]) for check in calls}
+            check, told = json.loads(line)
+            found[check] = found.get(check, Counter()) + Counter(told)
+    return found
 
 
 class Planned:
     """Writes the table before each check, and counts after it."""
 
     def __init__(self, plan: Mapping[str, Any], worker: str) -> None:
-        known = {field.name for field in fields(Setting)}
-        self.settings = {
-            check: Setting(**{name: value for name, value in told.items() if name in known})
-            for check, told in plan["settings"].items()
-        }
+        self.settings = {check: Setting(**told) for check, told in plan["settings"].items()}
         self.table = Path(plan["folder"], f"table-{worker}")
         self.counts = Path(plan["folder"], f"counts-{worker}")
         written(self.table, Setting())
@@ -91,7 +87,7 @@ class Planned:
         written(self.table, self.settings.get(check) or self.settings.get("", Setting()))
         answer = yield
         with self.counts.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([check, *counted(self.table)]) + "\n")
+            file.write(json.dumps([check, counted(self.table)]) + "\n")
         written(self.table, Setting())
         return answer
 

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -80,11 +81,18 @@ def run(
 ) -> dict[str, Any]:
     """One run: outcome, calls and gated figures by check. `checks` are pytest's words that choose them."""
     folder = out / re.sub(r"\W+", "-", name)
+    plan, record = planned.plan(folder, machine.shim, settings), folder / "record.json"
+    asked = {"checks": list(checks), "plan": plan}
+    if record.exists() and (kept := json.loads(record.read_text(encoding="utf-8")))["asked"] == asked:
+        return {
+            **kept["found"],
+            "by_check": {check: Counter(of) for check, of in kept["found"]["by_check"].items()},
+        }
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    results = folder / "results"
-    variables = {**planned.write_plan(folder / "plan.json", machine.shim, settings), **(variables or {})}
+    variables = {**planned.write_plan(folder, plan), **(variables or {})}
     command = (sys.executable, "-m", "pytest", *checks, "--gpu-vendor", machine.vendor, "--tier", "standard")
-    command += ("--result-dir", str(results), "-p", "planned", "-p", "no:cacheprovider", "-q")
+    command += ("--result-dir", str(folder / "results"), "-p", "planned", "-p", "no:cacheprovider", "-q")
     command += () if name.startswith("speed") or machine.vendor == "cpu" else ("-n", "8")
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     begun = time.monotonic()
@@ -98,21 +106,28 @@ def run(
             timeout=timeout_s,
             check=False,
         )
-    found = json.loads((results / "result.json").read_text(encoding="utf-8"))["checks"]
+    found = {"seconds": time.monotonic() - begun, **told(folder)}
+    record.write_text(json.dumps({"asked": asked, "found": found}), encoding="utf-8")
+    return found
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """What a run left: outcome, calls and gated figures by check."""
+    checks = json.loads((folder / "results/result.json").read_text(encoding="utf-8"))["checks"]
     counts = planned.counts(folder)
-    outcomes = {check["id"]: check["outcome"] for check in found}
+    outcomes = {check["id"]: check["outcome"] for check in checks}
     return {
-        "seconds": time.monotonic() - begun,
-        "calls": sum(calls for calls, _ in counts.values()),
-        "changed": sum(changed for _, changed in counts.values()),
+        "calls": sum(of.total() - of["changed"] for of in counts.values()),
+        "changed": sum(of["changed"] for of in counts.values()),
         "by_check": counts,
         "counts": dict(sorted(Counter(outcomes.values()).items())),
         "outcomes": outcomes,
+        "lasted": {check["id"]: check["seconds"] or 0.0 for check in checks},
         "figures": {
             f"{check['id']} {metric['name']} {json.dumps(metric['conditions'], sort_keys=True)}": metric[
                 "value"
             ]
-            for check in found
+            for check in checks
             for metric in check["metrics"]
             if "/s" in metric["unit"]
         },

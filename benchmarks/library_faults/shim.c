@@ -1,7 +1,7 @@
 /* Faults inside cuBLAS, NCCL, and the MKL and gloo of torch's CPU wheel, for LD_PRELOAD.
- * In: FAULT_TABLE, a file with one `struct setting`. Out: the library's calls, with one fault, and their number.
+ * In: FAULT_TABLE, a file with one `struct setting`. Out: the libraries' calls, with one fault, and their number.
  *
- *   library  products, halves (those that torch asks MKL for) or collectives
+ *   library  products, collectives, or halves: the products of 16 bits that torch asks MKL for
  *   kind     flip   mantissa bit `size` (1 is the highest) of one element in `step` (1: all; 0: of one a call)
  *            short  only the `size` highest mantissa bits of each element stay
  *            last   the last element is 0
@@ -36,7 +36,7 @@ struct out { char *data; u64 rows, lead, cols, batches, stride; int mantissa, si
 
 enum library { PRODUCTS, COLLECTIVES, HALVES };
 enum kind { NONE, FLIP, SHORT, LAST, SLOW, FAIL, RACE };
-struct setting { uint32_t library, kind, size, every, seed, step; u64 calls, changed; };
+struct setting { uint32_t library, kind, size, every, seed, step; u64 calls[3], changed; };
 static struct setting *fault;
 static __thread int inside, group;
 static __thread u64 number; /* of the call that is changed */
@@ -82,9 +82,9 @@ static u64 drawn(u64 of, u64 salt) {
     return x ^ x >> 32;
 }
 
-static int chosen(void) {
-    number = __sync_add_and_fetch(&fault->calls, 1);
-    if (fault->kind == NONE || (fault->seed ? drawn(number, 0) : number) % fault->every) return 0;
+static int chosen(enum library library) {
+    number = __sync_add_and_fetch(&fault->calls[library], 1);
+    if (fault->kind == NONE || fault->library != library || (fault->seed ? drawn(number, 0) : number) % fault->every) return 0;
     __sync_add_and_fetch(&fault->changed, 1);
     return 1;
 }
@@ -183,7 +183,7 @@ static void set_stream(ptr handle, ptr stream) {
 /* CALL is the real call; AGAIN: whether a second one gives the same. */
 #define PRODUCT(CALL, AGAIN, OUT, STREAM, RACE_BEGIN, RACE_END) \
     do { \
-        if (fault->library != PRODUCTS || inside || !chosen()) { inside++; int plain = CALL; inside--; return plain; } \
+        if (inside || !chosen(PRODUCTS)) { inside++; int plain = CALL; inside--; return plain; } \
         if (fault->kind == FAIL) return 13; /* CUBLAS_STATUS_EXECUTION_FAILED */ \
         inside++; \
         if (fault->kind == RACE) { RACE_BEGIN; } \
@@ -301,7 +301,7 @@ static struct out received(void *data, u64 count, int type) {
 
 #define COLLECTIVE(CALL, DATA, COUNT, TYPE) \
     do { \
-        if (fault->library != COLLECTIVES || !chosen()) return CALL; \
+        if (!chosen(COLLECTIVES)) return CALL; \
         if (fault->kind == FAIL) return 2; /* ncclSystemError */ \
         ptr given = stream; \
         if (fault->kind == RACE) stream = own_stream(); \
@@ -341,7 +341,7 @@ static double now_s(void) {
 
 #define HERE(LIBRARY, CALL, OUT) \
     do { \
-        int changes = fault->library == LIBRARY && !inside && chosen(); \
+        int changes = !inside && chosen(LIBRARY); \
         double begun = now_s(); \
         inside++; \
         CALL; \

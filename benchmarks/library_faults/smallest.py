@@ -6,9 +6,8 @@ A check that never calls the library says nothing, and is left out. Checks that 
 get one setting together (a unit), and the launch's calls are counted for each of them.
 """
 
-import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planned import Setting
@@ -21,14 +20,19 @@ ELEMENTS = {
     **{f"bit {bit} of one": replace(FLIP, size=bit) for bit in range(MANTISSA, 0, -1)},
     **{f"bit 1 of 1/{step}": replace(FLIP, step=step) for step in SHARES},
 }
+COARSE = dict([*ELEMENTS.items()][::3])
 KEPT = {f"{bits} bits kept": Setting(kind="short", size=bits) for bits in range(MANTISSA - 1, -1, -1)}
 LAST, SLOW = Setting(kind="last"), Setting(kind="slow", size=10)
-RARE = {10: 4, 100: 4, 1000: 4}  # one call in so many: runs
+HALF = "10 bits kept"  # sums of fp16
+COMMON = (10, 100, 1000)  # one call in so many
+COSTLY_S = 8.0  # a check that took longer gets fewer runs
+RUNS, COSTLY_RUNS = 3, 2
 # Checks whose ids begin so read what one launch left.
 SHARED = (
     "test_training.py::",
     "test_training_variants.py::test_gradients_at_full_width",
     "test_training_variants.py::",
+    "test_collectives.py::",
 )
 SEEN, MISSED = ("failed", "error"), "passed"
 
@@ -37,6 +41,16 @@ Outcomes = Mapping[str, str]  # by check
 # Asks for one run: of these checks, with this setting. It gets the outcomes of those that ran to their end.
 Asking = Generator[tuple[Sequence[str], Setting], Outcomes]
 Run = Callable[[Sequence[str], Mapping[str, Setting]], Outcomes]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Checks that get one setting together: their calls of a library, and what is found out about them."""
+
+    library: str
+    calls: int
+    seconds: float
+    found: Found
 
 
 def bisect(name: str, sizes: Mapping[str, Setting], found: Found) -> Asking:
@@ -64,45 +78,76 @@ def tally(name: str, setting: Setting, times: int, found: Found, checks: Sequenc
             found[check][name] = [seen + (outcomes[check] in SEEN), runs + 1]
 
 
-def ask(found: Found) -> Asking:
-    """All that is asked about a unit. A rare fault is planted only where a commoner one is seen."""
-    yield from bisect("elements", ELEMENTS, found)
-    yield from bisect("kept", KEPT, found)
+def ask(unit: Unit) -> Asking:
+    """All that is asked about a unit. Rare faults go to checks that see the constant one.
+
+    A costly unit has fewer sizes, and is asked about the rarest fault first, until it is seen in each run;
+    any other begins with the commonest, until it is never seen.
+    """
+    found, costly = unit.found, unit.seconds > COSTLY_S
+    yield from bisect("elements", COARSE if costly else ELEMENTS, found)
     yield from tally("last", LAST, 1, found, list(found))
-    yield from tally("slow", SLOW, 1, found, list(found))
+    if costly:
+        yield from tally(HALF, KEPT[HALF], 1, found, list(found))
+    else:
+        yield from bisect("kept", KEPT, found)
+        yield from tally("slow", SLOW, 1, found, list(found))
     able = [check for check, told in found.items() if (told.get("elements") or "").endswith("of one")]
-    for every, times in RARE.items():
-        yield from tally(f"1/{every}", replace(FLIP, every=every), times, found, able)
-        able = [check for check in able if found[check].get(f"1/{every}", [0])[0]]
+    times, ends = (COSTLY_RUNS, COSTLY_RUNS) if costly else (RUNS, 0)
+    for every in reversed(COMMON) if costly else COMMON:
+        name = f"1/{every}"
+        yield from tally(name, replace(FLIP, every=every), times, found, able)
+        able = [check for check in able if found[check].get(name, [ends])[0] != ends]
 
 
-def units(outcomes: Outcomes, counts: Mapping[str, tuple[int, int]]) -> list[Found]:
-    """The healthy checks that call the library, alone or by a launch that they share, with their calls."""
+def units(
+    library: str, outcomes: Outcomes, counts: Mapping[str, Mapping[str, int]], seconds: Mapping[str, float]
+) -> list[Unit]:
+    """The healthy checks that call the library, alone or by a launch that they share."""
     groups: dict[str, list[str]] = {}
     for check, outcome in outcomes.items():
         if outcome == MISSED:
             groups.setdefault(next((key for key in SHARED if check.startswith(key)), check), []).append(check)
-    calls = {key: sum(counts.get(check, (0, 0))[0] for check in group) for key, group in groups.items()}
-    return [{check: {"calls": calls[key]} for check in group} for key, group in groups.items() if calls[key]]
+    made = [
+        Unit(
+            library,
+            sum(counts.get(check, {}).get(library, 0) for check in group),
+            sum(seconds.get(check, 0.0) for check in group),
+            {check: {} for check in group},
+        )
+        for group in groups.values()
+    ]
+    return [unit for unit in made if unit.calls]
 
 
-def search(asked: Sequence[Found], library: str, run: Run) -> Iterator[None]:
-    """Ask on until all is known; `asked` is filled in, and may be read after each round."""
-    questions = [(found, asking := ask(found), next(asking)) for found in asked]
+def search(asked: Sequence[Unit], run: Run) -> Iterator[None]:
+    """Ask on until all is known; what `asked` has found may be read after each round.
+
+    Checks that call several libraries are asked about one after the other.
+    """
+    waiting: dict[tuple[str, ...], list[Unit]] = {}
+    for unit in asked:
+        waiting.setdefault(tuple(unit.found), []).append(unit)
+    questions = [
+        (unit := group.pop(0), asking := ask(unit), next(asking), group) for group in waiting.values()
+    ]
     number = 0
     while questions:
         number += 1
         settings = {
-            check: replace(setting, library=library, seed=number)
-            for found, _, (_, setting) in questions
-            for check in found
+            check: replace(setting, library=unit.library, seed=number)
+            for unit, _, (_, setting), _ in questions
+            for check in unit.found
         }
-        outcomes = run([check for _, _, (checks, _) in questions for check in checks], settings)
+        outcomes = run([check for _, _, (checks, _), _ in questions for check in checks], settings)
         left = []
-        for found, asking, (checks, _) in questions:
+        for unit, asking, (checks, _), group in questions:
             ended = {check: outcomes[check] for check in checks if outcomes.get(check) in (*SEEN, MISSED)}
-            with contextlib.suppress(StopIteration):
-                left.append((found, asking, asking.send(ended)))
+            try:
+                left.append((unit, asking, asking.send(ended), group))
+            except StopIteration:
+                if group:
+                    left.append((after := group.pop(0), asking := ask(after), next(asking), group))
         questions = left
         yield
 

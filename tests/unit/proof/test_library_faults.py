@@ -63,7 +63,12 @@ def changed(folder: Path, **fault: str | int) -> list[list[int]]:
     assert not any(value for _, _, beside in calls for value in beside), "a write outside of the matrix"
     found = [[-1] if answer else [value ^ 0x3F80 for value in values] for answer, values, _ in calls]
     if fault.get("library") != "collectives" and fault.get("kind") in ("flip", "last", "fail"):
-        assert planned.counted(table) == (CALLS, sum(any(call) for call in found))
+        assert planned.counted(table) == {
+            "products": CALLS,
+            "collectives": 0,
+            "halves": 0,
+            "changed": sum(any(call) for call in found),
+        }
     return found
 
 
@@ -100,44 +105,56 @@ def test_nothing_changes_without_a_fault_or_with_one_in_the_other_library(built:
         ),
         st.tuples(st.integers(0, len(smallest.ELEMENTS)), st.integers(0, len(smallest.KEPT)), st.booleans()),
         min_size=1,
-    )
+    ),
+    st.booleans(),
 )
 def test_the_search_finds_what_each_check_sees_in_the_fewest_rounds(
-    able: dict[str, tuple[int, int, bool]],
+    able: dict[str, tuple[int, int, bool]], costly: bool
 ) -> None:
     """Each check has the smallest size that it sees on each ladder, and sees rare faults or not."""
-    ladders = (list(smallest.ELEMENTS.values()), list(smallest.KEPT.values()))
-    seeds = []
+    sizes = smallest.COARSE if costly else smallest.ELEMENTS
+    ladders = (list(sizes.values()), list(smallest.KEPT.values()))
+    seeds, libraries = [], []
 
     def run(checks: list[str], settings: dict[str, planned.Setting]) -> dict[str, str]:
         seeds.append({setting.seed for setting in settings.values()})
         return {check: "failed" if sees(check, settings[check]) else "passed" for check in checks}
 
     def sees(check: str, setting: planned.Setting) -> bool:
-        assert setting.library == "halves"
+        libraries.append(setting.library)
         fault = dataclasses.replace(setting, seed=0, library="products")
         for ladder, least in zip(ladders, able[check], strict=False):
             if fault in ladder and fault.every == 1:
                 return ladder.index(fault) >= least
         return able[check][2]
 
-    asked = smallest.units(
-        dict.fromkeys(able, "passed") | {"test_b.py::none": "passed"}, dict.fromkeys(able, (3, 0))
-    )
-    rounds = sum(1 for _ in smallest.search(asked, "halves", run))
-    told = {check: of for found in asked for check, of in found.items()}
+    outcomes = dict.fromkeys(able, "passed") | {"test_b.py::none": "passed", "test_b.py::red": "failed"}
+    counts = {check: {"halves": 3, "products": 2} for check in [*able, "test_b.py::red"]}
+    seconds = dict.fromkeys(able, 60.0 if costly else 1.0)
+    halves, products = (smallest.units(name, outcomes, counts, seconds) for name in ("halves", "products"))
+    rounds = sum(1 for _ in smallest.search([*halves, *products], run))
+    told = {check: of for unit in halves for check, of in unit.found.items()}
+    assert told == {check: of for unit in products for check, of in unit.found.items()}
+    assert set(libraries) == {"halves", "products"}
     assert told.keys() == able.keys(), "a check that calls nothing says nothing"
     for check, (element, kept, rare) in able.items():
-        assert told[check]["elements"] == [*smallest.ELEMENTS, None][element]
-        assert told[check]["kept"] == [*smallest.KEPT, None][kept]
+        assert told[check]["elements"] == [*sizes, None][min(element, len(sizes))]
         assert told[check]["last"] == [int(rare), 1]
-        assert told[check].get("1/10") == ([4 * rare, 4] if element < smallest.MANTISSA else None)
-        assert ("1/100" in told[check]) == (rare and element < smallest.MANTISSA)
+        if costly:
+            runs, from_, then = smallest.COSTLY_RUNS, "1/1000", not rare
+        else:
+            assert told[check]["kept"] == [*smallest.KEPT, None][kept]
+            runs, from_, then = smallest.RUNS, "1/10", rare
+        constant = str(told[check]["elements"]).endswith("of one")
+        assert told[check].get(from_) == ([runs * rare, runs] if constant else None)
+        assert ("1/100" in told[check]) == (constant and then)
     assert seeds == [{number} for number in range(1, rounds + 1)]
-    assert rounds <= 2 * 2 * 5 + 2 + 3 * 4
+    assert rounds <= 2 * (2 * 2 * 5 + 2 + 3 * smallest.RUNS)
 
 
 def test_a_check_without_a_verdict_ends_its_search() -> None:
-    asked = smallest.units({"test_a.py::one": "passed"}, {"test_a.py::one": (1, 0)})
-    list(smallest.search(asked, "products", lambda *_: {"test_a.py::one": "invalid"}))
-    assert asked == [{"test_a.py::one": {"calls": 1}}]
+    (unit,) = smallest.units(
+        "products", {"test_a.py::one": "passed"}, {"test_a.py::one": {"products": 1}}, {}
+    )
+    list(smallest.search([unit], lambda *_: {"test_a.py::one": "invalid"}))
+    assert unit.found == {"test_a.py::one": {}}
