@@ -6,7 +6,9 @@ of all others). `counts` has, by check, the calls of each library while it ran, 
 
 import json
 import os
+import shutil
 import struct
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +17,10 @@ from typing import Any
 
 import pytest
 
+HERE = Path(__file__).resolve().parent
+MADE = (
+    HERE.parents[1] / "build" / "library_faults"
+)  # for where no compiler is: this file, as a program, makes it
 LIBRARIES = ("products", "collectives", "halves")
 KINDS = ("none", "flip", "short", "last", "slow", "fail", "race")
 LAYOUT = struct.Struct("<6I4Q")  # of the shim's `struct setting`
@@ -35,6 +41,22 @@ class Setting:
         """The shim's table, with no calls yet."""
         library, kind = LIBRARIES.index(self.library), KINDS.index(self.kind)
         return LAYOUT.pack(library, kind, self.size, self.every, self.seed, self.step, *[0] * 4)
+
+
+def compiled(folder: Path) -> Path:
+    """Compile the shim into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shim = folder.resolve() / "shim.so"
+    flags = ("-shared", "-fPIC", "-O2", "-pthread", "-Wall", "-Wextra", "-Werror")
+    subprocess.run(["gcc", *flags, str(HERE / "shim.c"), "-o", str(shim), "-ldl"], check=True)
+    return shim
+
+
+def found(folder: Path) -> Path | None:
+    """The shim, compiled into that folder or made before; None without both."""
+    if shutil.which("gcc"):
+        return compiled(folder)
+    return MADE / "shim.so" if (MADE / "shim.so").exists() else None
 
 
 def counted(table: Path) -> Counter[str]:
@@ -96,3 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", {}).get("workerid", "main")
     plan = json.loads(Path(os.environ["FAULT_PLAN"]).read_text(encoding="utf-8"))
     config.pluginmanager.register(Planned(plan, worker))
+
+
+if __name__ == "__main__":
+    compiled(MADE)

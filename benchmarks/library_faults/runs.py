@@ -34,17 +34,14 @@ class Machine:
 
 def made(vendor: str, out: Path) -> Machine:
     """Compile the shim, and on GPUs its kernel, for this machine's torch."""
-    out.mkdir(parents=True, exist_ok=True)
-    shim, kernel = (out / "shim.so").resolve(), (out / "edit.ptx").resolve()
-    flags = ("-shared", "-fPIC", "-O2", "-pthread")
-    subprocess.run(["gcc", *flags, str(HERE / "shim.c"), "-o", str(shim), "-ldl"], check=True)
+    shim, kernel = planned.compiled(out), (out / "edit.ptx").resolve()
     if vendor == "cpu":
         return Machine(vendor, shim, {})
-    kernel.write_bytes(compiled((HERE / "edit.cu").read_bytes()))
+    kernel.write_bytes(ptx((HERE / "edit.cu").read_bytes()))
     return Machine(vendor, shim, {"FAULT_KERNEL": str(kernel)})
 
 
-def compiled(source: bytes) -> bytes:
+def ptx(source: bytes) -> bytes:
     """PTX of CUDA C, by the NVRTC that torch brings."""
     import torch
 
