@@ -139,20 +139,18 @@ def on_processor(libraries: Sequence[str], out: Path, ends: float) -> None:
     ]
     names = (f"round {number}" for number in itertools.count(1))
 
-    def judged(checks: Sequence[str], settings: Mapping[str, Setting]) -> smallest.Outcomes:
-        found: smallest.Outcomes = run(next(names), [f"{SUITES}/{check}" for check in checks], settings)[
-            "outcomes"
-        ]
-        return found
+    def judged(
+        checks: Sequence[str], settings: Mapping[str, Setting]
+    ) -> tuple[smallest.Outcomes, smallest.Counts]:
+        one = run(next(names), [f"{SUITES}/{check}" for check in checks], settings)
+        return one["outcomes"], one["by_check"]
 
     for _ in smallest.search(units, judged):
         write(out, [asdict(unit) for unit in units])
         if time.monotonic() > ends:
             print("not all is known: no time was left")
             break
-    for unit in units:
-        for check, told in unit.found.items():
-            print(f"{unit.library}, {unit.calls} calls: {check}: {json.dumps(told)}")
+    print(*smallest.table(units), sep="\n")
 
 
 def write(out: Path, found: Any) -> None:

@@ -80,11 +80,9 @@ def run(
     folder = out / re.sub(r"\W+", "-", name)
     plan, record = planned.plan(folder, machine.shim, settings), folder / "record.json"
     asked = {"checks": list(checks), "plan": plan}
-    if record.exists() and (kept := json.loads(record.read_text(encoding="utf-8")))["asked"] == asked:
-        return {
-            **kept["found"],
-            "by_check": {check: Counter(of) for check, of in kept["found"]["by_check"].items()},
-        }
+    if record.exists() and covers((kept := json.loads(record.read_text(encoding="utf-8")))["asked"], asked):
+        by_check = {check: Counter(of) for check, of in kept["found"]["by_check"].items()}
+        return {**kept["found"], "by_check": by_check}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     variables = {**planned.write_plan(folder, plan), **(variables or {})}
@@ -106,6 +104,17 @@ def run(
     found = {"seconds": time.monotonic() - begun, **told(folder)}
     record.write_text(json.dumps({"asked": asked, "found": found}), encoding="utf-8")
     return found
+
+
+def covers(made: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Whether a run had all that is asked: the same shim and folder, these checks, these settings."""
+    plan, wanted = dict(made["plan"]), dict(asked["plan"])
+    settings, same = plan.pop("settings"), wanted.pop("settings").items()
+    return (
+        plan == wanted
+        and {*asked["checks"]} <= {*made["checks"]}
+        and all(settings.get(c) == s for c, s in same)
+    )
 
 
 def told(folder: Path) -> dict[str, Any]:

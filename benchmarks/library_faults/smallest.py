@@ -40,7 +40,9 @@ Found = dict[str, dict[str, Any]]  # by check
 Outcomes = Mapping[str, str]  # by check
 # Asks for one run: of these checks, with this setting. It gets the outcomes of those that ran to their end.
 Asking = Generator[tuple[Sequence[str], Setting], Outcomes]
-Run = Callable[[Sequence[str], Mapping[str, Setting]], Outcomes]
+# By check: the outcome, and the calls of each library.
+Counts = Mapping[str, Mapping[str, int]]
+Run = Callable[[Sequence[str], Mapping[str, Setting]], tuple[Outcomes, Counts]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def bisect(name: str, sizes: Mapping[str, Setting], found: Found) -> Asking:
         middle = (low + high) // 2
         outcomes = yield list(unknown), list(sizes.values())[middle]
         for check, (low, high) in unknown.items():
-            if check not in outcomes:  # it had no verdict, and may never have one
+            if check not in outcomes:  # it had no verdict or did not call the library, and may never do so
                 del bounds[check]
             elif low < middle < high:
                 bounds[check] = (low, middle) if outcomes[check] in SEEN else (middle, high)
@@ -100,9 +102,7 @@ def ask(unit: Unit) -> Asking:
         able = [check for check in able if found[check].get(name, [ends])[0] != ends]
 
 
-def units(
-    library: str, outcomes: Outcomes, counts: Mapping[str, Mapping[str, int]], seconds: Mapping[str, float]
-) -> list[Unit]:
+def units(library: str, outcomes: Outcomes, counts: Counts, seconds: Mapping[str, float]) -> list[Unit]:
     """The healthy checks that call the library, alone or by a launch that they share."""
     groups: dict[str, list[str]] = {}
     for check, outcome in outcomes.items():
@@ -139,10 +139,11 @@ def search(asked: Sequence[Unit], run: Run) -> Iterator[None]:
             for unit, _, (_, setting), _ in questions
             for check in unit.found
         }
-        outcomes = run([check for _, _, (checks, _), _ in questions for check in checks], settings)
+        outcomes, counts = run([check for _, _, (checks, _), _ in questions for check in checks], settings)
         left = []
         for unit, asking, (checks, _), group in questions:
-            ended = {check: outcomes[check] for check in checks if outcomes.get(check) in (*SEEN, MISSED)}
+            reached = any(counts.get(check, {}).get(unit.library) for check in unit.found)
+            ended = {c: outcomes[c] for c in checks if reached and outcomes.get(c) in (*SEEN, MISSED)}
             try:
                 left.append((unit, asking, asking.send(ended), group))
             except StopIteration:
@@ -150,6 +151,30 @@ def search(asked: Sequence[Unit], run: Run) -> Iterator[None]:
                     left.append((after := group.pop(0), asking := ask(after), next(asking), group))
         questions = left
         yield
+
+
+def table(asked: Sequence[Unit]) -> Iterator[str]:
+    """What was found, as a table in Markdown: a row for each check that sees a fault or was asked alone."""
+    asks = ("elements", "kept", HALF, "last", "slow", *(f"1/{every}" for every in COMMON))
+    yield "| library | check | calls | " + " | ".join(asks) + " |"
+    yield "|---" * (3 + len(asks)) + "|"
+    for unit in asked:
+        for check, told in unit.found.items():
+            if told and (len(unit.found) == 1 or told.get("elements") or told.get("last", [0])[0]):
+                cells = (_cell(name, told) for name in asks)
+                yield f"| {unit.library} | `{check}` | {unit.calls} | " + " | ".join(cells) + " |"
+
+
+def _cell(name: str, told: Mapping[str, Any]) -> str:
+    """An answer in words: of a rare fault also the probability that one of seven nights sees it."""
+    if name not in told:
+        return ""
+    answer = told[name]
+    if not isinstance(answer, list):
+        return answer or "none"
+    seen, runs = answer
+    nights = f", {in_nights(seen, runs):.2f}" if name.startswith("1/") else ""
+    return f"{seen} of {runs}{nights}"
 
 
 def in_nights(seen: int, runs: int, nights: int = 7) -> float:

@@ -116,9 +116,10 @@ def test_the_search_finds_what_each_check_sees_in_the_fewest_rounds(
     ladders = (list(sizes.values()), list(smallest.KEPT.values()))
     seeds, libraries = [], []
 
-    def run(checks: list[str], settings: dict[str, planned.Setting]) -> dict[str, str]:
+    def run(checks: list[str], settings: dict[str, planned.Setting]) -> tuple[dict, dict]:
         seeds.append({setting.seed for setting in settings.values()})
-        return {check: "failed" if sees(check, settings[check]) else "passed" for check in checks}
+        outcomes = {check: "failed" if sees(check, settings[check]) else "passed" for check in checks}
+        return outcomes, {check: {setting.library: 1} for check, setting in settings.items()}
 
     def sees(check: str, setting: planned.Setting) -> bool:
         libraries.append(setting.library)
@@ -152,9 +153,22 @@ def test_the_search_finds_what_each_check_sees_in_the_fewest_rounds(
     assert rounds <= 2 * (2 * 2 * 5 + 2 + 3 * smallest.RUNS)
 
 
-def test_a_check_without_a_verdict_ends_its_search() -> None:
+@pytest.mark.parametrize(("outcome", "calls"), [("invalid", 1), ("passed", 0)])
+def test_a_check_without_a_verdict_or_a_call_ends_its_search(outcome: str, calls: int) -> None:
     (unit,) = smallest.units(
         "products", {"test_a.py::one": "passed"}, {"test_a.py::one": {"products": 1}}, {}
     )
-    list(smallest.search([unit], lambda *_: {"test_a.py::one": "invalid"}))
+    told = {"test_a.py::one": outcome}, {"test_a.py::one": {"products": calls}}
+    list(smallest.search([unit], lambda *_: told))
     assert unit.found == {"test_a.py::one": {}}
+
+
+def test_the_table_has_what_is_known_and_the_chance_of_seven_nights() -> None:
+    known = {"elements": "bit 9 of one", "kept": None, "last": [0, 1], "1/10": [1, 4]}
+    alone = smallest.Unit("products", 3, 1.0, {"test_a.py::one": known})
+    shared = smallest.Unit("halves", 8, 1.0, {"test_b.py::two": known, "test_b.py::none": {"elements": None}})
+    row = "| 3 | bit 9 of one | none |  | 0 of 1 |  | 1 of 4, 0.87 |  |  |"
+    assert list(smallest.table([alone, shared]))[2:] == [
+        f"| products | `test_a.py::one` {row}",
+        f"| halves | `test_b.py::two` {row.replace('3', '8', 1)}",
+    ]
