@@ -13,6 +13,7 @@ lies in DIR already is not made again.
 import argparse
 import itertools
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -89,12 +90,13 @@ def main() -> None:
     asked.add_argument("--out", type=Path, required=True)
     asked.add_argument("--only", default="products,speed", help="groups of faults, or processor")
     asked.add_argument("--library", action="append", choices=LIBRARIES, help="on a processor, these only")
+    asked.add_argument("--checks", default="", help="on a processor, those whose ids have this expression")
     asked.add_argument("--limit-s", type=float, default=500.0, help="begin no run after this time")
     asked.add_argument("--fault", action="append", help="plant these only, by their names")
     options = asked.parse_args()
     ends = time.monotonic() + options.limit_s
     if options.only == "processor":
-        on_processor(options.library or LIBRARIES, options.out, ends)
+        on_processor(options.library or LIBRARIES, options.checks, options.out, ends)
     else:
         on_gpus(options.only.split(","), options.fault, options.out, ends)
 
@@ -121,7 +123,7 @@ def on_gpus(groups: list[str], chosen: list[str] | None, out: Path, ends: float)
     show(found)
 
 
-def on_processor(libraries: Sequence[str], out: Path, ends: float) -> None:
+def on_processor(libraries: Sequence[str], chosen: str, out: Path, ends: float) -> None:
     """Find the smallest fault of each library on a processor that each check sees."""
     machine = runs.made("cpu", out)
 
@@ -136,6 +138,7 @@ def on_processor(libraries: Sequence[str], out: Path, ends: float) -> None:
         unit
         for library in libraries
         for unit in smallest.units(library, healthy["outcomes"], healthy["by_check"], healthy["lasted"])
+        if any(re.search(chosen, check) for check in unit.found)
     ]
     names = (f"round {number}" for number in itertools.count(1))
 

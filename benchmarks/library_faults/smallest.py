@@ -88,13 +88,14 @@ def ask(unit: Unit) -> Asking:
     """
     found, costly = unit.found, unit.seconds > COSTLY_S
     yield from bisect("elements", COARSE if costly else ELEMENTS, found)
+    found = {check: told for check, told in found.items() if told}  # the others do not call the library
     yield from tally("last", LAST, 1, found, list(found))
     if costly:
         yield from tally(HALF, KEPT[HALF], 1, found, list(found))
     else:
         yield from bisect("kept", KEPT, found)
         yield from tally("slow", SLOW, 1, found, list(found))
-    able = [check for check, told in found.items() if (told.get("elements") or "").endswith("of one")]
+    able = [check for check, told in found.items() if (told["elements"] or "").endswith("of one")]
     times, ends = (COSTLY_RUNS, COSTLY_RUNS) if costly else (RUNS, 0)
     for every in reversed(COMMON) if costly else COMMON:
         name = f"1/{every}"
