@@ -1,27 +1,30 @@
-"""Plant faults inside cuBLAS and NCCL, and see which checks fail. In: a machine with NVIDIA GPUs, gcc.
+"""Plant faults inside cuBLAS and NCCL, or MKL and gloo, and see which checks fail. In: gcc, torch.
 Out: a table, and its figures as JSON.
 
     python benchmarks/library_faults/measure.py --out DIR [--only products,speed]
+    python benchmarks/library_faults/measure.py --out DIR --only processor
 
 Each setting is one run of the acceptance checks that can see it, with `shim.c` loaded before the libraries. A
-check that fails without a fault says nothing, and is left out.
+check that fails without a fault says nothing, and is left out. On a processor each round plants another size
+for each check, until the smallest that it sees is known (`smallest.py`); no GPU is needed for it. A run that
+lies in DIR already is not made again.
 """
 
 import argparse
-import ctypes
+import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+import runs
+import smallest
+from planned import LIBRARIES, Setting
+
 PRODUCTS = (
     "(test_gemm and not test_gemm_speed) or test_fp8_gemm or test_fp8_recipes or test_tf32_gemm"
     " or test_fp32_is_ieee or test_linear_cross or test_determinism or test_graph_replay or test_no_silent"
@@ -31,43 +34,46 @@ PRODUCTS = (
 SPEED = "test_gemm_speed or test_throughput_fsdp2 or test_fp8_is_worth_it"
 COLLECTIVES = "test_collectives.py or test_loss_falls or test_ranks_agree or test_resume or test_peer_copies"
 LINKS = "test_collective_speed.py or test_all_reduce_values or test_node_speed.py"
-FLIP = {"FAULT_KIND": "flip", "FAULT_ELEMENTS": "1"}
-RARELY = {"FAULT_EVERY": "20"}
-# A group's checks; then the faults, of which the first is none.
-GROUPS: Mapping[str, tuple[str, Mapping[str, Mapping[str, str]]]] = {
+FLIP = Setting(kind="flip")
+RARELY = replace(FLIP, every=20)
+# A group's checks; then the faults, of which the first is none: a setting, or variables of NCCL.
+GROUPS: Mapping[str, tuple[str, Mapping[str, Setting | Mapping[str, str]]]] = {
     "products": (
         PRODUCTS,
         {
-            "none": {},
-            **{f"mantissa bit {n} of one element": {**FLIP, "FAULT_BIT": f"{n}"} for n in (1, 4, 7)},
-            "mantissa bit 1 of one element, one call in 20": {**FLIP, "FAULT_BIT": "1", **RARELY},
-            **{f"{n} mantissa bits are kept": {"FAULT_KIND": "short", "FAULT_BIT": f"{n}"} for n in (9, 5)},
-            "the last element is 0": {"FAULT_KIND": "last"},
-            "nobody waits for them": {"FAULT_KIND": "race"},
-            "one call in 20 fails": {"FAULT_KIND": "fail", **RARELY},
+            "none": Setting(),
+            **{f"mantissa bit {n} of one element": replace(FLIP, size=n) for n in (1, 4, 7)},
+            "mantissa bit 1 of one element, one call in 20": RARELY,
+            **{f"{n} mantissa bits are kept": Setting(kind="short", size=n) for n in (9, 5)},
+            "the last element is 0": Setting(kind="last"),
+            "nobody waits for them": Setting(kind="race"),
+            "one call in 20 fails": Setting(kind="fail", every=20),
         },
     ),
     "speed": (
         SPEED,
         {
-            "none": {},
-            **{f"one in {n} runs twice": {"FAULT_KIND": "slow", "FAULT_EVERY": f"{n}"} for n in (20, 10, 5)},
+            "none": Setting(),
+            **{f"one in {n} runs twice": Setting(kind="slow", size=2, every=n) for n in (20, 10, 5)},
         },
     ),
     "collectives": (
         COLLECTIVES,
         {
-            "none": {},
-            **{f"mantissa bit {n} of one element": {**FLIP, "FAULT_BIT": f"{n}"} for n in (1, 7)},
-            "mantissa bit 1 of one element, one call in 20": {**FLIP, "FAULT_BIT": "1", **RARELY},
-            "the last element is 0": {"FAULT_KIND": "last"},
-            "one call in 20 fails": {"FAULT_KIND": "fail", **RARELY},
+            "none": Setting(library="collectives"),
+            **{
+                f"mantissa bit {n} of one element": replace(FLIP, library="collectives", size=n)
+                for n in (1, 7)
+            },
+            "mantissa bit 1 of one element, one call in 20": replace(RARELY, library="collectives"),
+            "the last element is 0": Setting("collectives", "last"),
+            "one call in 20 fails": Setting("collectives", "fail", every=20),
         },
     ),
     "links": (
         LINKS,
         {
-            "none": {},
+            "none": Setting(),
             "no peer access": {"NCCL_P2P_DISABLE": "1"},
             "neither peer access nor shared memory": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
             "one channel": {"NCCL_MAX_NCHANNELS": "1"},
@@ -75,128 +81,84 @@ GROUPS: Mapping[str, tuple[str, Mapping[str, Mapping[str, str]]]] = {
     ),
 }
 SHOWN = 0.01  # figures that changed by less are not printed
-LIBRARY = {"products": "products", "speed": "products", "collectives": "collectives"}
+SUITES = "tests/acceptance"
+ROUND_S = 1200  # a round of a processor takes 1 to 5 minutes; more on a busy machine
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--out", type=Path, required=True)
-    asked.add_argument("--only", default="products,speed", help="groups of faults")
-    asked.add_argument("--limit-s", type=float, default=500.0, help="begin no fault after this time")
+    asked.add_argument("--only", default="products,speed", help="groups of faults, or processor")
+    asked.add_argument("--library", action="append", choices=LIBRARIES, help="on a processor, these only")
+    asked.add_argument("--checks", default="", help="on a processor, those whose ids have this expression")
+    asked.add_argument("--limit-s", type=float, default=500.0, help="begin no run after this time")
     asked.add_argument("--fault", action="append", help="plant these only, by their names")
     options = asked.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    shim, kernel = built(options.out)
+    ends = time.monotonic() + options.limit_s
+    if options.only == "processor":
+        on_processor(options.library or LIBRARIES, options.checks, options.out, ends)
+    else:
+        on_gpus(options.only.split(","), options.fault, options.out, ends)
+
+
+def on_gpus(groups: list[str], chosen: list[str] | None, out: Path, ends: float) -> None:
+    """One run for each fault of some groups; `chosen` names those to plant, beside none."""
+    machine = runs.made("nvidia", out)
     found: dict[str, dict[str, Any]] = {}
-    begun = time.monotonic()
-    for group in options.only.split(","):
+    for group in groups:
         selection, faults = GROUPS[group]
-        for fault, variables in faults.items():
-            if options.fault and fault not in ("none", *options.fault):
+        for fault, planted in faults.items():
+            if chosen and fault not in ("none", *chosen):
                 continue
-            if time.monotonic() - begun > options.limit_s:
+            if time.monotonic() > ends:
                 print(f"not run, no time was left: {group}: {fault}")
                 continue
-            loaded = {
-                "LD_PRELOAD": str(shim),
-                "FAULT_KERNEL": str(kernel),
-                "FAULT_IN": LIBRARY.get(group, ""),
-            }
-            one = run(f"{group}: {fault}", selection, {**variables, **loaded}, options.out)
+            setting, variables = (planted, {}) if isinstance(planted, Setting) else (Setting(), planted)
+            checks = ("tests/", "-k", selection)
+            one = runs.run(f"{group}: {fault}", checks, {"": setting}, machine, out=out, variables=variables)
             found[f"{group}: {fault}"] = one
-            text = json.dumps(found, indent=1) + "\n"
-            (options.out / "library-faults.json").write_text(text, encoding="utf-8")
+            write(out, found)
             calls = f"{one['calls']} calls, {one['changed']} changed"
             print(f"{one['seconds']:5.0f} s  {group}: {fault}: {calls}; {one['counts']}", flush=True)
     show(found)
 
 
-def built(out: Path) -> tuple[Path, Path]:
-    """The shim and the kernel, compiled for this machine's torch."""
-    shim, kernel = (out / "shim.so").resolve(), (out / "edit.ptx").resolve()
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-O2", "-pthread", str(HERE / "shim.c"), "-o", str(shim), "-ldl"],
-        check=True,
-    )
-    kernel.write_bytes(compiled((HERE / "edit.cu").read_bytes()))
-    return shim, kernel
+def on_processor(libraries: Sequence[str], chosen: str, out: Path, ends: float) -> None:
+    """Find the smallest fault of each library on a processor that each check sees."""
+    machine = runs.made("cpu", out)
 
+    def run(name: str, checks: Sequence[str], settings: Mapping[str, Setting]) -> dict[str, Any]:
+        one = runs.run(name, checks, settings, machine, out=out, timeout_s=ROUND_S)
+        calls = f"{one['calls']} calls, {one['changed']} changed"
+        print(f"{one['seconds']:5.0f} s  {name}: {calls}; {one['counts']}", flush=True)
+        return one
 
-def compiled(source: bytes) -> bytes:
-    """PTX of CUDA C, by the NVRTC that torch brings."""
-    import torch
-
-    torch.zeros(1, device="cuda")
-    places = [Path(torch.__file__).parents[1] / "nvidia", Path("/usr/local/cuda/lib64")]
-    path = next(path for place in places for path in sorted(place.rglob("libnvrtc.so.*")))
-    nvrtc = ctypes.CDLL(str(path))
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    checked(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"edit.cu", 0, None, None))
-    major, _ = torch.cuda.get_device_capability()
-    option = (ctypes.c_char_p * 1)(f"--gpu-architecture=compute_{major}0".encode())
-    checked(nvrtc.nvrtcCompileProgram(program, 1, option))
-    checked(nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size)))
-    text = ctypes.create_string_buffer(size.value)
-    checked(nvrtc.nvrtcGetPTX(program, text))
-    return text.raw.rstrip(b"\0")
-
-
-def checked(answer: int) -> None:
-    """Raise `RuntimeError` if NVRTC did not answer with 0."""
-    if answer:
-        raise RuntimeError(f"NVRTC answered {answer}")
-
-
-def run(name: str, selection: str, variables: Mapping[str, str], out: Path) -> dict[str, Any]:
-    """One run of the checks: outcome and gated figures by check."""
-    label = re.sub(r"\W+", "-", name)
-    log, results = out / f"{label}.calls", out / f"{label}.results"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "tests/",
-        "--gpu-vendor",
-        "nvidia",
-        "--tier",
-        "standard",
-        "-k",
-        selection,
+    healthy = run("healthy", ("tests/",), {})
+    units = [
+        unit
+        for library in libraries
+        for unit in smallest.units(library, healthy["outcomes"], healthy["by_check"], healthy["lasted"])
+        if any(re.search(chosen, check) for check in unit.found)
     ]
-    command += ["--result-dir", str(results), "-p", "no:cacheprovider", "-q"]
-    command += [] if name.startswith("speed") else ["-n", "8"]
-    begun = time.monotonic()
-    with (out / f"{label}.txt").open("w") as output:
-        environment = {**os.environ, **variables, "FAULT_LOG": str(log)}
-        subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=400,
-            check=False,
-        )
-    checks = json.loads((results / "result.json").read_text(encoding="utf-8"))["checks"]
-    pairs = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-    outcomes = {check["id"]: check["outcome"] for check in checks}
-    return {
-        "seconds": time.monotonic() - begun,
-        "calls": sum(int(calls) for calls, _ in pairs),
-        "changed": sum(int(changed) for _, changed in pairs),
-        "counts": {
-            outcome: list(outcomes.values()).count(outcome) for outcome in sorted(set(outcomes.values()))
-        },
-        "outcomes": outcomes,
-        "figures": {
-            f"{check['id']} {metric['name']} {json.dumps(metric['conditions'], sort_keys=True)}": metric[
-                "value"
-            ]
-            for check in checks
-            for metric in check["metrics"]
-            if "/s" in metric["unit"]
-        },
-    }
+    names = (f"round {number}" for number in itertools.count(1))
+
+    def judged(
+        checks: Sequence[str], settings: Mapping[str, Setting]
+    ) -> tuple[smallest.Outcomes, smallest.Counts]:
+        one = run(next(names), [f"{SUITES}/{check}" for check in checks], settings)
+        return one["outcomes"], one["by_check"]
+
+    for _ in smallest.search(units, judged):
+        write(out, [asdict(unit) for unit in units])
+        if time.monotonic() > ends:
+            print("not all is known: no time was left")
+            break
+    print(*smallest.table(units), sep="\n")
+
+
+def write(out: Path, found: Any) -> None:
+    """Keep what is known by now."""
+    (out / "library-faults.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def show(found: Mapping[str, Mapping[str, Any]]) -> None:

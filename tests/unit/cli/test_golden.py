@@ -7,8 +7,8 @@ tests/unit/cli/test_golden.py` writes what it prints: review the diff. The flow 
 the host are fake. What changes from run to run is <a placeholder>.
 
 Some verbs cannot have five likely errors. doctor: what it finds is a table, no error. first-host: its steps
-are commands of their own. list, compat: they read files and compare. outdated: an index that does not answer
-is a row. prove: the run of the faults says what is wrong (test_prove.py). key: it takes a path only.
+are commands of their own. list, compat: they read files and compare. outdated: it asks pip
+(test_pip_settings.py). prove: the run of the faults says what is wrong (test_prove.py). key: it takes a path only.
 """
 
 import base64

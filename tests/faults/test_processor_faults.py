@@ -1,0 +1,73 @@
+"""Faults below torch: inside the MKL and the gloo of its CPU wheel. In: gcc or build/library_faults.
+
+`benchmarks/library_faults/shim.c` plants them, and counts the calls; docs/reference/trust.md has the smallest
+fault that each check sees. Here a fault in each library has to fail a check that asks for exact numbers, and
+one that compares two computations which both take their products from there.
+"""
+
+import dataclasses
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planting
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/library_faults"
+sys.path.append(str(FOLDER))
+planned = importlib.import_module("planned")
+BIT = "bit 1 of one element of each"
+FAULTS = {
+    "products": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_gemm[fp32]"),
+    "products of both sides": planting.Fault(
+        f"{BIT} float32 product", "test_kernels.py::test_compiled_block[fp32]", says="elementwise"
+    ),
+    "collectives": planting.Fault(
+        f"{BIT} sum of ranks", "test_collectives.py::test_all_reduce_values", tier="smoke"
+    ),
+}
+HEALTHY = {
+    library: dataclasses.replace(fault, name="a shim that changes nothing", outcome="passed", says="")
+    for library, fault in FAULTS.items()
+}
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = planned.found(tmp_path_factory.mktemp("shim"))
+    return made or pytest.skip(
+        "no gcc, and no build/library_faults: benchmarks/library_faults/planned.py makes it"
+    )
+
+
+@pytest.fixture
+def plant_below(
+    plant: Callable[[planting.Fault], dict[str, Any]], shim: Path, tmp_path: Path
+) -> Callable[[planting.Fault, Any], Counter[str]]:
+    """Plant a fault inside a library, and count what was reached."""
+
+    def planted(fault: planting.Fault, setting: Any) -> Counter[str]:
+        table = tmp_path / "table"
+        planned.written(table, setting)
+        plant(dataclasses.replace(fault, env={"LD_PRELOAD": str(shim), "FAULT_TABLE": str(table)}))
+        return planned.counted(table)
+
+    return planted
+
+
+@pytest.mark.parametrize(("library", "fault"), FAULTS.items(), ids=str)
+def test_a_fault_inside_a_library_fails_its_check(library: str, fault: planting.Fault, plant_below) -> None:
+    library = library.partition(" ")[0]
+    counted = plant_below(fault, planned.Setting(library=library, kind="flip"))
+    assert counted["changed"] == counted[library] > 0
+
+
+@pytest.mark.parametrize(("library", "fault"), HEALTHY.items(), ids=str)
+def test_the_shim_alone_fails_nothing(library: str, fault: planting.Fault, plant_below) -> None:
+    library = library.partition(" ")[0]
+    counted = plant_below(fault, planned.Setting(library=library))
+    assert counted[library] > 0 == counted["changed"]
