@@ -8,7 +8,8 @@ the host are fake. What changes from run to run is <a placeholder>.
 
 Some verbs cannot have five likely errors. doctor: what it finds is a table, no error. first-host: its steps
 are commands of their own. list, compat: they read files and compare. outdated: it asks pip
-(test_pip_settings.py). prove: the run of the faults says what is wrong (test_prove.py). key: it takes a path only.
+(test_pip_settings.py). prove: the run of the faults says what is wrong (test_prove.py). key: it takes a path
+only.
 """
 
 import base64
@@ -44,6 +45,7 @@ from stackcheck.imaging import base_sources, bootstrap, host_base
 from stackcheck.imaging.dpkg import Database
 from stackcheck.imaging.wheels import installed
 from stackcheck.matrix.stack import Stack
+from stackcheck.nightly.install import CARRIED
 from stackcheck.oci.layout import OciLayout
 from stackcheck.proof import prove
 
@@ -386,7 +388,8 @@ PLACEHOLDERS = (
 
 def stable(text: str, root: Path) -> str:
     """The text with a placeholder for each thing that differs from run to run."""
-    for path, name in ((root, "<checkout>"), (root.parent, "<tmp>")):
+    program = Path(sys.executable).parent / "stackcheck"
+    for path, name in ((root, "<checkout>"), (root.parent, "<tmp>"), (program, "<stackcheck>")):
         text = text.replace(str(path), name)
     for pattern, name in PLACEHOLDERS:
         text = pattern.sub(name, text)
@@ -442,6 +445,10 @@ def test_a_script_prints_what_its_file_says(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("STACKCHECK_SUITE_PYTHON", sys.executable)
     monkeypatch.setattr("stackcheck.cli.make._program", lambda: "stackcheck")
+    monkeypatch.setattr("platform.node", lambda: "gpu-1")
+    monkeypatch.setattr("stackcheck.files.users.name", lambda: "operator")
+    for name in {*CARRIED} - {"XDG_CONFIG_HOME", "XDG_DATA_HOME", "STACKCHECK_WHEEL_CACHE"}:  # own_home's
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("stackcheck.imaging.platforms.native", lambda: "linux/amd64")
     world = World(root=small_checkout, engine=fake_engine, patch=monkeypatch, capsys=capsys)
     script = path.read_text(encoding="utf-8")
@@ -464,5 +471,5 @@ def test_a_script_prints_what_its_file_says(
 def test_no_golden_file_shows_what_differs_from_run_to_run() -> None:
     for path in SCRIPTS:
         text = path.read_text(encoding="utf-8")
-        assert "/tmp/" not in text, path
+        assert not re.search("/tmp/|/[.]?venv/bin/stackcheck", text), path
         assert not re.search(r"[0-9a-f]{32}", text), path
