@@ -48,6 +48,8 @@ def planted_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[b
     monkeypatch.setenv("PIP_INDEX_URL", "https://planted-user:planted-token@index.invalid/simple")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CERT", str(certificates))
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # pip takes these first
+        monkeypatch.delenv(name, raising=False)
     archives = [line.encode() for line in host_settings.apt_sources("debian12").splitlines()]
     return (b"planted-user", b"planted-token", b"index.invalid", b"planted-folder", b"planted certificate",
             b"planted wheel", b"planted-bundle", *archives)  # fmt: skip
