@@ -76,9 +76,9 @@ def test_planted_fault_is_caught(planted: Fault, plant) -> None:
 
 def test_bits_that_a_switch_changes_are_recorded(plant) -> None:
     patches = {"torch.distributed:all_reduce": RESTLESS, "workloads.nccl_log:nvls": "lambda *a: 'on'"}
-    (check,) = plant(fault("switches add", "test_same_bits_from_call_to_call", patches, "", "passed"))[
-        "checks"
-    ]
+    (check,) = plant(
+        fault("switches add", "test_same_bits_from_call_to_call", patches, "", outcome="passed")
+    )["checks"]
     changed = {(m["conditions"]["op"], m["conditions"]["nvls"]): m["value"] for m in check["metrics"]}
     assert changed["all_reduce", "on"] > 0
     assert changed["reduce_scatter", "on"] == 0
