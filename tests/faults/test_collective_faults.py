@@ -52,6 +52,7 @@ FAULTS = (
             LIMIT: "10.0",
         },
         "world 3: no world here",
+        another=True,
     ),
     fault(
         "a second use replaces the first",

@@ -59,7 +59,7 @@ def collectives(python: str, folder: Path, ranks: int, stacks: Path, fault: str 
     return report
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_suites_binding_of_rccl_gives_right_results(
     suite_python: str, libraries: tuple[Path, Path], tmp_path: Path, ranks: int
 ) -> None:
@@ -76,7 +76,7 @@ def test_the_suites_binding_of_rccl_gives_right_results(
     ("fault", "operations"),
     [
         ("last", {"all_reduce", "reduce_scatter", "all_gather"}),
-        ("peer", {"all_reduce", "reduce_scatter"}),
+        pytest.param("peer", {"all_reduce", "reduce_scatter"}, marks=pytest.mark.slow),
         ("swap", {"all_to_all"}),
     ],
 )

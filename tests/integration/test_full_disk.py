@@ -92,6 +92,7 @@ def elsewhere(tmp_path: Path) -> Iterator[SmallDisk]:
     yield from disk(tmp_path / "elsewhere")
 
 
+@pytest.mark.slow
 def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_is(
     checkout: Path, dist: SmallDisk
 ) -> None:
@@ -159,6 +160,7 @@ def test_an_export_that_finds_no_room_leaves_nothing(checkout: Path, elsewhere: 
     assert tar.stat().st_size > 48 << 20
 
 
+@pytest.mark.slow
 def test_a_pull_that_finds_no_room_is_no_refused_certificate(
     checkout: Path, elsewhere: SmallDisk, scripted_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

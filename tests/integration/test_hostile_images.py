@@ -124,6 +124,7 @@ ALIKE = (
     "e8 an archive of the standard library",
     "a libc beside the program",
     "sitecustomize",
+    "an answer of 100 MB",
     "an answer that never comes",
     "a .pth that replaces json",
     "a volume above the suites",

@@ -70,10 +70,10 @@ def _value(rng: random.Random, option: str, between: str) -> str:
 
 
 def usual(every: Iterable[object]) -> list[object]:
-    """Each fifth one; the rest runs with the slow tests."""
+    """Each seventh one; the rest runs with the slow tests."""
     return [
         one
-        if n % 3 == 0
+        if n % 7 == 0
         else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.slow)
         for n, one in enumerate(every)
     ]
