@@ -46,4 +46,6 @@ def first_problem(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
     return (str(error) or type(error).__name__).splitlines()[0]

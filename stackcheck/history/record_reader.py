@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from stackcheck.files.border import first_problem
 from stackcheck.history import metrics
 from stackcheck.history.records import SCHEMA, Records, head_of, result_of
 from stackcheck.history.runs import HistoryError, Point, Run
@@ -72,7 +73,7 @@ def _read(text: bytes, digest: str, whole: Callable[[], bytes]) -> Kept:
         raise HistoryError(
             "a record of the history cannot be read",
             where=digest,
-            got=f"{type(error).__name__}: {error}",
+            got=first_problem(error),
             expected=f"a record of schema {SCHEMA}",
             next_step="use the version of stackcheck that wrote it, or import the run's result.json again",
         ) from error

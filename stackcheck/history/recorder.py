@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stackcheck.errors import StackcheckError
+from stackcheck.files.border import first_problem
 from stackcheck.files.regular import read_regular
 from stackcheck.history.runs import HistoryError
 from stackcheck.matrix import resolve
@@ -152,7 +153,7 @@ def _own_verdict(path: Path, result: RunResult) -> dict[str, Any] | None:
         verdict = json.loads(read_regular(file, VERDICT_LIMIT_BYTES))
         problem = _contradiction(verdict, result)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = first_problem(error)
     if problem:
         raise HistoryError(
             "the verdict beside the result is not about it",
