@@ -19,7 +19,8 @@ Settings = Mapping[str, tuple[str, ...]]
 SECTIONS = ("global", "install", ":env:")  # the later one wins
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
-_TRUE = {"y", "yes", "t", "true", "on", "1"}  # as pip spells it
+# As pip spells them.
+_TRUE, _FALSE = {"y", "yes", "t", "true", "on", "1"}, {"n", "no", "f", "false", "off", "0"}
 
 
 def pip_settings() -> Settings:
@@ -43,8 +44,20 @@ def parse(listed: str) -> Settings:
 
 
 def asks_no_index(settings: Settings) -> bool:
-    """Whether pip install asks no index (`no-index`)."""
-    return settings.get("no-index", ("",))[-1].lower() in _TRUE
+    """Whether pip install asks no index (`no-index`).
+
+    Raises:
+        ConfigurationError: The value is neither true nor false: pip refuses it, too.
+    """
+    said = " ".join(settings.get("no-index", ("false",))).lower()
+    if said not in _TRUE | _FALSE:
+        raise ConfigurationError(
+            "pip's setting no-index is neither true nor false",
+            got=said,
+            expected="true or false",
+            next_step=f"{sys.executable} -m pip config debug",
+        )
+    return said in _TRUE
 
 
 def certificates(settings: Settings) -> Path | None:
@@ -81,11 +94,11 @@ def _listed(_environment: tuple[tuple[str, str], ...]) -> str:
     command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     try:
         done = subprocess.run(command, capture_output=True, errors="replace", check=False, timeout=60)
-        error = done.stderr.strip()[-300:] if done.returncode else ""
+        if done.returncode == 0:
+            return done.stdout
+        error = (done.stderr.strip() or done.stdout.strip())[-300:]  # pip writes some errors to stdout
     except (OSError, subprocess.SubprocessError) as failure:
         error = str(failure)
-    if not error:
-        return done.stdout
     missing = "No module named pip" in error
     raise ConfigurationError(  # without its answer a site's own index would be left out in silence
         "pip cannot be asked where this site's packages are",

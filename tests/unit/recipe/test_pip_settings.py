@@ -107,15 +107,28 @@ def test_the_places_of_a_lock_are_those_that_pip_would_ask(
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "named"),
+    [
+        ("index-url = https://one.example/simple\n", {}, "pip.conf"),
+        ("[global]\ntimeout = soon\n", {}, "'soon'"),
+        ("", {"PIP_RETRIES": "many"}, "'many'"),
+    ],
+)
 def test_a_configuration_that_pip_cannot_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, variables: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "pip.conf").write_text("index-url = https://one.example/simple\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    (tmp_path / "pip.conf").write_text(text)
+    only(monkeypatch, {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **variables})
     with pytest.raises(ConfigurationError, match="pip cannot be asked") as caught:
         pip_settings()
-    assert "pip.conf" in str(caught.value.got)
+    assert named in str(caught.value.got)
     assert str(caught.value.next_step).endswith("-m pip config debug")
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="neither true nor false"):
+        asks_no_index({"no-index": ("perhaps",)})
 
 
 # ---- What pip finds a lock finds ------------------------------------------------------------------------
