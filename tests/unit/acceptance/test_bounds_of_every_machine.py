@@ -252,7 +252,8 @@ def test_the_list_of_gated_figures_is_what_a_run_judged(count: int, run: str, la
         (metric["name"], metric["conditions"])
         for check in document["checks"]
         for metric in check["metrics"]
-        if metric["verdict"] in {"pass", "fail", "no_threshold"} and metric["name"] in thresholds.METRICS
+        if metric["verdict"] in {"pass", "fail", "no_threshold"}
+        and metric["name"] in thresholds.METRICS
         and metric["conditions"].get("backend") != "default"  # has the bound of the backend that it took
     ]
     every = gated.figures(models.row("H200"), count, "standard")
