@@ -68,10 +68,7 @@ def test_the_wheel_of_the_workflow_names_the_repository_that_ran_it(tmp_path: Pa
     assert [link for link in links if not link.startswith("https://")] == []
     assert subprocess.run(
         ("git", "status", "--porcelain"), cwd=clone, capture_output=True, check=True
-    ).stdout in {
-        b"",
-        b"?? .venv\n",
-    }
+    ).stdout in {b"", b"?? .venv\n"}
 
 
 def addresses(text: Any) -> Any:

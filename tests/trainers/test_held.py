@@ -63,9 +63,7 @@ def test_pieces_fill_the_slice_of_a_rank_as_the_whole_does() -> None:
     ops.split(exact, high, low)
     for mine in (slice(0, 50), slice(50, 100)):
         unit = SimpleNamespace(
-            mine=mine,
-            weights=torch.zeros(100, dtype=torch.bfloat16),
-            low=torch.zeros(50, dtype=torch.int16),
+            mine=mine, weights=torch.zeros(100, dtype=torch.bfloat16), low=torch.zeros(50, dtype=torch.int16)
         )
         for at in range(0, 100, 30):
             flat_unit.FlatUnit.hold(unit, exact[at : at + 30], at)  # type: ignore[arg-type]

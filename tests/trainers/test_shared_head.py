@@ -25,13 +25,7 @@ JOB = ("--steps", "6", "--global-batch", "8", "--clip", "0.5", "--no-backend-che
 @pytest.mark.parametrize("ignored", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(
     ("vocab", "chunks", "words"),
-    [
-        (64, 1, [32, 32]),
-        (64, 4, [32, 32]),
-        (65, 1, [33, 32]),
-        (37, 5, [13, 13, 11]),
-        (10, 2, [3, 3, 3, 1]),
-    ],
+    [(64, 1, [32, 32]), (64, 4, [32, 32]), (65, 1, [33, 32]), (37, 5, [13, 13, 11]), (10, 2, [3, 3, 3, 1])],
 )
 def test_a_head_of_several_ranks_has_the_loss_and_gradients_of_one(
     vocab: int, chunks: int, words: list[int], ignored: float, program: Program

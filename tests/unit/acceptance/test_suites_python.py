@@ -31,7 +31,7 @@ WHERE_PRESENT = {
     "tests/acceptance/workloads/flash_package.py": {"flash_attn"},
     "tests/acceptance/workloads/linear_losses.py": {"liger_kernel"},
     "tests/acceptance/workloads/package_layers.py": {
-        *("bitsandbytes", "liger_kernel", "torchao", "transformer_engine"),
+        *("bitsandbytes", "liger_kernel", "torchao", "transformer_engine")
     },
     "tests/acceptance/workloads/triton_kernels.py": {"triton"},
     # What reads data that a user brings; data.py imports it for a path alone.

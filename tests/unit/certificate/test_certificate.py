@@ -209,12 +209,7 @@ def pem(key: Any, password: bytes | None = None) -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"no key",
-        pem(ed25519.Ed25519PrivateKey.generate()),
-        pem(ec.generate_private_key(ec.SECP384R1())),
-    ],
+    [b"", b"no key", pem(ed25519.Ed25519PrivateKey.generate()), pem(ec.generate_private_key(ec.SECP384R1()))],
     ids=["empty", "text", "ed25519", "p384"],
 )
 def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:

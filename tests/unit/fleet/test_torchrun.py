@@ -47,11 +47,7 @@ def programs(folder: Path, code: int | None) -> Torchrun:
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [
-        (0, None),
-        (7, "exit code 7: line 27 | line 28 | line 29"),
-        (None, "did not end within 60 s"),
-    ],
+    [(0, None), (7, "exit code 7: line 27 | line 28 | line 29"), (None, "did not end within 60 s")],
 )
 def test_the_end_of_a_program_is_told_with_its_last_lines(
     tmp_path: Path, code: int | None, error: str | None

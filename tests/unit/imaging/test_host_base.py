@@ -65,10 +65,7 @@ FILES = {
     "dpkg": {"/usr/bin/dpkg": b"dpkg"},
     "python9": {"/usr/bin/python9": b"\x7fpython", "/usr/share/doc/python9/copyright": b"terms\n"},
     "libnine:amd64": {"/usr/lib/libnine.so": b"\x7flib"},
-    "certs": {
-        "/usr/share/ca-certificates/b.crt": b"B\n",
-        "/usr/share/ca-certificates/a.crt": b"A",
-    },
+    "certs": {"/usr/share/ca-certificates/b.crt": b"B\n", "/usr/share/ca-certificates/a.crt": b"A"},
     "apt": {"/usr/bin/apt": b"apt"},
     "secret-tool": {"/usr/bin/secret": b"not asked for"},
 }

@@ -368,11 +368,7 @@ def raising(error: StackcheckError) -> Any:
     ],
 )
 def test_a_unit_that_failed_is_told_once(
-    case: tuple[str, str, bool],
-    tmp_path: Path,
-    web: Web,
-    capsys: Capsys,
-    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[str, str, bool], tmp_path: Path, web: Web, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, status, tells = case
     monkeypatch.setenv("MONITOR_SERVICE_RESULT", result)
