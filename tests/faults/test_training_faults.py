@@ -127,7 +127,7 @@ def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault],
     plant(fault)
 
 
-@pytest.mark.slow  # test_collective_faults.py and test_process_faults.py end a job and its ranks by a limit
+@pytest.mark.slow  # test_hang_faults.py and test_process_faults.py end a job and its ranks by a limit
 def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
     plant: Callable[[planting.Fault], dict[str, Any]],
 ) -> None:

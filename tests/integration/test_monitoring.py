@@ -1,4 +1,4 @@
-"""The text for Prometheus, the alerts of the docs and the dashboard, by Prometheus' and Grafana's programs."""
+"""The text for Prometheus, the alerts of the docs and the dashboard, as Prometheus and Grafana read them."""
 
 import json
 import os
