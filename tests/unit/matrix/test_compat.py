@@ -1,5 +1,6 @@
 """What the rules of compat.yaml allow and refuse: each rule, seven failures of public projects, ROCm 10."""
 
+# ruff: noqa: E501 - a table of cases reads in rows
 import itertools
 import re
 import time
@@ -197,29 +198,17 @@ STACKS = resolve.load_stacks(ROOT)
 @pytest.mark.parametrize(
     ("question", "rule"),
     [
-        pytest.param(
-            "rocm=7.2 torch=2.13.0 wheels=upstream triton_package=triton",
-            "R2-name-from-2.10",
-            id="1-replaced",
-        ),
-        pytest.param(
-            "rocm=7.2 torch=2.13.0 wheels=index", "R1-index-has-no-rocm", id="1-cuda-torch-in-a-rocm-image"
-        ),
-        pytest.param(
-            "cuda=13.0 torch=2.9.1 flash_attn=2.8.3 flash_attn_from=wheel", "R7-wheel-cuda[2.8.3]", id="2-abi"
-        ),
+        pytest.param("rocm=7.2 torch=2.13.0 wheels=upstream triton_package=triton", "R2-name-from-2.10", id="1-replaced"),
+        pytest.param("rocm=7.2 torch=2.13.0 wheels=index", "R1-index-has-no-rocm", id="1-cuda-torch-in-a-rocm-image"),
+        pytest.param("cuda=13.0 torch=2.9.1 flash_attn=2.8.3 flash_attn_from=wheel", "R7-wheel-cuda[2.8.3]", id="2-abi"),
         pytest.param("torch=2.9.1 cxx11abi=FALSE", "R7-abi-true", id="2-old-abi"),
         pytest.param("cuda=13.0 torch=2.13.0 nccl=2.28.9", "R9-nccl-cuda13[2.13.0]", id="3-nccl"),
         pytest.param("rocm=7.2 torch=2.13.0 beside=tensorflow", "R9-one-copy", id="4-two-copies"),
         pytest.param("rocm=7.14 torch=2.14.1 device_wheels=all", "R11-one-device", id="5-size"),
         pytest.param("rocm=7.2 render_gid=109", "R13-render-group", id="6-render-group"),
-        pytest.param(
-            "rocm=7.2 flash_attn=2.8.3 flash_attn_backend=triton variables=build",
-            "R14-run-time-variables",
-            id="7-variable",
-        ),
+        pytest.param("rocm=7.2 flash_attn=2.8.3 flash_attn_backend=triton variables=build", "R14-run-time-variables", id="7-variable"),
     ],
-)
+)  # fmt: skip
 def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(question: str, rule: str):
     found = explain.explain(parse_question(question.split(), RULES), RULES)
     assert found.judgement.answer == "refused"
