@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 HERE = Path(__file__).resolve().parent
@@ -66,6 +66,17 @@ def failing(code: int) -> SimpleNamespace:
 def test_an_absence_is_never_a_value(answer: object, meaning: object) -> None:
     found = amd_library.reading(answer)
     assert (type(found), found) == (type(meaning), meaning)
+
+
+@given(count=st.integers(0, 1 << 40) | st.sampled_from([0xFFFE, 0xFFFF, 0x10000, 0xFFFFFFFE]))
+def test_a_count_of_32_bits_or_more_has_no_absence_of_16(count: int) -> None:
+    assume(count not in amd_library.COUNTER_ONES)
+    assert amd_library.counter({"count": count}, "count") == count
+
+
+@pytest.mark.parametrize("ones", amd_library.COUNTER_ONES)
+def test_a_count_that_nobody_wrote_is_an_absence(ones: int) -> None:
+    assert amd_library.counter({"count": ones}, "count") == Absence.ALL_ONES
 
 
 @pytest.mark.parametrize(("code", "meaning"), [(77, Absence.NOT_SUPPORTED), (78, Absence.NO_PERMISSION)])

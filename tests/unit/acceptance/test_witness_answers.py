@@ -1,6 +1,7 @@
 """The controller takes nothing but right values for an answer of a witness, whose clock is checked too."""
 
 import copy
+import functools
 import math
 import random
 import re
@@ -136,6 +137,12 @@ class Child:
 def found(child: Child, seed: int, monkeypatch: pytest.MonkeyPatch) -> clock.Clocked:
     monkeypatch.setattr(clock.time, "monotonic", lambda: child.now)
     return clock.clocked(random.Random(seed), child, SIZE)
+
+
+def test_processes_compute_the_rows_that_one_computes() -> None:
+    asked = {"matrix": clock._packed("seed", 64)}
+    compute = functools.partial(clock.row_sum, "seed", "salt", 5, **asked)
+    assert clock._together(compute, [7, 2, 7], 2) == clock._together(compute, [7, 2, 7], 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
