@@ -1,18 +1,17 @@
 """What `stackcheck lock` learns, keeps and refuses to invent, against small indexes and pages of links."""
 
 import dataclasses
-import functools
 import hashlib
-import http.server
 import json
 import subprocess
-import threading
 import zipfile
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import loopback
 from small_index import add_source, add_wheel, use
 from small_wheels import index_of, locked_line, make_wheel, only_index
 from stackcheck.engine import apt
@@ -208,11 +207,6 @@ WHEEL = "torch-2.9.1+rocm7.2.4.lw.git39497456-cp312-cp312-linux_x86_64.whl"
 METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1+rocm7.2.4.lw.git39497456\n"
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_arguments: object) -> None:
-        """Keep quiet."""
-
-
 def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,12 +218,9 @@ def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(
         wheel.writestr(f"{info}/METADATA", METADATA)
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: cp312-cp312-linux_x86_64\n")
         wheel.writestr(f"{info}/RECORD", "")
-    handler = functools.partial(_Quiet, directory=str(page))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        places = ["--no-index", f"--find-links=http://127.0.0.1:{server.server_port}/"]
+    with loopback.serving(SimpleHTTPRequestHandler, page) as host:
+        places = ["--no-index", f"--find-links=http://{host}/"]
         text = indexes.resolve(["torch==2.9.1"], python="3.12", places=places)
-        server.shutdown()
     digest = hashlib.sha256((page / WHEEL).read_bytes()).hexdigest()
     assert text == f"{WHEEL.split('-cp', maxsplit=1)[0].replace('-', '==')} \\\n    --hash=sha256:{digest}\n"
 

@@ -1,17 +1,16 @@
 """What registries and release pages tell of bases and wheels, and which versions could take a pin's place."""
 
-import functools
 import hashlib
-import http.server
 import json
 import random
-import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
+import loopback
 from stackcheck.matrix import compat, resolve
 from stackcheck.matrix.explain import kindest_first
 from stackcheck.recipe import indexes
@@ -37,11 +36,8 @@ def test_a_base_is_read_as_docker_reads_it(reference: str, expected: tuple[str, 
 @pytest.fixture
 def releases(tmp_path: Path) -> Iterator[str]:
     """A release page in the form of GitHub's API, served on loopback."""
-    handler = functools.partial(_Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with loopback.serving(SimpleHTTPRequestHandler, tmp_path) as host:
+        address = f"http://{host}"
         (tmp_path / "old.whl").write_bytes(b"an old wheel")
         assets = [
             {"name": "new.whl", "digest": DIGEST, "browser_download_url": f"{address}/gone.whl"},
@@ -49,13 +45,6 @@ def releases(tmp_path: Path) -> Iterator[str]:
         ]
         (tmp_path / "v2.8.3").write_text(json.dumps({"assets": assets}))
         yield address
-        server.shutdown()
-        thread.join()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 def test_an_official_wheels_checksum_is_the_releases_or_that_of_its_bytes(releases: str) -> None:
@@ -69,23 +58,18 @@ def test_an_official_wheels_checksum_is_the_releases_or_that_of_its_bytes(releas
     assert upstream.answers(f"{releases}/old.whl") is None
 
 
-def test_a_place_that_does_not_answer_is_named_and_asked_once(unused_tcp_port: int) -> None:
-    upstream = Upstream(releases=f"http://127.0.0.1:{unused_tcp_port}")
+def test_a_place_that_does_not_answer_is_named_and_asked_once() -> None:
+    with loopback.serving(BaseHTTPRequestHandler) as nobody:
+        upstream = Upstream(releases=f"http://{nobody}")
     asked = []
     ask = upstream._json
     upstream._json = lambda url: (asked.append(url), ask(url))[1]
     for _ in range(2):
-        with pytest.raises(OutOfReachError, match=f"127.0.0.1:{unused_tcp_port} is out of reach"):
+        with pytest.raises(OutOfReachError, match=f"{nobody} is out of reach"):
             upstream.wheel_sha256("2.8.3", "new.whl")
     assert len(asked) == 1
     with pytest.raises(OutOfReachError, match="is out of reach"):
-        upstream.base_digest(f"127.0.0.1:{unused_tcp_port}/base:1")
-
-
-@pytest.fixture
-def unused_tcp_port() -> int:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Quiet) as server:
-        return server.server_port
+        upstream.base_digest(f"{nobody}/base:1")
 
 
 ROOT = Path(__file__).parents[3]

@@ -4,13 +4,13 @@ import contextlib
 import hashlib
 import http.server
 import os
-import threading
 import zipfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
+
+import loopback
 
 
 def make_wheel(
@@ -63,15 +63,8 @@ def index_of(*wheels: Path) -> Iterator[tuple[str, list[str]]]:
             if self.path.endswith(".whl"):
                 fetched.append(self.path)
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple", fetched
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=60)
+    with loopback.serving(Handler, root) as host:
+        yield f"http://{host}/simple", fetched
 
 
 def only_index(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
