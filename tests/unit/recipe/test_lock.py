@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import subprocess
-import zipfile
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 import loopback
 from small_index import add_source, add_wheel, use
-from small_wheels import index_of, locked_line, make_wheel, only_index
+from small_wheels import index_of, locked_line, make_wheel, only_index, wheel
 from stackcheck.engine import apt
 from stackcheck.errors import BuildError
 from stackcheck.files import requirements
@@ -203,26 +202,17 @@ def test_flash_attention_4_is_no_stage_of_its_own_and_asks_for_the_compiler_of_i
     assert not extensions.toolchain(stack)
 
 
-WHEEL = "torch-2.9.1+rocm7.2.4.lw.git39497456-cp312-cp312-linux_x86_64.whl"
-METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1+rocm7.2.4.lw.git39497456\n"
-
-
 def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    page = tmp_path / "page"
-    page.mkdir()
-    info = "torch-2.9.1+rocm7.2.4.lw.git39497456.dist-info"
-    with zipfile.ZipFile(page / WHEEL, "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", METADATA)
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: cp312-cp312-linux_x86_64\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    with loopback.serving(SimpleHTTPRequestHandler, page) as host:
+    version = "2.9.1+rocm7.2.4.lw.git39497456"
+    made = wheel(tmp_path / "page", "torch", version, tag="cp312-cp312-linux_x86_64")
+    with loopback.serving(SimpleHTTPRequestHandler, made.parent) as host:
         places = ["--no-index", f"--find-links=http://{host}/"]
         text = indexes.resolve(["torch==2.9.1"], python="3.12", places=places)
-    digest = hashlib.sha256((page / WHEEL).read_bytes()).hexdigest()
-    assert text == f"{WHEEL.split('-cp', maxsplit=1)[0].replace('-', '==')} \\\n    --hash=sha256:{digest}\n"
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    assert text == f"torch=={version} \\\n    --hash=sha256:{digest}\n"
 
 
 def test_pip_is_asked_for_its_places_once_and_again_after_a_change_of_the_environment(
