@@ -1,13 +1,12 @@
 """Faults of devices, planted in the NVML library, and the healthy host that must pass."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from by_path import module_at
 from device_hosts import READ, SAMPLE, SEEN, STUMBLES, by_uuid, host_copies, nvidia, speeds
 from planting import STUBS, TESTS, Fault, device_check
 
@@ -297,10 +296,7 @@ def test_library_that_hangs_in_init_fails_the_run_in_time(plant) -> None:
 
 def test_every_name_of_the_stub_is_one_of_nvidia_ml_py() -> None:
     real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed beside the tool")
-    spec = importlib.util.spec_from_file_location("pynvml_stub", Path(STUBS / "pynvml.py"))
-    stub = importlib.util.module_from_spec(spec)
-    sys.modules["pynvml_stub"] = stub
-    spec.loader.exec_module(stub)
+    stub = module_at(Path(STUBS / "pynvml.py"), "pynvml_stub")
     names = [name for name in vars(stub) if name.lower().startswith(("nvml", "c_nvml"))]
     assert not [name for name in names if not hasattr(real, name)]
     constants = [name for name in names if name.isupper() or name.startswith("nvmlEventType")]

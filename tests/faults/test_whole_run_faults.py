@@ -1,6 +1,5 @@
 """Faults of a whole run: its judge runs last, a lost listener is noticed, its bytecode cache is deleted."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import planting
+from by_path import module_at
 from harness import order
 from harness.listener import Listener
 from planted_suite import run_suite
@@ -174,9 +174,7 @@ def test_speed_checks_of_the_only_device_stay_in_one_worker() -> None:
 
 def parallel(monkeypatch, *, cores: int, plugins=("xdist",), worker: bool = False, **given) -> tuple:
     """How many workers a run gets, and how files are distributed, by its options."""
-    spec = importlib.util.spec_from_file_location("conftest_of_tests", planting.TESTS / "conftest.py")
-    conftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
+    conftest = module_at(planting.TESTS / "conftest.py", "conftest_of_tests")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     asked = {"gpu_vendor": "nvidia", "keyword": "", "markexpr": "", "collectonly": False, "usepdb": False}
     arguments = given.pop("args", [str(planting.TESTS)])

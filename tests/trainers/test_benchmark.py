@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ends_with_its_run, module_at
+from programs import ends_with_its_run
 
 import options as cli
+from by_path import module_at
 from tools import launch, tune
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -1,6 +1,5 @@
 """Each benchmark says what it takes and touches nothing; the table of nccl-tests is read right."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -8,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from by_path import module_at
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = [
@@ -92,12 +93,8 @@ ASSETS = Path(__file__).parents[1] / "assets"
 
 
 @pytest.fixture
-def collectives(monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmark_collectives", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+def collectives():
+    return module_at(PROGRAM, "benchmark_collectives")
 
 
 def test_the_median_cycle_out_of_place_is_read(collectives) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
+
+from by_path import module_at
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ("stackcheck", "trainers", "tests/acceptance")
@@ -153,12 +154,7 @@ URL, REF = "https://git.example.org/team/stackcheck", "v0.1.0"
 
 @functools.cache
 def program() -> Any:
-    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / ".ci" / "release.py", "release")
 
 
 def targets(text: str) -> Iterator[tuple[str, str]]:
