@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 HERE = Path(__file__).resolve().parent
@@ -68,6 +68,7 @@ def test_an_absence_is_never_a_value(answer: object, meaning: object) -> None:
     assert (type(found), found) == (type(meaning), meaning)
 
 
+@settings(deadline=None, derandomize=True)
 @given(count=st.integers(0, 1 << 40) | st.sampled_from([0xFFFE, 0xFFFF, 0x10000, 0xFFFFFFFE]))
 def test_a_count_of_32_bits_or_more_has_no_absence_of_16(count: int) -> None:
     assume(count not in amd_library.COUNTER_ONES)
@@ -183,6 +184,7 @@ def answering(**calls: object) -> SimpleNamespace:
     )
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.integers(3, 8), st.data())
 def test_a_link_that_is_down_is_that_of_two_devices_that_miss_one_in_any_order(count: int, data: Any) -> None:
     """Each device lists its links in an order of its own, without the addresses of its peers."""
