@@ -113,11 +113,7 @@ def show(outcomes: Sequence[StackOutcome], *, as_json: bool) -> None:
     """Print a table and the next commands to type, or one JSON document."""
     if as_json:
         print_json([_row(outcome) for outcome in outcomes])
-    else:
-        _print_outcomes(outcomes)
-
-
-def _print_outcomes(outcomes: Sequence[StackOutcome]) -> None:
+        return
     columns = ("stack", "state", "passed/failed/skipped", "digest", "size", "time")
     print_table(columns, [_cells(outcome) for outcome in outcomes])
     for outcome in outcomes:
