@@ -96,7 +96,8 @@ def _measured(subject: Subject, engine: Engine, root: Path, tier: Tier, only: st
     """The metrics of one run of the chosen checks."""
     out = root / "build" / "paired" / subject.name
     plan = run.plan(subject, tier=tier, root=root, out=out)
-    result = measure(plan, engine, out=out, report=_silent, only=only)
+    # Twenty runs would hide the rounds.
+    result = measure(plan, engine, out=out, report=lambda _line: None, only=only)
     _require_measured(result, subject.name, out)
     return _values(results.read_result_file(out / "run" / "result.json"))
 
@@ -171,7 +172,3 @@ def _metric(key: Key, arms: Mapping[str, Sequence[Values]]) -> PairedMetric:
 
 def _write(found: PairedRuns, path: Path) -> None:
     write_atomically(path, (json.dumps(dataclasses.asdict(found), indent=2).encode(),))
-
-
-def _silent(_line: str) -> None:
-    """Drop a run's line of progress: twenty runs would hide the rounds."""

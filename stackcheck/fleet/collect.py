@@ -135,7 +135,7 @@ class Judge:
             consistency.require_exit_code(result, state.code, folder / "result.json")
         self._require_ours(result, told, host, folder)
         required = self._requirements(host)
-        found = judge(result, required, self.root, ask=_asked_once)
+        found = judge(result, required, self.root, ask=lambda root, asked: _answer(root, to_json(asked)))
         outcome = self._outcome(rank, facts, result, host, found)
         if seen:  # the history holds later runs to its figures, so it takes no image's own word
             self.keep(outcome, body, found, host)
@@ -271,12 +271,8 @@ def _machine_of(vendor: Any, models: tuple[str, ...]) -> Host:
 
 @functools.lru_cache(maxsize=256)
 def _answer(root: Path, question: bytes) -> str:
-    return bounds.ask_suites(root, json.loads(question))
-
-
-def _asked_once(root: Path, question: Mapping[str, Any]) -> str:
     """Equal nodes ask for the same bounds in the same order, and each answer takes a process."""
-    return _answer(root, to_json(question))
+    return bounds.ask_suites(root, json.loads(question))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -144,7 +144,11 @@ def steps(history: History, run: Run) -> tuple[Finding, ...]:
     start = run.started - dt.timedelta(days=regressions.NIGHTS)
     # The newest points, if there are too many: a shared history can have forty machines.
     asked = Query(stack=run.stack, device_model=run.device_model, since=start, limit=POINTS_READ)
-    pairs = [pair for pair in reversed(history.points(asked)) if _alike(pair[0], run)]
+    pairs = [
+        (other, point)
+        for other, point in reversed(history.points(asked))
+        if other.status != "UNFIT" and other.simulated == run.simulated
+    ]
     newest = (run.started - EPOCH).days
     return tuple(
         Finding(
@@ -208,8 +212,3 @@ def key(point: Point) -> Key:
 def chip(run: Run, point: Point) -> str:
     """The anonymous id of what measured a point: the machine, or some of its chips."""
     return run.node if point.chips is None else f"{run.node}/{point.chips}"
-
-
-def _alike(other: Run, run: Run) -> bool:
-    """Whether a run can be compared with another: neither unfit, nor one measured and the other simulated."""
-    return other.status != "UNFIT" and other.simulated == run.simulated

@@ -327,15 +327,12 @@ def sources(folder: Path, inputs: Mapping[str, str]) -> dict[str, set[str]]:
             _add(found, _of_wheels(sorted(folder.glob("wheelhouse/wheels/*.whl")), locked))
     base = context / _BASE
     if base.is_file() and f"sha256:{sha256_of(base)}" in digests:
-        tree = filesystem.read_tar(base, _of_base)
+        summed = Hashing(sums=("sha256",))
+        tree = filesystem.read_tar(base, lambda path: Hashing() if path.endswith(".pyc") else summed)
         _add(
             found, ((path, dict(entry.sums)["sha256"]) for path, entry in tree.entries.items() if entry.sums)
         )
     return found
-
-
-def _of_base(path: str) -> Hashing:
-    return Hashing(sums=() if path.endswith(".pyc") else ("sha256",))
 
 
 def _of_wheels(wheels: Iterable[Path], locked: frozenset[str]) -> Iterable[tuple[str, str]]:

@@ -43,7 +43,7 @@ class Controller:
         self.folder, self.run_file = folder, run_file
         self.command = command
         self._env = dict(env)
-        self._on_line: Callable[[str], None] = _drop
+        self._on_line: Callable[[str], None] = lambda _line: None  # before anybody wants them
 
     def report_to(self, on_line: Callable[[str], None]) -> None:
         """Hand over each line that it prints."""
@@ -132,10 +132,6 @@ def _stop(process: subprocess.Popen[str]) -> None:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-def _drop(_line: str) -> None:
-    """Lines before anybody wants them."""
 
 
 FOLDER = Path("/tmp/stackcheck-leases")  # noqa: S108  # a link in its place is refused

@@ -135,7 +135,9 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
     with (out / "container.log").open("w", encoding="utf-8") as log:
         judge.report_to(_tee(log.write, tail, report))
         with seen.watched(plan.host) as worked_s:
-            engine.run(dataclasses.replace(spec, beside=judge, on_line=_tee(log.write, tail, _ignore)))
+            # What the image prints is in the log.
+            on_line = _tee(log.write, tail, lambda _line: None)
+            engine.run(dataclasses.replace(spec, beside=judge, on_line=on_line))
     write_atomically(out / BUSY, (json.dumps(worked_s).encode(),))
     after = dt.datetime.now(dt.UTC)
     result, digest = _read(plan, found, out=out, code=judge.require_end(tail), run_id=run_id, tail=tail)
@@ -254,10 +256,6 @@ def _run_file(plan: RunPlan, run_id: str) -> dict[str, Any]:
         "inputs": plan.inputs.as_json(),
         "host": plan.host.as_json(),
     }
-
-
-def _ignore(_line: str) -> None:
-    """What the image prints is in the log."""
 
 
 def _tee(

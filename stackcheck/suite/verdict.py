@@ -129,7 +129,10 @@ def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GA
         *(guess.reason for guess in guessed.values()),
     )
     unbounded = {check.id: _line(check) for check in result.checks if lacks_bound(check)}
-    lost = tuple(_lost(required))
+    lost = tuple(
+        f"device {name} was there when the run began, and this host has lost it"
+        for name in (required.seen.gone if required.seen else ())
+    )
     reasons = (*lost, *failures, *unfit)
     to_measure = (guess.reason for guess in guessed.values() if guess.measurable)
     of_bounds = {*unbounded.values(), *to_measure, *(one for one in against if MISSING in one)}
@@ -163,11 +166,6 @@ def _about_the_machine(result: RunResult, required: Requirements, bounds: Bounds
         missing=bounds.missing,
     )
     return tuple(against)
-
-
-def _lost(required: Requirements) -> Iterator[str]:
-    for name in required.seen.gone if required.seen else ():
-        yield f"device {name} was there when the run began, and this host has lost it"
 
 
 def refusal(judged: Verdict, folder: Path) -> StackcheckError:
