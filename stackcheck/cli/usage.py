@@ -1,7 +1,5 @@
 """What is wrong with the words of a command line. In: Typer's exceptions. Out: errors with a next step."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib.util import find_spec
