@@ -6,7 +6,7 @@ Every image is verified as `stackcheck verify` does it; one that does not fit sa
 import dataclasses
 import datetime as dt
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from stackcheck.certificate import verify
@@ -19,7 +19,6 @@ from stackcheck.certificate.statement import (
     Statement,
     evidence,
     facts,
-    newest,
     time_verified,
 )
 from stackcheck.certificate.verify import CertifiedImage
@@ -30,7 +29,6 @@ from stackcheck.oci.stores import open_store
 from stackcheck.policy import Tier
 from stackcheck.versions import matches
 
-ATTACHMENTS = ("cert-", "sha256-")  # tags that hold statements, not images
 UNKNOWN = "unknown"
 TOTAL_S = 900.0  # for all tags of a store
 BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -102,10 +100,9 @@ def find(
         CertificateError: The store does not answer, or does not exist.
     """
     try:
-        listed = open_store(target, plain_http=plain_http).tags()
+        names = tags.all_floating(open_store(target, plain_http=plain_http))
     except RegistryError as error:
         raise verify.as_certificate_error(error, target) from error
-    names = [tag for tag in listed if not tag.startswith(ATTACHMENTS) and not tags.is_unique(tag)]
 
     end = time.monotonic() + TOTAL_S
 
@@ -148,7 +145,7 @@ def _refused(tag: str, error: StackcheckError) -> Candidate:
 def _judged(tag: str, certified: CertifiedImage, wanted: ImageQuery) -> Candidate:
     """The newest verdict that fits; else the newest one, with the reason why it does not."""
     last: Candidate | None = None
-    for verdict in _newest_first(certified.verdicts):
+    for verdict in sorted(certified.verdicts, key=time_verified, reverse=True):
         host = facts(verdict)["host"]
         torch = _torch(verdict, certified.statements)
         problem = _misfit(host, torch, wanted)
@@ -206,13 +203,6 @@ def _has_driver(driver: str | None, wanted: ImageQuery) -> bool:
     if wanted.exact:
         return driver == wanted.driver
     return wanted.driver is None or (driver is not None and matches("driver", wanted.driver, driver))
-
-
-def _newest_first(verdicts: Iterable[Statement]) -> Iterator[Statement]:
-    left = list(verdicts)
-    while latest := newest(left):
-        yield latest
-        left = [verdict for verdict in left if verdict.digest != latest.digest]
 
 
 def _torch(verdict: Statement, statements: Iterable[Statement]) -> str:

@@ -10,9 +10,9 @@ from stackcheck.certificate import attachments
 from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import admit
 from stackcheck.errors import CertificateError, PublishError
-from stackcheck.oci.documents import Manifest, MissingError, is_attachment
+from stackcheck.oci.documents import Manifest, MissingError
 from stackcheck.oci.store import Store
-from stackcheck.oci.tags import all_unique, digest_of, is_unique
+from stackcheck.oci.tags import all_floating, all_unique, digest_of
 
 LOOKS = 10  # another host may publish at each of them
 
@@ -39,7 +39,7 @@ def move_back(store: Store, digest: str, public_key: Pinned) -> Moves:
     """
     done = Moves()
     for _ in range(LOOKS):
-        names = [tag for tag in store.tags() if _is_floating(tag) and tag not in done.left]
+        names = [tag for tag in all_floating(store) if tag not in done.left]
         moved = [_move(store, tag, digest, public_key, done) for tag in names]
         if not any(moved):
             break
@@ -60,10 +60,6 @@ def _move(store: Store, tag: str, digest: str, public_key: Pinned, done: Moves) 
         (done.removed if store.delete_tag(tag) else done.left).append(tag)
         return True
     return False
-
-
-def _is_floating(tag: str) -> bool:
-    return not is_unique(tag) and not is_attachment(tag)
 
 
 def _newest_certified(store: Store, tag: str, public_key: Pinned) -> Manifest | None:

@@ -16,7 +16,15 @@ from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
 from stackcheck.certificate.signers import Signer
-from stackcheck.certificate.statement import Envelope, Statement, carried_from, facts, name_of, time_verified
+from stackcheck.certificate.statement import (
+    Envelope,
+    Statement,
+    carried_from,
+    facts,
+    name_of,
+    time_verified,
+)
+from stackcheck.certificate.verify import image_blobs
 from stackcheck.errors import ConfigurationError, PublishError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, MissingError, RegistryError
@@ -233,8 +241,7 @@ def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope],
 
 def _copy_image(source: Store, manifest: Manifest, store: Store, report: Callable[[str], None]) -> None:
     """Copy the blobs that are missing, and the manifest by its digest alone, without a tag."""
-    named = (*manifest.descriptors("config"), *manifest.descriptors("layers"))
-    blobs = {(blob.digest, blob.size): blob for blob in named}.values()
+    blobs = image_blobs(manifest)
     for blob in blobs:
         if not store.has_blob(blob.digest) and not store.mount_blob(blob.digest, source):
             report(f"copying {blob.digest[:19]} ({blob.size / 1e6:.1f} MB) to {store.target}")

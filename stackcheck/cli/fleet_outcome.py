@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from stackcheck.cli.output import counted, print_table, shown
@@ -32,14 +33,10 @@ def show(done: FleetRun) -> None:
     _show_stragglers(done)
     _show_links(done)
     _show_training(done)
-    counts = {status: sum(node.status == status for node in done.nodes) for status in _statuses(done)}
+    counts = Counter(node.status for node in done.nodes)
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"\n{done.job.name} on {counted(len(done.nodes), 'node')}: {words}")
     print(f"  every file: {done.job.folder}; the page of all nodes: stackcheck report")
-
-
-def _statuses(done: FleetRun) -> list[str]:
-    return list(dict.fromkeys(node.status for node in done.nodes))
 
 
 def _show_stragglers(done: FleetRun) -> None:

@@ -105,7 +105,10 @@ def show_history(
         print_json([_run_json(run) for run in found]) if as_json else _print_runs(found)
         return
     points = history.points(query)
-    print_json([_point_json(*each) for each in points]) if as_json else _print_series(points)
+    if as_json:
+        print_json([dataclasses.asdict(point) | {"run": _run_json(run)} for run, point in points])
+    else:
+        _print_series(points)
 
 
 @group.command("watch")
@@ -282,10 +285,6 @@ def _value_row(run: Run, point: Point) -> tuple[str, ...]:
 def _run_json(run: Run) -> dict[str, Any]:
     times = {"started": run.started.isoformat(), "finished": run.finished.isoformat()}
     return dataclasses.asdict(run) | times
-
-
-def _point_json(run: Run, point: Point) -> dict[str, Any]:
-    return dataclasses.asdict(point) | {"run": _run_json(run)}
 
 
 def _imported_json(each: Imported) -> Mapping[str, Any]:

@@ -83,7 +83,10 @@ def container_line(form: Literal["docker", "podman", "apptainer"], job: Launched
     if form == "apptainer":
         source = f"docker://{job.image}" if job.in_registry else f"docker-daemon://{job.image}"
         return _joined(_apptainer(job), source, job.command)
-    own = _podman(job) if form == "podman" else _docker(job)
+    if form == "podman":
+        own = [f'--userns="{PODMAN_USER}"', *job.words.podman]
+    else:
+        own = ['--user="$(id -u):$(id -g)"', *job.words.docker]
     return _joined([f"{form} run", *_common(job), *own], job.image, job.command)
 
 
@@ -178,14 +181,6 @@ def _common(job: LaunchedJob) -> list[str]:
         *(f"--env={name}={value}" for name, value in variables.items()),
         *(f'--volume="$PWD:{WORKSPACE}"', f"--workdir={WORKSPACE}"),
     ]
-
-
-def _docker(job: LaunchedJob) -> list[str]:
-    return ['--user="$(id -u):$(id -g)"', *job.words.docker]
-
-
-def _podman(job: LaunchedJob) -> list[str]:
-    return [f'--userns="{PODMAN_USER}"', *job.words.podman]
 
 
 def _apptainer(job: LaunchedJob) -> list[str]:

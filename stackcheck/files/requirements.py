@@ -52,7 +52,8 @@ class Locked:
 def read_packages(text: str) -> tuple[Locked, ...]:
     """The packages that a text pins, in its order."""
     found = {}
-    for match in _ENTRY.finditer("\n".join(_without_comments(text.splitlines()))):
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for match in _ENTRY.finditer("\n".join(lines)):
         name = normal(match["name"])
         found[name] = Locked(
             name=name, version=match["version"], hashes=frozenset(_HASH.findall(match["rest"]))
@@ -80,10 +81,6 @@ def split_places(options: Iterable[str]) -> tuple[dict[str, list[str]], list[str
         else:
             others.append(option)
     return places, others
-
-
-def _without_comments(lines: Iterable[str]) -> Iterable[str]:
-    return (line for line in lines if not line.lstrip().startswith("#"))
 
 
 def _same_version(locked: str, version: str) -> bool:

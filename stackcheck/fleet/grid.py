@@ -60,15 +60,12 @@ def groups(done: FleetRun) -> list[tuple[str, ...]]:
     counts: dict[tuple[str, str], Counter[str]] = {}
     for node in done.nodes:
         counts.setdefault((node.facts.rack or "-", node.facts.partition or "-"), Counter())[node.status] += 1
-    ordered = sorted(counts.items(), key=lambda item: (-_bad_share(item[1]), item[0]))
+    bad = {place: (count["FAILED"] + count["UNFIT"]) / count.total() for place, count in counts.items()}
+    ordered = sorted(counts.items(), key=lambda item: (-bad[item[0]], item[0]))
     return [
         (rack, partition, str(count.total()), *(str(count[name]) for name in ("FAILED", "UNFIT")))
         for (rack, partition), count in ordered
     ]
-
-
-def _bad_share(count: Counter[str]) -> float:
-    return (count["FAILED"] + count["UNFIT"]) / count.total()
 
 
 def _telling(done: FleetRun) -> list[str]:

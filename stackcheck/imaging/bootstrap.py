@@ -139,7 +139,8 @@ def bootstrap(
     if made is not None:
         return made
     found = ready(suite, os_name, mirror)
-    _need_mmdebstrap(report)
+    if not shutil.which("mmdebstrap"):
+        host_setup.install_packages(["mmdebstrap"], report, why="it makes base images from packages")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as scratch:
         tar = Path(scratch) / "rootfs.tar"
@@ -249,11 +250,6 @@ def _check_names(packages: Sequence[str]) -> None:
             expected="package names or name=version",
             next_step="correct `system_packages` in matrix.yaml",
         )
-
-
-def _need_mmdebstrap(report: Callable[[str], None]) -> None:
-    if not shutil.which("mmdebstrap"):
-        host_setup.install_packages(["mmdebstrap"], report, why="it makes base images from packages")
 
 
 def _command(suite: str, packages: Sequence[str], selected: Selected, tar: Path, way: Way) -> list[str]:

@@ -33,7 +33,6 @@ from stackcheck.nightly import fingerprint, floor
 from stackcheck.nightly.decide import standing
 from stackcheck.nightly.state import Ended, Figure, Item, NotRun, Plan
 from stackcheck.oci import tags
-from stackcheck.oci.documents import is_attachment
 from stackcheck.oci.stores import open_store
 from stackcheck.oci.tags import label
 
@@ -50,10 +49,6 @@ if TYPE_CHECKING:
     from stackcheck.oci.store import Store
     from stackcheck.vendors import Vendor
     from stackcheck.vendors.kernel_module import DriverModule
-
-
-def _utc_now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +68,7 @@ class NightSettings:
     vendor: Vendor | None = None
     select: tuple[str, ...] = ()
     force: bool = False
-    clock: Callable[[], dt.datetime] = _utc_now
+    clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
 
 
 def read_host(settings: NightSettings) -> tuple[Fingerprint, DriverModule | None]:
@@ -108,7 +103,10 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
     steps = [*(_step(image, tonight) for image in images), *_foreign(chosen.foreign, images, tonight, engine)]
     pending = _pending(module) if not settings.force else None
     items = tuple(item for item in steps if isinstance(item, Item))
-    kept = () if pending else tuple(item for item in items if _is_selected(item.tag, settings.select))
+    chosen_by = settings.select or ("*",)
+    kept = tuple(
+        item for item in items if not pending and any(fnmatchcase(item.tag, each) for each in chosen_by)
+    )
     return Plan(
         night=secrets.token_hex(6),
         started=tonight.now,
@@ -177,10 +175,6 @@ def _pulled(
     )
 
 
-def _is_selected(tag: str, select: Sequence[str]) -> bool:
-    return not select or any(fnmatchcase(tag, pattern) for pattern in select)
-
-
 def _postponed(item: Item, pending: str | None) -> NotRun:
     why = "a reboot is pending" if pending else "not selected"
     return NotRun(
@@ -244,9 +238,8 @@ class Tonight:
 def published(target: str, public_key: Pinned, *, plain_http: bool = False) -> Iterator[PublishedTag]:
     """Every floating tag of a target."""
     store = open_store(target, plain_http=plain_http)
-    for tag in sorted(store.tags()):
-        if not (tags.is_unique(tag) or is_attachment(tag)):
-            yield _read(store, tag, public_key)
+    for tag in sorted(tags.all_floating(store)):
+        yield _read(store, tag, public_key)
 
 
 def _read(store: Store, tag: str, public_key: Pinned) -> PublishedTag:

@@ -8,7 +8,7 @@ import datetime as dt
 import hashlib
 import re
 
-from stackcheck.oci.documents import MissingError
+from stackcheck.oci.documents import MissingError, is_attachment
 from stackcheck.oci.store import Store
 
 # No tag matches both: a foreign image's ending begins with a letter, a unique tag's with a digit.
@@ -63,6 +63,11 @@ def all_unique(store: Store, tag: str) -> list[str]:
 def is_unique(tag: str) -> bool:
     """Whether a tag is one that stays."""
     return _UNIQUE.fullmatch(tag) is not None
+
+
+def all_floating(store: Store) -> list[str]:
+    """The tags of images that move."""
+    return [tag for tag in store.tags() if not (is_unique(tag) or is_attachment(tag))]
 
 
 def digest_of(store: Store, tag: str) -> str | None:
