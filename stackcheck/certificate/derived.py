@@ -104,7 +104,7 @@ def take_over(below: Below, added: Added, plan: RunPlan, checks: Sequence[str]) 
 
 def _other_run(facts: Mapping[str, Any], plan: RunPlan) -> str:
     """What the run below had otherwise than this one would; empty if nothing."""
-    inputs, now = facts["inputs"], plan.inputs.as_json()
+    inputs, now = facts["inputs"], plan.inputs.model_dump()
     for name in SAME_INPUTS:
         if inputs.get(name) != now[name]:
             return f"the certificate below is of other {name}"

@@ -117,7 +117,9 @@ def find(
                 total_s=_left(end),
             )
         except (CertificateError, ConfigurationError) as error:  # also a tag that no reference can have
-            return _refused(tag, error)
+            return Candidate(
+                tag=tag, reference=None, machine="-", torch="-", verified_at=BEGINNING, refused=_why(error)
+            )
         return _judged(tag, certified, wanted)
 
     found = [candidate(tag) for tag in names]
@@ -134,12 +136,6 @@ def _left(end: float) -> float:
     if left <= 0:
         raise CertificateError("not looked at", got=f"all tags together may take {TOTAL_S:g} s")
     return min(left, verify.TOTAL_S)
-
-
-def _refused(tag: str, error: StackcheckError) -> Candidate:
-    return Candidate(
-        tag=tag, reference=None, machine="-", torch="-", verified_at=BEGINNING, refused=_why(error)
-    )
 
 
 def _judged(tag: str, certified: CertifiedImage, wanted: ImageQuery) -> Candidate:

@@ -80,7 +80,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "prove": ("prove", "Plant every fault and show that each check can fail."),
         "baseline": ("baseline", "Propose thresholds from the results of healthy runs."),
         "contribute": ("contribute", "Write a signed bundle of a run without identities."),
-        "key": ("key", "Show the signing key; make it on first use."),
+        "key": ("policy", "Show the signing key; make it on first use."),
     },
 }
 VERBS = {verb: line for group in GROUPS.values() for verb, line in group.items()}

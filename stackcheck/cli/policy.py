@@ -1,11 +1,13 @@
-"""The verb `policy`. In: a public key, and what certificates must say. Out: a policy for another program."""
+"""The verbs policy and key. In: a key, and what certificates must say. Out: a policy, or the public half."""
 
 from typing import Annotated
 
-from stackcheck.certificate import cluster_policies, key_sources
+from stackcheck.certificate import cluster_policies, key_sources, keyring, keys
 from stackcheck.certificate.cluster_policies import Demand, Form
 from stackcheck.cli import options as opt
+from stackcheck.cli.output import print_facts, print_json
 from stackcheck.cli.times import duration
+from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Certifying as TierName
 
 app = opt.new_app()
@@ -59,3 +61,39 @@ def print_policy(
         node_label=node_label,
     )
     print(cluster_policies.render(form, key_sources.public(key), demand), end="")
+
+
+@app.command("key")
+def show_key(
+    *,
+    policy: Annotated[
+        bool, opt.option("--policy", "Print the policy for cosign instead of the key.")
+    ] = False,
+    passphrase: Annotated[bool, opt.option("--passphrase", "Encrypt a new key with a passphrase.")] = False,
+    key: opt.SigningKey = None,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
+) -> None:
+    """Show the public half of the signing key; make the key on first use."""
+    if policy:
+        print(cluster_policies.policy_text(), end="")
+        return
+    path = key or keys.default_path()
+    if dry_run and not path.exists():
+        print(f"{path}: make an ECDSA P-256 key with mode 0600, and {keys.public_path(path)}")
+        return
+    if passphrase and path.exists():
+        raise ConfigurationError(
+            "the signing key exists already; --passphrase is for a new key",
+            where=str(path),
+            expected="a path at which no key exists",
+            next_step=f"openssl pkcs8 -topk8 -in {path} -out NEW.key; or make another: --key PATH",
+        )
+    public = keys.load_or_create(path, encrypt=passphrase).public_key()
+    pem = keys.public_pem(public).decode()
+    facts = {"key": str(path), "public": str(keys.public_path(path)), "sha256": keyring.hint(public)}
+    if as_json:
+        print_json(facts | {"pem": pem})
+        return
+    print_facts(facts)
+    print(pem, end="")

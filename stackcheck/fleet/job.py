@@ -152,7 +152,7 @@ def new_job(  # what a user can choose
         vendor=subject.vendor,
         tier=chosen,
         only=only,
-        inputs=frozen.as_json(),
+        inputs=frozen.model_dump(),
         nodes=nodes,
         devices=devices if devices is not None else _named_devices(subject),
         container=container,

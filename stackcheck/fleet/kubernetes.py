@@ -78,7 +78,7 @@ class Kubernetes:
                 "manifest_digest": job.manifest_digest,
             },
             "inputs": job.inputs,
-            "interpreter": self.manifests.python.as_json(),
+            "interpreter": self.manifests.python.model_dump(exclude_defaults=True),
         }
         write_atomically(folder / "run.json", (json.dumps(facts, indent=2).encode(),))
 

@@ -20,7 +20,7 @@ from stackcheck.suite import container_user, inputs, run, steering
 
 if TYPE_CHECKING:
     from stackcheck.fleet.job import Job
-    from stackcheck.suite.interpreter import Interpreter
+    from stackcheck.suite.results import ReportedInterpreter
 
 LABEL = "stackcheck.fleet"
 HOSTNAME = "kubernetes.io/hostname"
@@ -47,7 +47,7 @@ class Manifests:
     """
 
     repository: str
-    python: Interpreter
+    python: ReportedInterpreter
     declared: tuple[str, ...] = ()
     claim: str | None = None
     jobset: bool = False

@@ -87,7 +87,7 @@ def _run(job: Job, folder: Path) -> str | None:
         subject = subject_of(job.name, Path(job.root), job.vendor, job.accepted_python)
         require_image(subject.image, job)
         plan = run.plan(subject, tier=job.tier, root=Path(job.root), out=out)
-        _require_inputs(plan.inputs.as_json(), job)
+        _require_inputs(plan.inputs.model_dump(), job)
         stored.put(job, folder / "host.json", json.dumps(plan.host.as_json()).encode())
         with (folder / "progress.log").open("a", encoding="utf-8", buffering=1) as log:
 

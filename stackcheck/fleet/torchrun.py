@@ -67,7 +67,9 @@ class Torchrun:
             return EndedProgram(lines=[*lines], error=error.what)
         except ChecksFailedError:
             return EndedProgram(lines=[*lines], error=f"did not end within {limit_s} s")
-        return EndedProgram(lines=[*lines], error=_words(code, [*lines]) if code else None)
+        return EndedProgram(
+            lines=[*lines], error=(f"exit code {code}: " + " | ".join([*lines][-3:])[-400:]) if code else None
+        )
 
     def _container(
         self, place: Rendezvous, ranks: int, program: tuple[str, ...], limit_s: int, mounts: tuple[Mount, ...]
@@ -107,8 +109,3 @@ class Torchrun:
         chosen = dict(vendors.site_environment()) | site
         env = steering.environment(image, self.job.vendor, chosen, needed, USER_ENV)
         return env | {"PYTHONPATH": f"{TESTS}/acceptance"}
-
-
-def _words(code: int, lines: list[str]) -> str:
-    """Why a program failed: its exit code, and its last lines."""
-    return f"exit code {code}: " + " | ".join(lines[-3:])[-400:]

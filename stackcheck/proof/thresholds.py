@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.border import Closed, first_problem
+from stackcheck.files.border import Closed, Open, first_problem
 from stackcheck.suite import bounds
 
 Number = int | FiniteFloat  # an int stays one, so that reading and writing a file changes nothing
@@ -65,8 +65,8 @@ class MetricRule(Closed, strict=True, allow_inf_nan=False):
     conditions: tuple[str, ...]
 
 
-class Rules(Closed, strict=True, allow_inf_nan=False):
-    """The suites' answer about entries and figures.
+class Rules(Open, strict=True, allow_inf_nan=False):
+    """The suites' answer about entries and figures; what it says of a run is for verdicts.
 
     Attributes:
         metrics: Every metric by name.
@@ -78,15 +78,9 @@ class Rules(Closed, strict=True, allow_inf_nan=False):
 
     metrics: dict[str, MetricRule]
     ceilings: tuple[Number | None, ...]
-    reached: tuple[bool, ...]  # whether a check judges each figure by a bound
-    bounds: tuple[dict[str, JsonValue] | None, ...]  # of the committed thresholds, for each figure
-    defaults: tuple[str, ...]  # for verdicts
-    missing: tuple[str, ...]  # figures of a machine without a bound; baseline names no machine
-    unmeasured: tuple[str, ...]  # of the committed thresholds, those that no figure measures
-    lowest_share: FiniteFloat  # of its ceiling, below which a bound means nothing
+    reached: tuple[bool, ...]
+    lowest_share: FiniteFloat
     problems: tuple[str, ...]
-    driver: dict[str, str] | None = None  # for verdicts; baseline does not ask
-    limits_are_guessed: bool = False  # of time, for verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,9 @@
 """Freeze what a run depends on besides the image: a copy of suites, trainers and pytest, and its digests.
 
-In: the checkout. Out: a folder to mount read-only into the container, and its `InputDigests`. Because of the
+In: the checkout. Out: a folder to mount read-only into the container, and the digests. Because of the
 copy, the digests are those of the mounted files, also if somebody edits the checkout during a run.
 """
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path, PurePath
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.digest import sha256_of
+from stackcheck.suite.results import ReportedInputs
 
 RUNNER = "runner"
 SUITE_FILES = ("conftest.py", "pytest.ini")
@@ -20,25 +20,7 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 TOOLS = shutil.ignore_patterns("tools")  # of trainers/: a user's commands, which no job of the suites reaches
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InputDigests:
-    """Digests (sha256:…) of what a result depends on besides the image and the host.
-
-    `matrix` is `None` for a checkout without matrix.yaml. `runner` is of the tool's pytest and its launcher.
-    """
-
-    suites: str
-    trainers: str
-    thresholds: str
-    matrix: str | None
-    runner: str
-
-    def as_json(self) -> dict[str, str | None]:
-        """The `inputs` object of result.json."""
-        return dataclasses.asdict(self)
-
-
-def freeze(root: Path, target: Path) -> InputDigests:
+def freeze(root: Path, target: Path) -> ReportedInputs:
     """Copy the suites and `trainers/` of the checkout, and the tool's pytest, to `target`, readable by all.
 
     Of `trainers/`, `tools/` stays behind: what is not there cannot decide a result, and is not hashed.
@@ -71,11 +53,11 @@ def freeze(root: Path, target: Path) -> InputDigests:
     return digest(target, matrix=root / "matrix.yaml")
 
 
-def digest(frozen: Path, *, matrix: Path | None) -> InputDigests:
+def digest(frozen: Path, *, matrix: Path | None) -> ReportedInputs:
     """The digests of a frozen copy, and of matrix.yaml."""
     thresholds = frozen / "tests" / "acceptance" / "thresholds"
     files = [path for path in (frozen / "tests").rglob("*") if path.is_file()]
-    return InputDigests(
+    return ReportedInputs(
         suites=_tree_digest(frozen, (path for path in files if not path.is_relative_to(thresholds))),
         trainers=_tree_digest(frozen, (path for path in (frozen / "trainers").rglob("*") if path.is_file())),
         thresholds=_tree_digest(frozen, (path for path in files if path.is_relative_to(thresholds))),

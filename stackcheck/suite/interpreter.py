@@ -1,4 +1,4 @@
-"""Find and identify the Python of an image. In: an image of the engine. Out: an `Interpreter`, or an error.
+"""Find and identify the Python of an image. In: an image of the engine. Out: which it is, or an error.
 
 The engine reads the files, so nothing in the image runs for this. The program that PATH names first is
 accepted only if a package of the image owns it with this very content: Debian's packages, or conda's. Where
@@ -7,7 +7,6 @@ says so. This does not stop an attacker who also forges the package database; do
 says what remains.
 """
 
-import dataclasses
 import hashlib
 import json
 import posixpath
@@ -20,6 +19,7 @@ from stackcheck.engine.image_files import ImageFiles
 from stackcheck.errors import ChecksFailedError
 from stackcheck.files import dpkg_status
 from stackcheck.oci.documents import sha256
+from stackcheck.suite.results import ReportedInterpreter
 
 NAME = "python3"
 # What an engine uses for an image that sets no PATH.
@@ -50,33 +50,7 @@ class UnownedPythonError(ChecksFailedError):
         self.of_file = of_file
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Interpreter:
-    """The Python of an image.
-
-    Attributes:
-        path: As PATH names it; a virtual environment is found by this path.
-        file: The file at the end of its links.
-        sha256: Of that file.
-        package: The package that owns the file, and its version. `None`: no package does, and the person who
-            certifies accepted the file by its digest.
-        libraries: Of a file that no package owns: the shared libraries that hold the interpreter, and the
-            digest of each.
-    """
-
-    path: str
-    file: str
-    sha256: str
-    package: str | None
-    libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """The `interpreter` object of run.json and result.json."""
-        facts = dataclasses.asdict(self)
-        return facts if self.libraries else {name: facts[name] for name in facts if name != "libraries"}
-
-
-def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Interpreter:
+def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> ReportedInterpreter:
     """The Python that an image's PATH names, identified.
 
     Raises:
@@ -91,7 +65,7 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
         _require_no_preload(files, reference)
         body = files.read(file) or b""
         owner = debian_owner(file, body, files) or conda_owner(file, body, files)
-        found = Interpreter(
+        found = ReportedInterpreter(
             path=path,
             file=file,
             sha256=sha256(body),
@@ -105,7 +79,7 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Inte
 
 def announced(
     reference: str, engine: Engine, accepted: Collection[str], report: Callable[[str], None]
-) -> Interpreter:
+) -> ReportedInterpreter:
     """Find the image's Python as `find` does, and report digests that were accepted in vain."""
     found = find(reference, engine, accepted)
     for sentence in _unneeded(found, accepted):
@@ -113,7 +87,7 @@ def announced(
     return found
 
 
-def _unneeded(found: Interpreter, accepted: Collection[str]) -> Iterator[str]:
+def _unneeded(found: ReportedInterpreter, accepted: Collection[str]) -> Iterator[str]:
     """Why accepted digests change nothing for an identified Python: one sentence each."""
     if found.package and accepted:
         yield f"{OPTION} is not needed: {found.package} owns the image's Python, {found.file}"
@@ -122,7 +96,7 @@ def _unneeded(found: Interpreter, accepted: Collection[str]) -> Iterator[str]:
         yield f"{OPTION} {digest} is not needed: no file of the image's Python has this digest"
 
 
-def require_listed(found: Interpreter, document: dict[str, Any]) -> None:
+def require_listed(found: ReportedInterpreter, document: dict[str, Any]) -> None:
     """Refuse an interpreter whose Debian package is not in the image's SBOM.
 
     Raises:
@@ -214,7 +188,9 @@ def _require_no_preload(files: ImageFiles, reference: str) -> None:
         )
 
 
-def _require_accepted(found: Interpreter, body: bytes, accepted: Collection[str], reference: str) -> None:
+def _require_accepted(
+    found: ReportedInterpreter, body: bytes, accepted: Collection[str], reference: str
+) -> None:
     """Refuse a Python that no package owns unless the digest of each of its files is in `accepted`."""
     of_file = {found.file: found.sha256, **found.libraries}
     is_program = body.startswith(ELF)

@@ -120,7 +120,7 @@ def _built_here(root: Path, stack: Stack | None) -> str | None:
 def _inputs_of(root: Path) -> Mapping[str, str | None]:
     """The digests of what a run in this checkout would use."""
     with tempfile.TemporaryDirectory(prefix="stackcheck-judge-") as folder:
-        return inputs.freeze(root, Path(folder) / "suite").as_json()
+        return inputs.freeze(root, Path(folder) / "suite").model_dump()
 
 
 def _not_compared(

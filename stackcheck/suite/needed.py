@@ -10,7 +10,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.engine.container import USER_ENV, RunSpec
 from stackcheck.errors import ChecksFailedError
 from stackcheck.suite import container_user, interpreter, steering
-from stackcheck.suite.interpreter import Interpreter
+from stackcheck.suite.results import ReportedInterpreter
 from stackcheck.suite.subject import Subject
 
 # A package, by the one name that pip and `import` both use -> why.
@@ -57,7 +57,7 @@ def _require_listed(document: dict[str, Any], name: str) -> None:
         )
 
 
-def _require_found(python: Interpreter, subject: Subject, engine: Engine) -> None:
+def _require_found(python: ReportedInterpreter, subject: Subject, engine: Engine) -> None:
     lines: list[str] = []
     code = engine.run(_question(python, subject.image.reference, engine, lines))
     missing = _answer(lines[-1]) if lines and not code else None
@@ -79,7 +79,7 @@ def _require_found(python: Interpreter, subject: Subject, engine: Engine) -> Non
         )
 
 
-def _question(python: Interpreter, reference: str, engine: Engine, lines: list[str]) -> RunSpec:
+def _question(python: ReportedInterpreter, reference: str, engine: Engine, lines: list[str]) -> RunSpec:
     user, env = container_user.uid(), engine.inspect(reference).env
     return RunSpec(
         image=reference,

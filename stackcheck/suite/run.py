@@ -27,7 +27,7 @@ from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
 from stackcheck.policy import Tier
 from stackcheck.suite import consistency, container_user, controller, inputs, interpreter, results, steering
-from stackcheck.suite.interpreter import Interpreter
+from stackcheck.suite.results import ReportedInterpreter
 from stackcheck.suite.subject import Subject
 from stackcheck.vendors import seen
 
@@ -53,7 +53,7 @@ class RunPlan:
     subject: Subject
     host: vendors.Host
     tier: Tier
-    inputs: inputs.InputDigests
+    inputs: results.ReportedInputs
     only: str | None = None  # pytest's -k; such a run measures, and never gets a verdict
     case_seed: int = 0  # of the generated cases
 
@@ -73,7 +73,7 @@ class RunPlan:
             **({"only": self.only} if self.only else {}),
             **({"case_seed": self.case_seed} if self.case_seed else {}),
             **({"accepted_python": sorted(accepted)} if accepted else {}),
-            **self.inputs.as_json(),
+            **self.inputs.model_dump(),
         }
 
 
@@ -193,7 +193,7 @@ def _container(
     plan: RunPlan,
     needs: vendors.ContainerNeeds,
     *,
-    found: Interpreter,
+    found: ReportedInterpreter,
     declared: Iterable[str],
     out: Path,
     user: int,
@@ -237,10 +237,10 @@ def command(vendor: vendors.Vendor, tier: Tier, only: str | None = None) -> tupl
     )
 
 
-def _write_run_file(plan: RunPlan, found: Interpreter, path: Path) -> str:
+def _write_run_file(plan: RunPlan, found: ReportedInterpreter, path: Path) -> str:
     """Write run.json for a new run, and return the id of that run."""
     run_id = uuid.uuid4().hex
-    facts = _run_file(plan, run_id) | {"interpreter": found.as_json()}
+    facts = _run_file(plan, run_id) | {"interpreter": found.model_dump(exclude_defaults=True)}
     path.write_text(json.dumps(facts, indent=2), encoding="utf-8")
     path.chmod(0o644)
     return run_id
@@ -253,7 +253,7 @@ def _run_file(plan: RunPlan, run_id: str) -> dict[str, Any]:
         "tier": plan.tier,
         "stack_id": plan.subject.image.stack_id,
         "image": plan.subject.as_tested,
-        "inputs": plan.inputs.as_json(),
+        "inputs": plan.inputs.model_dump(),
         "host": plan.host.as_json(),
     }
 
@@ -273,7 +273,7 @@ def _tee(
 
 
 def _read(
-    plan: RunPlan, found: Interpreter, *, out: Path, code: int, run_id: str, tail: Iterable[str]
+    plan: RunPlan, found: ReportedInterpreter, *, out: Path, code: int, run_id: str, tail: Iterable[str]
 ) -> tuple[results.RunResult, str]:
     """The result of the run that just ended, and the digest of result.json."""
     path = out / "run" / "result.json"
@@ -305,6 +305,6 @@ def _read(
             next_step=consistency.RUN_AGAIN,
         )
     consistency.require_same_run(result, _run_file(plan, run_id), path)
-    consistency.require_interpreter(result, found.as_json(), path)
+    consistency.require_interpreter(result, found.model_dump(exclude_defaults=True), path)
     consistency.require_exit_code(result, code, path)
     return result, sha256(body)

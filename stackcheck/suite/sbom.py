@@ -18,7 +18,7 @@ from stackcheck.files.atomic import write_atomically
 from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json, stored_json
 from stackcheck.suite import interpreter, steering
-from stackcheck.suite.interpreter import Interpreter
+from stackcheck.suite.results import ReportedInterpreter
 
 TIMEOUT_S = 300
 INVENTORY = Path(__file__).with_name("inventory.py")
@@ -82,7 +82,7 @@ def load_sbom(image: Image, folder: Path) -> dict[str, Any]:
     return document
 
 
-def list_packages(reference: str, found: Interpreter, engine: Engine) -> list[dict[str, Any]]:
+def list_packages(reference: str, found: ReportedInterpreter, engine: Engine) -> list[dict[str, Any]]:
     """The records of an image's packages, as `stackcheck.suite.inventory` prints them.
 
     It runs as root without capabilities: it may read files that only root can read, and can change nothing.

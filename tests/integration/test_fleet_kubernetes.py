@@ -23,11 +23,11 @@ from small_kubernetes import Api
 from stackcheck.fleet.job import Job
 from stackcheck.fleet.kubernetes import Kubernetes
 from stackcheck.fleet.manifests import QUEUE, Manifests
-from stackcheck.suite.interpreter import Interpreter
+from stackcheck.suite.results import ReportedInterpreter
 
 pytestmark = pytest.mark.integration
 KUBERNETES = "1.33"
-PYTHON = Interpreter(**result_files.INTERPRETER)
+PYTHON = ReportedInterpreter(**result_files.INTERPRETER)
 REPOSITORY = "registry.example.org/team/stacks"
 Capsys = pytest.CaptureFixture[str]
 

@@ -20,7 +20,7 @@ from small_images import SmallImage, make_image
 from small_stacks import ROOT
 from small_target import Publisher
 from stackcheck.suite import inputs
-from stackcheck.suite.inputs import InputDigests
+from stackcheck.suite.results import ReportedInputs
 
 # A run is red for what was changed, and not for a rare draw; STACKCHECK_DRAWS=anew looks for those, as
 # .github/workflows/draws.yml does each night. No deadline: 200 ms would measure the machine.
@@ -41,7 +41,7 @@ def frozen_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("frozen") / "suite"
     digests = inputs.freeze(ROOT, folder)
 
-    def link(root: Path, target: Path) -> InputDigests:
+    def link(root: Path, target: Path) -> ReportedInputs:
         assert root == ROOT
         target.unlink(missing_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)

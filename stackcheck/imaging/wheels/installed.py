@@ -8,9 +8,9 @@ https://packaging.python.org/en/latest/specifications/recording-installed-packag
 
 import base64
 import binascii
-import configparser
 import csv
 import dataclasses
+import importlib.metadata
 import json
 import os
 import re
@@ -279,14 +279,8 @@ def _place(found: Environment, place: Path, info: Path, stem: str) -> tuple[Kind
 
 def _launchers(info: Path) -> frozenset[str]:
     """The programs that an installer makes from entry points."""
-    path = info / "entry_points.txt"
-    if not path.is_file():
-        return frozenset()
-    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
-    parser.read_string(path.read_text(encoding="utf-8"))
-    sections = [name for name in ("console_scripts", "gui_scripts") if parser.has_section(name)]
-    return frozenset(_bare(name) for section in sections for name in parser.options(section))
+    found = importlib.metadata.PathDistribution(info).entry_points
+    return frozenset(_bare(one.name) for one in found if one.group in {"console_scripts", "gui_scripts"})
 
 
 def _bare(name: str) -> str:

@@ -163,7 +163,7 @@ def plan(**changes: Any) -> Any:
     inputs = INPUTS | {"matrix": "sha256:" + "9" * 64} | changes.pop("inputs", {})
     return SimpleNamespace(
         tier=changes.pop("tier", "smoke"),
-        inputs=SimpleNamespace(as_json=lambda: inputs),
+        inputs=SimpleNamespace(model_dump=lambda: inputs),
         host=SimpleNamespace(as_json=lambda: host),
     )
 

@@ -49,10 +49,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_changed_byte_changes_exactly_the_digest_of_its_part(
     checkout: Path, tmp_path: Path, changed: str, part: str | None
 ) -> None:
-    before = inputs.freeze(checkout, tmp_path / "frozen").as_json()
+    before = inputs.freeze(checkout, tmp_path / "frozen").model_dump()
     with (checkout / changed).open("a", encoding="utf-8") as file:
         file.write("#")
-    after = inputs.freeze(checkout, tmp_path / "frozen").as_json()
+    after = inputs.freeze(checkout, tmp_path / "frozen").model_dump()
     assert {name for name in before if before[name] != after[name]} == ({part} if part else set())
 
 

@@ -19,7 +19,8 @@ from stackcheck.engine.client import RunSpec
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json
-from stackcheck.suite import interpreter, inventory, sbom, sbom_document
+from stackcheck.suite import inventory, sbom, sbom_document
+from stackcheck.suite.results import ReportedInterpreter
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
@@ -42,7 +43,9 @@ ODD = [
 
 BASH = "Package: bash\nStatus: install ok installed\nVersion: 5.2.15-2+b13\n"
 OF_BASH = {"/usr/bin/python3": PYTHON, **dpkg(("/usr/bin/python3", PYTHON), status=BASH)}
-FOUND = interpreter.Interpreter(path="/usr/bin/python3", file="/usr/bin/python3", sha256="", package="")
+FOUND = ReportedInterpreter(
+    path="/usr/bin/python3", file="/usr/bin/python3", sha256=f"sha256:{0:064x}", package=""
+)
 
 
 class ReaderEngine(HasFiles):
