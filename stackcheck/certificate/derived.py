@@ -7,22 +7,20 @@ carried over, and what the certificate says of them. Anything that differs, or i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stackcheck.certificate.for_host import Wanted
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.renew import machine
-from stackcheck.certificate.verify import verify
+from stackcheck.certificate.verify import Verified, verify
 from stackcheck.oci.documents import json_object
 from stackcheck.oci.stores import open_store
 from stackcheck.policy import is_enough
+from stackcheck.suite.run import RunPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stackcheck.certificate.for_host import Wanted
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.verify import Verified
     from stackcheck.suite.added import Added
-    from stackcheck.suite.run import RunPlan
 
 # They read what is installed, or the machine, or have an answer that no image can know before.
 ALWAYS = ("test_image.py", "test_packages.py", "test_witness.py", "test_devices")

@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cryptography.x509 import load_der_x509_certificate
+from cryptography.x509 import Certificate, Name, load_der_x509_certificate
 from pydantic import Field, StringConstraints
 
 from stackcheck.certificate import statement
@@ -28,9 +29,6 @@ from stackcheck.files import strictjson, yamlfile
 from stackcheck.files.border import Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from cryptography.x509 import Certificate, Name
     from sigstore.models import Bundle
     from sigstore.oidc import IdentityToken
 

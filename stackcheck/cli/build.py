@@ -15,6 +15,7 @@ from stackcheck import vendors
 from stackcheck.cli import options as opt
 from stackcheck.cli import outlooks
 from stackcheck.cli.output import Progress, print_json, print_table
+from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files.checkout_lock import exclusive
@@ -92,8 +93,6 @@ def locked_to(
 
 def connected(report: Progress, *, builds: bool = True) -> Engine:
     """Connect to the engine; install and start one first if this host has none."""
-    from stackcheck.engine import host_setup
-
     host_setup.ensure_engine(report, builds=builds)
     return Engine.connect()
 

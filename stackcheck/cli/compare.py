@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
+from stackcheck.files.checkout_lock import exclusive
 from stackcheck.policy import Tier as TierName
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stackcheck.compare.paired_runs import PairedMetric, PairedRuns
     from stackcheck.compare.two_runs import Compared, Comparison
     from stackcheck.flow import FlowSettings
@@ -156,7 +156,6 @@ def _pair(
     from stackcheck import flow
     from stackcheck.cli import build as building
     from stackcheck.compare import paired_runs
-    from stackcheck.files.checkout_lock import exclusive
     from stackcheck.suite import subject as subjects
 
     report, root = Progress(), settings.root

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from stackcheck import vendors
 from stackcheck.certificate import key_sources, keyring
+from stackcheck.certificate.for_host import Wanted
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.cli import options as opt
 from stackcheck.cli.output import (
     Progress,
@@ -21,12 +26,6 @@ from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Certifying as TierName
 
 if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Mapping
-
-    from stackcheck import vendors
-    from stackcheck.certificate.for_host import Wanted
-    from stackcheck.certificate.keyring import Pinned
     from stackcheck.certificate.verify import Verified
 
 app = opt.new_app()
@@ -86,8 +85,6 @@ def _conditions(
     plain_http: opt.PlainHttp = False,
 ) -> Conditions:
     """The conditions that these options state; `auto` stands for this host."""
-    from stackcheck.certificate.for_host import Wanted
-
     public_key = key_sources.public(key)
     oldest = duration(max_age, "--max-age")
     model, version, count = machine(device_model, driver, devices)
@@ -179,7 +176,6 @@ def machine(device_model: str, driver: str, devices: int | None) -> tuple[str, s
     """Device model, driver and device count to verify for; `auto` stands for those of this host."""
     if AUTO not in {device_model, driver}:
         return device_model, None if driver == NONE else driver, devices or 1
-    from stackcheck import vendors
 
     host = vendors.host()
     model = device_model if device_model != AUTO else _model_of(host)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 import typer
@@ -13,16 +15,16 @@ from stackcheck.cli import fleet_outcome
 from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
+from stackcheck.fleet.engines import FleetEngine, LinkedEngine
+from stackcheck.fleet.follow import JobPatience
+from stackcheck.fleet.manifests import Manifests
+from stackcheck.matrix import matrix
+from stackcheck.suite import interpreter
+from stackcheck.suite.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stackcheck.fleet.engines import FleetEngine, LinkedEngine
-    from stackcheck.fleet.follow import JobPatience
     from stackcheck.fleet.job import Job
     from stackcheck.fleet.run import FleetRun
-    from stackcheck.suite.subject import Subject
 
 app = opt.new_app()
 fleet = opt.new_app()
@@ -198,7 +200,6 @@ def _require_slurm(engine: str, **chosen: object) -> None:
 
 
 def _patience(nodes: int, start_s: int, queue_s: int | None) -> JobPatience:
-    from stackcheck.fleet.follow import JobPatience
 
     return JobPatience(poll_s=max(LEAST_POLL_S, nodes * POLL_S_OF_A_NODE), start_s=start_s, queue_s=queue_s)
 
@@ -256,10 +257,7 @@ def _kubernetes(
 ) -> FleetEngine:
     """Kubernetes' side. The image's Python is identified by the engine of this host: no pod can do it."""
     from stackcheck.fleet.kubernetes import Kubernetes, require_registry
-    from stackcheck.fleet.manifests import Manifests
     from stackcheck.fleet.node import load_image
-    from stackcheck.matrix import matrix
-    from stackcheck.suite import interpreter
 
     target = repository or matrix.load_matrix(subject_root(subject) / "matrix.yaml").publish
     require_registry(target)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from stackcheck.cli.output import counted, print_table, shown
+from stackcheck.fleet.grid import LEGEND, grid, groups
 
 if TYPE_CHECKING:
     from stackcheck.fleet.run import FleetRun
@@ -15,8 +16,6 @@ SHOWN_STRAGGLERS = 20
 
 def show(done: FleetRun) -> None:
     """Print nodes x checks, then racks, stragglers and the sum."""
-    from stackcheck.fleet.grid import LEGEND, grid, groups
-
     found = grid(done)
     print_table(found.columns, found.rows)
     for number, name in enumerate(found.checks, start=1):

@@ -13,10 +13,10 @@ import typer
 from stackcheck.cli import options as opt
 from stackcheck.cli.nightly import Into, write_installation
 from stackcheck.cli.output import Progress, shown
+from stackcheck.engine.client import Engine
 from stackcheck.errors import MachineUnfitError, StackcheckError
 
 if TYPE_CHECKING:
-    from stackcheck.engine.client import Engine
     from stackcheck.fleet.fitness import Fitness, NodeGate
 
 app = opt.new_app()
@@ -134,7 +134,6 @@ def _node() -> str:
 
 
 def _connect() -> Engine:
-    from stackcheck.engine.client import Engine
 
     return Engine.connect()
 

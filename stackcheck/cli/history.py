@@ -14,6 +14,7 @@ from stackcheck.cli import options as opt
 from stackcheck.cli import times
 from stackcheck.cli.output import Progress, counted, print_facts, print_fitted, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
+from stackcheck.history import alerts, export, recorder
 from stackcheck.history.history import open_history
 from stackcheck.history.recorder import Imported
 from stackcheck.history.runs import HistoryError, Point, Query, Run, named
@@ -119,8 +120,6 @@ def watch_history(*, query: Query, as_json: opt.AsJson = False, root: opt.Root =
     The options choose the runs, of the newest 2000. These are warnings, as each night prints them: the exit
     code is 0. Steps are named if two machines or two metrics show them.
     """
-    from stackcheck.history import alerts
-
     history = open_history(root.resolve())
     runs = history.runs(dataclasses.replace(query, limit=WATCHED_RUNS))
     newest = {(run.stack, run.node): run for run in reversed(runs) if run.status != "UNFIT"}
@@ -148,8 +147,6 @@ def export_history(
     root: opt.Root = opt.HERE,
 ) -> None:
     """Write runs with their metrics to one Parquet or CSV file."""
-    from stackcheck.history import export
-
     rows = export.export(open_history(root.resolve()), query, to, table)
     print_facts({"file": str(to), "rows": str(rows)})
 
@@ -167,8 +164,6 @@ def import_results(
     root: opt.Root = opt.HERE,
 ) -> None:
     """Keep results of other machines, judged here; damaged ones are refused, and the others are kept."""
-    from stackcheck.history import recorder
-
     folder = root.resolve()
     for path in paths:
         if not path.exists():
@@ -257,8 +252,6 @@ def _series_row(key: tuple[str, ...], pairs: Sequence[tuple[Run, Point]]) -> tup
 
 def _own_nights(pairs: Sequence[tuple[Run, Point]]) -> str:
     """Compare the newest value of each chip with its own last nights; return the worst result."""
-    from stackcheck.history import alerts
-
     found = alerts.against_own_nights(pairs)
     if not found:
         return "too few"

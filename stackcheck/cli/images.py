@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from stackcheck import flow
-from stackcheck.certificate import signing
+from stackcheck.certificate import derived, signing
 from stackcheck.certificate.derived import Below
 from stackcheck.certificate.verify import Verified
 from stackcheck.cli import build as building
 from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import against_words
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
+from stackcheck.compare import paired_gate
 from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import plans
 from stackcheck.imaging.build import Options as BuildOptions
 from stackcheck.policy import Tier as TierName
+from stackcheck.suite import some
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.judged import JudgedRun
 from stackcheck.suite.subject import Subject
@@ -110,8 +112,6 @@ def _run_some(
     as_json: bool,
 ) -> None:
     """Run the checks that -k names, or else those that failed last time; print how each ended."""
-    from stackcheck.suite import some
-
     found = some.run_some(
         subject,
         engine,
@@ -238,9 +238,6 @@ def publish_image(
 
 def _below(name: str, reference: str, settings: flow.FlowSettings) -> Below:
     """The certified image that `name` was made from."""
-    from stackcheck.certificate import derived
-    from stackcheck.compare import paired_gate
-
     if not subjects.is_reference(name):
         raise ConfigurationError(
             "--derived-from is for images that were not built here",
@@ -254,7 +251,6 @@ def _below(name: str, reference: str, settings: flow.FlowSettings) -> Below:
 
 
 def _reference(name: str, settings: flow.FlowSettings) -> Verified:
-    from stackcheck.compare import paired_gate
 
     return paired_gate.certified(name, settings, settings.signer().public_key())
 
@@ -269,8 +265,6 @@ def _paired(
     report: Progress,
 ) -> tuple[JudgedRun, dict[str, Any] | None]:
     """The verdict after the pair; an image that failed its suites is not compared."""
-    from stackcheck.compare import paired_gate
-
     signing.forget(judged.folder)
     if judged.verdict.status != "PASSED":
         report(f"{subject.name}: not compared with {reference.reference}, as it did not pass")

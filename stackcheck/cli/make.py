@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,13 +22,11 @@ from stackcheck.errors import NothingSelectedError
 from stackcheck.files import origins
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import forecast
+from stackcheck.matrix.stack import Stack
+from stackcheck.suite.outlook import Outlook
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from stackcheck.flow import StackOutcome
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.suite.outlook import Outlook
 
 app = opt.new_app()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from stackcheck import mirrors as sites
 from stackcheck.cli import outlooks
 from stackcheck.cli.options import (
     HERE,
@@ -20,10 +21,12 @@ from stackcheck.cli.options import (
 )
 from stackcheck.cli.output import Progress, counted, print_json, print_note, print_table
 from stackcheck.errors import ConfigurationError
-from stackcheck.matrix import resolve
+from stackcheck.matrix import compat, matrix, resolve
 from stackcheck.matrix.known_issues import KnownIssue
 from stackcheck.matrix.stack import Package, Stack
 from stackcheck.policy import Policy
+from stackcheck.recipe import stack_table
+from stackcheck.suite import last_run
 
 app = new_app()
 
@@ -42,11 +45,8 @@ def list_stacks(
     """List the stacks of the matrix, their state, and whether each can be certified here."""
     stacks = resolve.load_stacks(root, selectors or (), refused=print_note)
     if markdown:
-        from stackcheck.recipe import stack_table
-
         print(stack_table.markdown(stacks))
         return
-    from stackcheck.matrix import matrix
 
     policy = matrix.load_matrix(root / "matrix.yaml").policy
     on = outlooks.machine(machine, driver)
@@ -105,8 +105,6 @@ def _here(stack: Stack, root: Path, policy: Policy) -> dict[str, object]:
     """What this checkout knows of a stack:
     waivers, its newest run, and the state `tested` after a run of a lower tier than the policy's.
     """
-    from stackcheck.suite import last_run
-
     waivers = policy.waivers_for(stack.id, dt.datetime.now(dt.UTC).date())
     waived: dict[str, object] = {"waivers": [waiver.model_dump(mode="json") for waiver in waivers]}
 
@@ -169,7 +167,6 @@ def render(
 ) -> None:
     """Write the Dockerfiles of stacks, or check them with --check."""
     from stackcheck.recipe import render as rendering
-    from stackcheck.recipe import stack_table
 
     stacks, images = resolve.load_stacks(root, selectors or ()), root / "images"
     pages = () if selectors else [path for path in (images / "README.md",) if path.exists()]
@@ -206,7 +203,6 @@ def lock(
     root: Root = HERE,
 ) -> None:
     """Write the pins and hashes of stacks."""
-    from stackcheck import mirrors as sites
     from stackcheck.recipe import lock as locking
     from stackcheck.recipe import site_lock
     from stackcheck.recipe.upstream import Upstream
@@ -232,8 +228,6 @@ def lock(
 @app.command()
 def outdated(selectors: Selectors = None, *, as_json: AsJson = False, root: Root = HERE) -> None:
     """Compare pins with the newest versions in the package indexes, and list known issues of the stacks."""
-    from stackcheck import mirrors as sites
-    from stackcheck.matrix import compat
     from stackcheck.recipe import indexes
     from stackcheck.recipe.upstream import Upstream
 

@@ -17,7 +17,9 @@ import typer
 from stackcheck.errors import ConfigurationError
 from stackcheck.files import checkout
 from stackcheck.imaging.wheels.wheel_cache import VARIABLE
+from stackcheck.matrix import matrix
 from stackcheck.mirrors import VARIABLE as MIRRORS
+from stackcheck.oci.store import parse_target
 from stackcheck.policy import Tier as TierName
 from stackcheck.vendors import Vendor as VendorName
 
@@ -224,9 +226,6 @@ Root = Annotated[
 
 def target_of(root: Path, given: str | None) -> str:
     """Where images are: the argument, else `publish` in matrix.yaml, whose folder lies in the checkout."""
-    from stackcheck.matrix import matrix  # not above: most verbs need no matrix
-    from stackcheck.oci.store import parse_target
-
     if given:
         return parse_target(given)
     named = matrix.load_matrix(root / "matrix.yaml").publish

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from stackcheck import vendors
 from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_json, print_table
 from stackcheck.errors import ChecksFailedError, NothingSelectedError
+from stackcheck.matrix import resolve
 from stackcheck.proof import prove
 
 app = opt.new_app()
@@ -74,7 +76,6 @@ def _on_this_host() -> Runner:
 
 def _in_image(reference: str, report: Progress) -> Runner:
     """Verify and fetch a certified image; return what runs a proof in it, with the checkout mounted."""
-    from stackcheck import vendors
     from stackcheck.certificate import job, keys, pull, verify
     from stackcheck.certificate.for_host import Wanted
     from stackcheck.engine.client import Engine
@@ -97,8 +98,6 @@ def _in_image(reference: str, report: Progress) -> Runner:
 
 def _cpu_image(root: Path) -> str:
     """Where `stackcheck images` publishes the stack that needs no GPU."""
-    from stackcheck.matrix import resolve
-
     for stack in resolve.usable(root):
         if stack.vendor == "cpu":
             return f"oci:{root / 'dist'}:{stack.id}"

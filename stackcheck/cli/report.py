@@ -8,18 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from stackcheck import vendors
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.cli import options as opt
 from stackcheck.cli import times
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
+from stackcheck.files.atomic import write_atomically
+from stackcheck.report import campaign, nightly_file
+from stackcheck.report.campaign import Campaign
+from stackcheck.report.nightly_file import NightlyFile
+from stackcheck.report.standing import StandingMachine
 
 if TYPE_CHECKING:
     from stackcheck.history.history import History
-    from stackcheck.report.campaign import Campaign
     from stackcheck.report.content import Content, Offered
-    from stackcheck.report.nightly_file import NightlyFile
-    from stackcheck.report.standing import StandingMachine
 
 app = opt.new_app()
 
@@ -202,7 +205,6 @@ def _offered(
 
 
 def _machine(named: str) -> StandingMachine:
-    from stackcheck.report.standing import StandingMachine
 
     model, _, driver = named.partition("/")
     return StandingMachine(device_model=model, driver=driver)
@@ -210,9 +212,6 @@ def _machine(named: str) -> StandingMachine:
 
 def _here() -> StandingMachine | None:
     """This host, if it has devices of one model."""
-    from stackcheck import vendors
-    from stackcheck.report.standing import StandingMachine
-
     try:
         host = vendors.host()
     except ConfigurationError:  # GPUs of two vendors: the newest run decides what is shown first
@@ -222,7 +221,6 @@ def _here() -> StandingMachine | None:
 
 
 def _campaign(path: Path | None, root: Path) -> Campaign | None:
-    from stackcheck.report import campaign
 
     default = root / "build" / "faults.json"
     if path is None and not default.is_file():
@@ -231,7 +229,6 @@ def _campaign(path: Path | None, root: Path) -> Campaign | None:
 
 
 def _nightly(root: Path) -> NightlyFile | None:
-    from stackcheck.report import nightly_file
 
     path = root / "build" / "nightly" / "night.json"
     return nightly_file.load_night(path) if path.is_file() else None
@@ -246,7 +243,6 @@ def _rendered(found: Content, form: Format) -> bytes:
 
 
 def _write(text: bytes, file: Path | None, *, to_stdout: bool) -> None:
-    from stackcheck.files.atomic import write_atomically
 
     if file is not None:
         write_atomically(file, (text,))

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stackcheck import vendors
 from stackcheck.certificate.job import SHM_SIZE_BYTES, STOP_TIMEOUT_S, Network, Openings
 from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import Conditions, conditional, verified_for
 from stackcheck.cli.output import Progress
+from stackcheck.engine.client import Engine
 from stackcheck.engine.container import Mount
 from stackcheck.engine.launch_lines import NAME, Form, LaunchedJob, render
 from stackcheck.errors import ConfigurationError, FileError
+from stackcheck.vendors import Vendor
 
 if TYPE_CHECKING:
     from stackcheck.certificate.verify import Verified
-    from stackcheck.vendors import Vendor
 
 app = opt.new_app()
 
@@ -126,9 +128,7 @@ def _vendor(verified: Verified) -> Vendor:
 def _run(
     verified: Verified, command: list[str], openings: Openings, *, without_gpus: bool, plain_http: bool
 ) -> int:
-    from stackcheck import vendors
     from stackcheck.certificate import job, pull
-    from stackcheck.engine.client import Engine
 
     engine = Engine.connect()
     name = pull.pull(verified, engine, report=Progress(), plain_http=plain_http)
@@ -138,7 +138,6 @@ def _run(
 
 
 def _visible(vendor: Vendor, gpus: str | None) -> dict[str, str]:
-    from stackcheck import vendors
 
     return {} if gpus == "none" else vendors.chosen_devices(vendor, gpus, os.environ)
 
@@ -221,7 +220,6 @@ def _user(text: str | None) -> str | None:
 
 
 def _job(verified: Verified, command: list[str], devices: int | None, nodes: int) -> LaunchedJob:
-    from stackcheck import vendors
     from stackcheck.certificate import pull
 
     host = verified.facts["host"]

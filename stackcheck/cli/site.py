@@ -6,16 +6,20 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from stackcheck import mirrors as sites
 from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
+from stackcheck.engine import apt
 from stackcheck.errors import ConfigurationError
+from stackcheck.imaging import platforms
+from stackcheck.imaging.host_base import Cut
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.image_layout import ImageLayout
+from stackcheck.recipe.extensions import needs
 from stackcheck.suite.subject import find_image
 
 if TYPE_CHECKING:
-    from stackcheck.imaging.host_base import Cut
-    from stackcheck.matrix.stack import Stack
     from stackcheck.recipe.mirror_list import WantedFiles
 
 app = opt.new_app()
@@ -40,7 +44,6 @@ def make_base(
     root: opt.Root = opt.HERE,
 ) -> None:
     """Make the base of stacks from this host's own packages, and lock the stacks to it."""
-    from stackcheck.engine import apt
     from stackcheck.imaging import host_base, plans
     from stackcheck.recipe import site_lock
 
@@ -89,7 +92,6 @@ def _facts(cut: Cut) -> dict[str, str]:
 
 def _require_release(stack: Stack) -> None:
     """The base of a stack is only cut from a host with the stack's own distribution."""
-    from stackcheck.engine import apt
     from stackcheck.imaging.wheels import host_settings
 
     release = apt.host_release()
@@ -123,7 +125,6 @@ def make_wheelhouse(
 ) -> None:
     """Fill a folder with wheels of installed packages: what the stacks need, or all without a selector."""
     from stackcheck.imaging.wheels import environment
-    from stackcheck.recipe.extensions import needs
 
     if from_environment is None:
         raise ConfigurationError(
@@ -187,8 +188,6 @@ def mirror(
     root: opt.Root = opt.HERE,
 ) -> None:
     """List which files a site has to copy to lock and build stacks without the public hosts."""
-    from stackcheck import mirrors as sites
-    from stackcheck.imaging import platforms
     from stackcheck.recipe import mirror_list
     from stackcheck.recipe.upstream import Upstream
 

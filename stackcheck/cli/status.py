@@ -6,6 +6,7 @@ import datetime as dt
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from stackcheck.cli import options as opt
@@ -13,13 +14,11 @@ from stackcheck.cli import report as page
 from stackcheck.cli import times
 from stackcheck.cli.output import counted, fitted, print_json, print_table, shown
 from stackcheck.errors import ConfigurationError
-from stackcheck.history.runs import named
+from stackcheck.history.runs import Query, named
+from stackcheck.report.wall import Outcome, Wall, WallNode, age, wall
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from stackcheck.history.history import History
-    from stackcheck.report.wall import Outcome, Wall, WallNode
 
 app = opt.new_app()
 
@@ -70,8 +69,6 @@ def show_status(
 
 
 def _wall(history: History, since: str) -> Wall:
-    from stackcheck.history.runs import Query
-    from stackcheck.report.wall import wall
 
     runs = history.runs(Query(since=times.since(since, "--since"), newest_first=False))
     return wall(runs, dt.datetime.now(dt.UTC))
@@ -96,7 +93,6 @@ def screen(
 
 
 def _row(node: WallNode, found: Wall) -> tuple[str, ...]:
-    from stackcheck.report.wall import age
 
     def cell(stack: str) -> str:
         there = node.cells.get(stack)

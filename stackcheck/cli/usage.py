@@ -2,17 +2,12 @@
 
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from stackcheck.errors import ConfigurationError, did_you_mean
+from typer.exceptions import TyperException
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from typer.exceptions import TyperException
-
-    from stackcheck.errors import StackcheckError
+from stackcheck.errors import ConfigurationError, StackcheckError, did_you_mean
 
 OF_RUN = 125
 # Typer's sentence about a path that a verb would read.

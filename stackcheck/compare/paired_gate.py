@@ -9,27 +9,25 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import statistics
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
 from stackcheck.certificate.for_host import Wanted
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.pull import pulled_subject
-from stackcheck.certificate.verify import verify
+from stackcheck.certificate.verify import Verified, verify
 from stackcheck.compare import paired_runs
+from stackcheck.compare.paired_runs import PairedMetric, PairedRuns
+from stackcheck.engine.client import Engine
 from stackcheck.errors import MachineUnfitError
 from stackcheck.matrix import matrix
 from stackcheck.oci.tags import label
+from stackcheck.suite.judged import JudgedRun
+from stackcheck.suite.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.verify import Verified
-    from stackcheck.compare.paired_runs import PairedMetric, PairedRuns
-    from stackcheck.engine.client import Engine
     from stackcheck.flow import FlowSettings
-    from stackcheck.suite.judged import JudgedRun
-    from stackcheck.suite.subject import Subject
 
 
 def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Verified:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,14 +19,11 @@ from pydantic_core import from_json
 
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history import metrics, record_reader, records, regressions
-from stackcheck.history.runs import Query
+from stackcheck.history.runs import Point, Query, Run
 from stackcheck.suite import results
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from stackcheck.history.history import History
-    from stackcheck.history.runs import Point, Run
 
 Verdict = Literal["worse", "unclear", "better", "changed", "only in A", "only in B", "equal"]
 ORDER: tuple[Verdict, ...] = ("worse", "unclear", "better", "changed", "only in A", "only in B", "equal")

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stackcheck.engine import buildx, container, host_setup
 from stackcheck.engine import image_files as reading
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.engine.container import API_TIMEOUT_S, Mount, RunSpec, engine_errors
+from stackcheck.engine.image_files import ImageFiles
 from stackcheck.errors import EngineError
 from stackcheck.oci.image_layout import ImageLayout, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from docker import DockerClient
 
-    from stackcheck.engine.image_files import ImageFiles
 
 __all__ = ["BakeResult", "Engine", "ImageInfo", "Mount", "RunSpec"]
 

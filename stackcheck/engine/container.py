@@ -15,16 +15,14 @@ import posixpath
 import threading
 import time
 import uuid
-from pathlib import PurePosixPath
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.engine import interrupts, leftovers, output
 from stackcheck.errors import ChecksFailedError, EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from docker import DockerClient
     from docker.models.containers import Container
 

@@ -13,6 +13,7 @@ import stat
 import tarfile
 import tempfile
 import uuid
+from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from stackcheck.engine import interrupts, leftovers
@@ -20,8 +21,6 @@ from stackcheck.engine.container import engine_errors, removed_at_the_end
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from docker import DockerClient
 
 MEMORY_BYTES = 32 << 20  # a larger archive is kept on disk while it is read

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from docker import APIClient, DockerClient
     from docker.models.containers import Container
 

@@ -17,19 +17,18 @@ import sys
 import termios
 import threading
 import tty
+from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from stackcheck.engine import container
 from stackcheck.engine.container import API_TIMEOUT_S, RunSpec, engine_errors
+from stackcheck.engine.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
     from docker import DockerClient
     from docker.models.containers import Container
 
-    from stackcheck.engine.interrupts import Interrupts
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CHUNK_BYTES = 1 << 16

@@ -34,7 +34,7 @@ from stackcheck.suite.judged import judge
 from stackcheck.suite.results import RunResult
 from stackcheck.suite.subject import Subject
 from stackcheck.suite.verdict import Verdict
-from stackcheck.vendors import Host
+from stackcheck.vendors import Host, HostDevice
 
 _Task = tuple[Path, NodeFacts, int, NodeState | None, str]  # what `Judge.node` takes
 
@@ -252,7 +252,6 @@ def _of_kind(judge: Judge, models: tuple[str, ...]) -> requirements.Requirements
 
 
 def _machine_of(vendor: Any, models: tuple[str, ...]) -> Host:
-    from stackcheck.vendors import HostDevice
 
     devices = tuple(
         HostDevice(model=model, arch="", id=str(n), memory_bytes=0) for n, model in enumerate(models)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from stackcheck.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stackcheck.fleet.job import Job, NodeState
 
 COMMAND_TIMEOUT_S = 60

@@ -10,17 +10,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackcheck.engine import interrupts
-from stackcheck.fleet.engines import JobState, NodeFacts
+from stackcheck.fleet.engines import FleetEngine, JobState, NodeFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stackcheck.fleet.engines import FleetEngine
     from stackcheck.fleet.job import Job, NodeState
 
 

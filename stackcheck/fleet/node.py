@@ -121,8 +121,6 @@ def connect(job: Job) -> Engine:
     Raises:
         EngineError: It does not answer.
     """
-    from stackcheck.engine.client import Engine
-
     if job.container == "podman" and "DOCKER_HOST" not in os.environ:
         sockets = [Path(path.format(uid=os.getuid())) for path in PODMAN_SOCKETS]
         found = next((path for path in sockets if path.is_socket()), None)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stackcheck.history import metrics, regressions
 from stackcheck.history.records import result_of
-from stackcheck.history.runs import Query
+from stackcheck.history.runs import Query, Run
 from stackcheck.suite import results
 from stackcheck.suite.judgement import NO_IMAGE
+from stackcheck.suite.results import RunResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from stackcheck.history.history import History
-    from stackcheck.history.runs import Run
-    from stackcheck.suite.results import RunResult
 
 # As many as the nights against which one chip is held: the spread of fewer says little.
 LAST, FEWEST = 20, regressions.FEWEST_NIGHTS

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -16,26 +18,19 @@ from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.many_documents import without_collector
 from stackcheck.fleet import collect, link_stage, training
-from stackcheck.fleet.collect import Judge, NodeOutcome
-from stackcheck.fleet.engines import JobState
-from stackcheck.fleet.follow import Followed, follow
+from stackcheck.fleet.collect import Judge, Keep, MetricKey, NodeOutcome
+from stackcheck.fleet.engines import FleetEngine, JobState, LinkedEngine
+from stackcheck.fleet.follow import Followed, JobPatience, follow
 from stackcheck.fleet.job import FOLDER, Job, read_state, subject_of
+from stackcheck.fleet.link_stage import Links
 from stackcheck.fleet.spread import Outlier, outliers
-from stackcheck.fleet.training import Lost
+from stackcheck.fleet.training import Lost, Training, TrainingPlan, TrainingReport
+from stackcheck.suite.subject import Subject
+from stackcheck.suite.verdict import Verdict
+from stackcheck.vendors import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from stackcheck.fleet.collect import Keep, MetricKey
-    from stackcheck.fleet.engines import FleetEngine, LinkedEngine
-    from stackcheck.fleet.follow import JobPatience
-    from stackcheck.fleet.link_stage import Links
-    from stackcheck.fleet.training import Training, TrainingPlan, TrainingReport
     from stackcheck.history.history import History
-    from stackcheck.suite.subject import Subject
-    from stackcheck.suite.verdict import Verdict
-    from stackcheck.vendors import Host
 
 FIT = ("PASSED", "MEASURED")
 FEWEST_TOGETHER = 2

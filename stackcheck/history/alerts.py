@@ -11,17 +11,15 @@ from __future__ import annotations
 import datetime as dt
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from stackcheck.history import regressions
-from stackcheck.history.runs import Query
+from stackcheck.history.runs import Point, Query, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from stackcheck.history.history import History
-    from stackcheck.history.runs import Point, Run
 
 OWN_NIGHTS = 30  # of the same chips, that a figure is compared with
 POINTS_READ = 200_000  # at most, for the steps of one stack

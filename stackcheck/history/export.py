@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stackcheck.errors import ConfigurationError
@@ -17,9 +18,6 @@ from stackcheck.files.atomic import TEMPORARY, UNUSABLE, file_error
 from stackcheck.history.runs import Point, Query, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from stackcheck.history.history import History
 
 Table = Literal["metrics", "runs"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stackcheck.errors import StackcheckError
@@ -12,19 +14,16 @@ from stackcheck.files.border import first_problem
 from stackcheck.files.regular import read_regular
 from stackcheck.history.runs import HistoryError
 from stackcheck.matrix import resolve
+from stackcheck.matrix.stack import Stack
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import results
+from stackcheck.suite.judged import JudgedRun
 from stackcheck.suite.judgement import judge_file
+from stackcheck.suite.results import RunResult
 from stackcheck.suite.verdict import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from stackcheck.history.history import History
-    from stackcheck.matrix.stack import Stack
-    from stackcheck.suite.judged import JudgedRun
-    from stackcheck.suite.results import RunResult
 
 Fate = Literal["kept", "there already", "no result", "refused"]
 VERDICT_LIMIT_BYTES = 8 * 2**20

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import struct
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -18,8 +19,6 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 from stackcheck.history.runs import Point, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from stackcheck.history.record_reader import Kept
 
 WAIT_S = 600  # for another writer of the same SQLite file; a rebuild is the longest

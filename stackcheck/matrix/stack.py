@@ -6,11 +6,10 @@ In: nothing; resolve.py makes stacks. Out: frozen dataclasses, and what follows 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping  # pydantic reads annotations at run time
-
     from stackcheck.matrix.known_issues import KnownIssue
     from stackcheck.matrix.matrix import Runtime, TestTarget
     from stackcheck.vendors import Vendor

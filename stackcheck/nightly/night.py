@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, FileError, MachineUnfitError, StackcheckError
 from stackcheck.history import alerts
-from stackcheck.history.runs import Query
+from stackcheck.history.runs import Query, Run
 from stackcheck.nightly import act, floor, planning, state
 from stackcheck.nightly.act import Workplace
 from stackcheck.nightly.decide import GOOD, Agreement, Decision, decide, outcome
+from stackcheck.nightly.fingerprint import Fingerprint
+from stackcheck.nightly.planning import NightSettings
 from stackcheck.nightly.state import Ended, Item, JudgedStep, LastNight, Plan
 from stackcheck.oci.documents import sha256
-from stackcheck.suite.judged import run_and_judge
+from stackcheck.suite.judged import JudgedRun, run_and_judge
+from stackcheck.suite.results import RunResult
+from stackcheck.suite.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stackcheck.engine.client import Engine
     from stackcheck.history.history import History
-    from stackcheck.history.runs import Run
-    from stackcheck.nightly.fingerprint import Fingerprint
-    from stackcheck.nightly.planning import NightSettings
-    from stackcheck.nightly.state import Item
-    from stackcheck.suite.judged import JudgedRun
-    from stackcheck.suite.results import RunResult
-    from stackcheck.suite.subject import Subject
 
 FOLDER = "build/nightly"
 RUNS = "runs"

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stackcheck.oci.documents import RegistryError
+from stackcheck.oci.documents import Descriptor, RegistryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     import requests
 
-    from stackcheck.oci.documents import Descriptor
     from stackcheck.oci.transport import Transport
 
 WHOLE_BYTES = 64 << 20  # up to here one request

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.pip_settings import certificates, pip_settings
-from stackcheck.matrix.stack import TORCH_INDEX
+from stackcheck.matrix.stack import TORCH_INDEX, Stack
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.oci.documents import TIMEOUT_S, RegistryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import requests  # imported where it is used: most verbs ask nobody, and it takes a third of their time
 
-    from stackcheck.matrix.stack import Stack
 
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 _Answer = TypeVar("_Answer")

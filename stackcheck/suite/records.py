@@ -13,13 +13,12 @@ import csv
 import dataclasses
 import json
 import posixpath
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stackcheck.files import dpkg_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from stackcheck.oci.filesystem import Tree
 
 DPKG = "/var/lib/dpkg"

@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,20 +21,17 @@ from stackcheck.engine import apt_archive
 from stackcheck.errors import BuildError
 from stackcheck.files import requirements
 from stackcheck.files.digest import sha256_of
+from stackcheck.files.requirements import Locked
 from stackcheck.imaging import platforms
+from stackcheck.imaging.stages import Stage
 from stackcheck.imaging.wheels import host_settings, wheelhouse
+from stackcheck.imaging.wheels.wheel_cache import WheelCache
 from stackcheck.mirrors import NO_MIRRORS, Mirrors
 from stackcheck.recipe import lock, rocm
 from stackcheck.recipe.upstream import Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from stackcheck.files.requirements import Locked
     from stackcheck.imaging.plans import BuildPlan
-    from stackcheck.imaging.stages import Stage
-    from stackcheck.imaging.wheels.wheel_cache import WheelCache
-    from stackcheck.mirrors import Mirrors
 
 _SOURCE = re.compile(r"--no-binary[ =]([A-Za-z0-9][A-Za-z0-9._-]*)")
 _PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
