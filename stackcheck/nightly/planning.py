@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from stackcheck import vendors
 from stackcheck.certificate import attachments
+from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import age_text
+from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import (
     VSA,
     Statement,
@@ -26,29 +29,24 @@ from stackcheck.certificate.statement import (
     status,
     time_verified,
 )
+from stackcheck.engine.client import Engine
 from stackcheck.errors import EngineError, StackcheckError
 from stackcheck.history.metrics import node_id
 from stackcheck.matrix import matrix
+from stackcheck.matrix.matrix import Foreign
 from stackcheck.nightly import fingerprint, floor
 from stackcheck.nightly.decide import standing
-from stackcheck.nightly.state import Ended, Figure, Item, NotRun, Plan
+from stackcheck.nightly.fingerprint import Fingerprint
+from stackcheck.nightly.state import Ended, Figure, Item, LastNight, NotRun, Plan
 from stackcheck.oci import tags
+from stackcheck.oci.store import Store
 from stackcheck.oci.stores import open_store
 from stackcheck.oci.tags import label
+from stackcheck.vendors import Vendor
+from stackcheck.vendors.kernel_module import DriverModule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from stackcheck.certificate.keyring import Pinned
-    from stackcheck.certificate.signers import Signer
-    from stackcheck.engine.client import Engine
     from stackcheck.flow import FlowSettings
-    from stackcheck.matrix.matrix import Foreign
-    from stackcheck.nightly.fingerprint import Fingerprint
-    from stackcheck.nightly.state import LastNight
-    from stackcheck.oci.store import Store
-    from stackcheck.vendors import Vendor
-    from stackcheck.vendors.kernel_module import DriverModule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
