@@ -64,7 +64,7 @@ def bisect_stacks(
         print_table(STEP_COLUMNS, rows)
         return
     report = Progress()
-    options = building.build_options(wheelhouse, None, None, no_cache=False, mirrors=mirrors)
+    options = building.build_options(wheelhouse=wheelhouse, mirrors=mirrors)
     settings = settings_of(folder, vendor=vendor, force=force, build=options)
     with exclusive(folder, "stackcheck bisect", report):
         engine, upstream = building.connected(report), Upstream(mirrors=options.mirrors)

@@ -32,22 +32,42 @@ app = opt.new_app()
 NONE: Mapping[str, Outlook] = MappingProxyType({})
 
 
-@app.command("build")
-def build_images(
-    selectors: opt.Selectors = None,
+def build_options(
     *,
     wheelhouse: opt.Wheelhouse = None,
     wheel_cache: opt.WheelCache = None,
     mirrors: opt.MirrorsFile = None,
     platform: opt.Platform = None,
     no_cache: opt.NoCache = False,
+) -> build.Options:
+    """The build options of a command line; the wheel cache is on unless it is disabled."""
+    cache = default_folder()
+    if wheel_cache:
+        cache = None if wheel_cache == OFF else Path(wheel_cache).expanduser().resolve()
+    return build.Options(
+        wheelhouse=wheelhouse.resolve() if wheelhouse else None,
+        wheel_cache=cache,
+        platform=platforms.checked(platform) if platform else None,
+        no_cache=no_cache,
+        mirrors=sites.load_mirrors(mirrors),
+    )
+
+
+chosen_build = opt.taking("options", build_options)
+
+
+@app.command("build")
+@chosen_build
+def build_images(
+    selectors: opt.Selectors = None,
+    *,
+    options: build.Options,
     as_json: opt.AsJson = False,
     dry_run: opt.DryRun = False,
     root: opt.Root = opt.HERE,
 ) -> None:
     """Build the images of stacks without testing them; stages that stacks share are built once."""
     chosen = selected(root, selectors)
-    options = build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
     if dry_run:
         show_forecast(forecast.forecast(chosen, root.resolve(), options), as_json=as_json)
         return
@@ -61,27 +81,6 @@ def build_images(
         print_json([_row(image) for image in built])
     else:
         print_table(("stack", "image", "size", "stages", "shared", "seconds"), [_cells(i) for i in built])
-
-
-def build_options(
-    wheelhouse: Path | None,
-    wheel_cache: str | None,
-    platform: str | None,
-    *,
-    no_cache: bool,
-    mirrors: Path | None = None,
-) -> build.Options:
-    """The build options of a command line; the wheel cache is on unless it is disabled."""
-    cache = default_folder()
-    if wheel_cache:
-        cache = None if wheel_cache == OFF else Path(wheel_cache).expanduser().resolve()
-    return build.Options(
-        wheelhouse=wheelhouse.resolve() if wheelhouse else None,
-        wheel_cache=cache,
-        platform=platforms.checked(platform) if platform else None,
-        no_cache=no_cache,
-        mirrors=sites.load_mirrors(mirrors),
-    )
 
 
 def locked_to(

@@ -296,7 +296,7 @@ def settings_of(
         force=force,
         plain_http=plain_http,
         accepted_python=accepted,
-        build=build or building.build_options(None, None, None, no_cache=False),
+        build=build or building.build_options(),
     )
 
 

@@ -22,6 +22,7 @@ from stackcheck.errors import NothingSelectedError
 from stackcheck.files import origins
 from stackcheck.files.checkout_lock import exclusive
 from stackcheck.imaging import forecast
+from stackcheck.imaging.build import Options as BuildOptions
 from stackcheck.matrix.stack import Stack
 from stackcheck.suite.outlook import Outlook
 
@@ -32,6 +33,7 @@ app = opt.new_app()
 
 
 @app.command("images")
+@building.chosen_build
 def make_images(
     selectors: opt.Selectors = None,
     *,
@@ -44,11 +46,7 @@ def make_images(
     to: opt.Target = None,
     key: opt.SigningKey = None,
     sign_with: opt.SignWith = None,
-    wheelhouse: opt.Wheelhouse = None,
-    wheel_cache: opt.WheelCache = None,
-    mirrors: opt.MirrorsFile = None,
-    platform: opt.Platform = None,
-    no_cache: opt.NoCache = False,
+    options: BuildOptions,
     as_json: opt.AsJson = False,
     dry_run: opt.DryRun = False,
     root: opt.Root = opt.HERE,
@@ -56,7 +54,6 @@ def make_images(
     """Build, test, certify and publish the selected stacks, or all that can be certified on this host."""
     on = outlooks.machine(machine, driver)
     chosen = building.selected(root, selectors, on.vendor)
-    options = building.build_options(wheelhouse, wheel_cache, platform, no_cache=no_cache, mirrors=mirrors)
     target = opt.target_of(root, to)
     locks = options.wheelhouse is not None and origins.load_origins(options.wheelhouse) is not None
     found = () if anyway else tuple(outlooks.of(chosen, on, root, site_locks=locks).values())

@@ -58,14 +58,12 @@ class Slurm:
     Attributes:
         partition: Where the job goes; None: the site's default.
         nodelist: The nodes, by name; empty: any.
-        requeue: Whether Slurm may start the job again after a preemption.
         program: What starts `stackcheck.fleet.node` on a node.
     """
 
     partition: str | None = None
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    requeue: bool = True
     options: tuple[str, ...] = ()
     program: tuple[str, ...] = ("python3", "-m", "stackcheck.fleet.node")
     _said: dict[tuple[str, int], dict[str, NodeState]] = field(
@@ -132,7 +130,7 @@ class Slurm:
             "open-mode": "append",
             "exclusive": True,
             "no-kill": True,
-            "requeue" if self.requeue and not job.array else "no-requeue": True,
+            "no-requeue" if job.array else "requeue": True,
         }
 
     def submit(self, job: Job) -> str:

@@ -131,9 +131,9 @@ def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
 
     monkeypatch.delenv(wheel_cache.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build_options(None, None, None, no_cache=False).wheel_cache == wheel_cache.default_folder()
-    assert build_options(None, "off", None, no_cache=False).wheel_cache is None
-    named = build_options(None, str(tmp_path / "x"), None, no_cache=False).wheel_cache
+    assert build_options().wheel_cache == wheel_cache.default_folder()
+    assert build_options(wheel_cache="off").wheel_cache is None
+    named = build_options(wheel_cache=str(tmp_path / "x")).wheel_cache
     assert named == tmp_path / "x"
 
 
