@@ -50,27 +50,20 @@ class FlowSettings:
     """What a user can choose.
 
     Attributes:
-        target: Where to publish (`oci:DIR` or `HOST/REPO`).
-        key: Path of the signing key (PEM); it is made on first use. With `sign_with`, of its public key.
-        sign_with: A program that signs; none: the key itself.
         tier: How thorough the suites are; None: the tier that the policy of matrix.yaml certifies.
-        vendor: The vendor whose checks run; None: the stack's own.
-        force: Run the suites again even if nothing changed.
-        plain_http: Use http for a registry that is not on a loopback address.
-        build: How images are built.
         accepted_python: Digests of the files that may be an image's Python although no package owns them.
         carried: Ids of the checks that the certificate of the image below vouches for.
     """
 
     root: Path
-    target: str
-    key: Path
-    sign_with: tuple[str, ...] = ()
+    target: str  # where to publish (`oci:DIR` or `HOST/REPO`)
+    key: Path  # path of the signing key (PEM); it is made on first use. With `sign_with`, of its public key
+    sign_with: tuple[str, ...] = ()  # a program that signs; none: the key itself
     tier: Tier | None = None
-    vendor: Vendor | None = None
-    force: bool = False
-    plain_http: bool = False
-    build: build.Options = build.DEFAULTS
+    vendor: Vendor | None = None  # the vendor whose checks run; None: the stack's own
+    force: bool = False  # run the suites again even if nothing changed
+    plain_http: bool = False  # use http for a registry that is not on a loopback address
+    build: build.Options = build.DEFAULTS  # how images are built
     accepted_python: tuple[str, ...] = ()
     carried: frozenset[str] = frozenset()
 
@@ -92,21 +85,17 @@ class StackOutcome:
     """How far one stack got in the flow, and why no further.
 
     Attributes:
-        state: What is true of the stack now.
-        reason: Why it is in this state; empty for `certified`.
-        seconds: How long the flow took.
         image: The built image; None if the build failed. The following are None if their step did not run.
-        reference: The published image, by its floating tag.
     """
 
     name: str
-    state: StackState
-    reason: str
-    seconds: float
+    state: StackState  # what is true of the stack now
+    reason: str  # why it is in this state; empty for `certified`
+    seconds: float  # how long the flow took
     image: Image | None = None
     result: RunResult | None = None
     verdict: Verdict | None = None
-    reference: str | None = None
+    reference: str | None = None  # the published image, by its floating tag
     error: StackcheckError | None = None
 
 

@@ -71,15 +71,13 @@ class ExpectedFailure(Closed):
     """A check that is known to fail for these stacks, and does decide: they are not certified.
 
     Attributes:
-        check: A check id. Of a check with parameters, wildcards may stand for them.
         stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
-        issue: Where the fault is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
     """
 
-    check: CheckName
+    check: CheckName  # a check id. Of a check with parameters, wildcards may stand for them
     stacks: Annotated[tuple[str, ...], Field(min_length=1)]
     reason: Sentence
-    issue: Link
+    issue: Link  # where the fault is tracked: a URL, or OWNER/REPOSITORY#NUMBER
 
     def covers(self, check_id: str) -> bool:
         """Whether it is about the check of this id."""
@@ -91,16 +89,11 @@ class ExpectedFailure(Closed):
 
 
 class Waiver(ExpectedFailure):
-    """A named exception: this check may fail for these stacks, until a date.
+    """A named exception: this check may fail for these stacks, until a date."""
 
-    Attributes:
-        check: Wildcards may stand for a part of its parameters, never for all.
-        until: The last day on which it holds, UTC.
-    """
-
-    check: Exempted
+    check: Exempted  # wildcards may stand for a part of its parameters, never for all
     by: Annotated[str, StringConstraints(strip_whitespace=True, min_length=2, max_length=80)]
-    until: dt.date
+    until: dt.date  # the last day on which it holds, UTC
 
     def words(self) -> str:
         """The waiver in one sentence, for the reader."""
@@ -113,7 +106,6 @@ class Unpackaged(Closed):
     Attributes:
         paths: Absolute paths; `*` stands for any part of one.
         stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
-        reason: Where the files come from.
     """
 
     paths: Annotated[
@@ -121,7 +113,7 @@ class Unpackaged(Closed):
         Field(min_length=1),
     ]
     stacks: Annotated[tuple[str, ...], Field(min_length=1)]
-    reason: Sentence
+    reason: Sentence  # where the files come from
 
     def covers(self, path: str) -> bool:
         """Whether it names this path."""
@@ -137,10 +129,6 @@ class Policy(Closed):
 
     Attributes:
         certifies: Vendor -> the tier whose checks a certificate requires. A run of a lower tier is `tested`.
-        advisory: Checks that do not decide, each with its reason.
-        waivers: Named exceptions.
-        expects_failures: What is known to fail, and is not waived.
-        unpackaged: Files of images that no package has to vouch for.
         renew_after_days: A certificate that is older is renewed. `verify` accepts 30 days by default, so a
             renewal may fail for three weeks before users notice.
         revoke: Who takes a certificate back after a night's failures: `quorum N`, N different nodes; `auto`,
@@ -148,10 +136,10 @@ class Policy(Closed):
     """
 
     certifies: Mapping[Vendor, Certifying]
-    advisory: tuple[Advisory, ...] = ()
-    waivers: tuple[Waiver, ...] = ()
-    expects_failures: tuple[ExpectedFailure, ...] = ()
-    unpackaged: tuple[Unpackaged, ...] = ()
+    advisory: tuple[Advisory, ...] = ()  # checks that do not decide, each with its reason
+    waivers: tuple[Waiver, ...] = ()  # named exceptions
+    expects_failures: tuple[ExpectedFailure, ...] = ()  # what is known to fail, and is not waived
+    unpackaged: tuple[Unpackaged, ...] = ()  # files of images that no package has to vouch for
     renew_after_days: Annotated[int, Field(ge=1, le=30)] = 7
     revoke: Annotated[str, StringConstraints(pattern=r"^(report|auto|quorum [2-9])$")] = "quorum 2"
 

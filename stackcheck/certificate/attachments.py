@@ -52,21 +52,17 @@ MOST_MANIFESTS = 4096  # as MOST_LAYERS
 class _Seen:
     """What a store holds about one manifest.
 
-    Args:
-        legacy: The manifest of the legacy form, if there is one.
-        mark: The mark of a revoked image, if there is one.
+    Attributes:
         listed: What refers to the manifest, by the store's list or the fallback index: digest -> manifest.
         fallback: The entries of the fallback index; of an entry, the manifest may be gone.
-        tagged: The bundles that have a tag of their own: digest -> manifest.
-        native: Whether the store lists referrers itself.
     """
 
-    legacy: tuple[Manifest, ...]
-    mark: tuple[Manifest, ...]
+    legacy: tuple[Manifest, ...]  # the manifest of the legacy form, if there is one
+    mark: tuple[Manifest, ...]  # the mark of a revoked image, if there is one
     listed: Mapping[str, Manifest]
     fallback: tuple[Descriptor, ...]
-    tagged: Mapping[str, Manifest]
-    native: bool
+    tagged: Mapping[str, Manifest]  # the bundles that have a tag of their own: digest -> manifest
+    native: bool  # whether the store lists referrers itself
 
     @property
     def bundles(self) -> dict[str, Manifest]:

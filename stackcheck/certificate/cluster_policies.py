@@ -32,14 +32,12 @@ class Demand:
 
     Attributes:
         images: Patterns of references that the policy is about, such as registry.example.org/team/stacks*.
-        levels: Levels that each certificate must have.
-        max_age: How old a certificate may be; None: any age.
         node_label: Label and value (with * as a pattern) that pods must ask for: `KEY=VALUE`; None: any node.
     """
 
     images: tuple[str, ...]
-    levels: tuple[str, ...] = (CERTIFIED_LEVEL,)
-    max_age: dt.timedelta | None = None
+    levels: tuple[str, ...] = (CERTIFIED_LEVEL,)  # levels that each certificate must have
+    max_age: dt.timedelta | None = None  # how old a certificate may be; None: any age
     node_label: str | None = None
 
 

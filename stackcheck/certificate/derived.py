@@ -37,19 +37,12 @@ class Below:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TakenOver:
-    """What a certificate takes over from the one below.
+    """What a certificate takes over from the one below."""
 
-    Attributes:
-        below: The image below.
-        added: What lies on top of it.
-        carried: Ids of the checks that do not run again.
-        why: Why all of them run again; empty if some do not.
-    """
-
-    below: Below
-    added: Added
-    carried: frozenset[str] = frozenset()
-    why: str = ""
+    below: Below  # the image below
+    added: Added  # what lies on top of it
+    carried: frozenset[str] = frozenset()  # ids of the checks that do not run again
+    why: str = ""  # why all of them run again; empty if some do not
 
     def words(self, checks: int) -> str:
         """What runs again and why, as a line of progress."""

@@ -39,42 +39,28 @@ class ImageQuery:
     """The host, and what is asked of an image; None: any.
 
     Attributes:
-        device_model: As in devices.json.
-        driver: A version or a pattern of versions (`580`, `>=6.4`).
         exact: Whether the driver is that of a host, so that no other version fits; None is then no driver.
-        devices: How many devices must have been tested together.
-        torch: A version or a pattern of versions.
-        tier: The lowest tier; None: the one that certifies the vendor.
     """
 
-    device_model: str | None = None
-    driver: str | None = None
+    device_model: str | None = None  # as in devices.json
+    driver: str | None = None  # a version or a pattern of versions (`580`, `>=6.4`)
     exact: bool = False
-    devices: int = 1
-    torch: str | None = None
-    tier: Tier | None = None
+    devices: int = 1  # how many devices must have been tested together
+    torch: str | None = None  # a version or a pattern of versions
+    tier: Tier | None = None  # the lowest tier; None: the one that certifies the vendor
     waivers: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One tag of the store.
+    """One tag of the store."""
 
-    Attributes:
-        tag: The floating tag.
-        reference: The image by digest: what to run; None if nothing valid is certified.
-        machine: What it is certified for, in words.
-        torch: The version that ran; `unknown` if the certificate does not say.
-        verified_at: When the verdict was given.
-        refused: Why it does not fit; None if it does.
-    """
-
-    tag: str
-    reference: str | None
-    machine: str
-    torch: str
-    verified_at: dt.datetime
-    refused: str | None
+    tag: str  # the floating tag
+    reference: str | None  # the image by digest: what to run; None if nothing valid is certified
+    machine: str  # what it is certified for, in words
+    torch: str  # the version that ran; `unknown` if the certificate does not say
+    verified_at: dt.datetime  # when the verdict was given
+    refused: str | None  # why it does not fit; None if it does
 
 
 def find(

@@ -20,23 +20,14 @@ CERTIFYING_TIER: dict[str, Tier] = {"cpu": "smoke", "amd": "standard", "nvidia":
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a certificate has to satisfy for a host and its reader.
+    """What a certificate has to satisfy for a host and its reader."""
 
-    Args:
-        device_model: As in devices.json: H200, MI300X, CPU.
-        driver: The host's driver; None for a host without one.
-        devices: How many devices the host has: more than were tested together are refused.
-        tier: The lowest tier that is accepted; None: `CERTIFYING_TIER` of the vendor.
-        waivers: Whether checks that a waiver accepts are accepted here too.
-        packaged_python: Whether a package must own the image's Python.
-    """
-
-    device_model: str
-    driver: str | None
-    devices: int = 1
-    tier: Tier | None = None
-    waivers: bool = True
-    packaged_python: bool = False
+    device_model: str  # as in devices.json: H200, MI300X, CPU
+    driver: str | None  # the host's driver; None for a host without one
+    devices: int = 1  # how many devices the host has: more than were tested together are refused
+    tier: Tier | None = None  # the lowest tier that is accepted; None: `CERTIFYING_TIER` of the vendor
+    waivers: bool = True  # whether checks that a waiver accepts are accepted here too
+    packaged_python: bool = False  # whether a package must own the image's Python
 
     def fits(self, host: dict[str, Any]) -> bool:
         """Whether a run was on this device model and driver."""

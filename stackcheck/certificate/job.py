@@ -27,21 +27,16 @@ class Openings:
     """What a user opens.
 
     Attributes:
-        env: Variables beside those that every job has.
-        volumes: Folders and files of the host beside the current folder.
-        shm_size_bytes: The limit of /dev/shm.
         workdir: Where the command starts; None: the current folder, which is mounted as /workspace.
-        user: UID[:GID]; None: the user who runs this, so that what it writes is the user's.
-        stop_timeout_s: How long the command has to end after a signal.
     """
 
-    env: Mapping[str, str] = field(default_factory=dict)
-    volumes: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)  # variables beside those that every job has
+    volumes: tuple[Mount, ...] = ()  # folders and files of the host beside the current folder
     network: Network = "none"
-    shm_size_bytes: int = SHM_SIZE_BYTES
+    shm_size_bytes: int = SHM_SIZE_BYTES  # the limit of /dev/shm
     workdir: str | None = None
-    user: str | None = None
-    stop_timeout_s: float = STOP_TIMEOUT_S
+    user: str | None = None  # UID[:GID]; None: the user who runs this, so that what it writes is the user's
+    stop_timeout_s: float = STOP_TIMEOUT_S  # how long the command has to end after a signal
 
 
 CLOSED = Openings()

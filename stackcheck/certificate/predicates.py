@@ -65,24 +65,18 @@ class Terms:
     """What a certificate says beside the run and its verdict.
 
     Attributes:
-        experimental: Whether the matrix marks the stack so.
-        archs: The architectures that the stack declares; those that never ran are named.
-        known_issues: The reported faults of the stack's versions.
-        name: The floating tag under which the image is published; None: its stack id.
-        against: What a pair with a certified image found.
         files: How the image's files compare with its packages' records; None: an older certificate of the
             same image has no such comparison.
-        derived: What is taken over from the certificate of the image below.
     """
 
     now: dt.datetime
-    experimental: bool = False
-    archs: Sequence[str] = ()
-    known_issues: Sequence[Mapping[str, Any]] = ()
-    name: str | None = None
-    against: Mapping[str, Any] | None = None
+    experimental: bool = False  # whether the matrix marks the stack so
+    archs: Sequence[str] = ()  # the architectures that the stack declares; those that never ran are named
+    known_issues: Sequence[Mapping[str, Any]] = ()  # the reported faults of the stack's versions
+    name: str | None = None  # the floating tag under which the image is published; None: its stack id
+    against: Mapping[str, Any] | None = None  # what a pair with a certified image found
     files: Mapping[str, Any] | None = None
-    derived: Mapping[str, Any] | None = None
+    derived: Mapping[str, Any] | None = None  # what is taken over from the certificate of the image below
 
 
 def certify(

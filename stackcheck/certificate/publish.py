@@ -35,15 +35,10 @@ from stackcheck.oci.stores import open_store
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A published image.
+    """A published image."""
 
-    Args:
-        reference: The floating tag, which the next certified image of the stack takes over.
-        unique: The tag that stays on this digest.
-    """
-
-    reference: Reference
-    unique: Reference
+    reference: Reference  # the floating tag, which the next certified image of the stack takes over
+    unique: Reference  # the tag that stays on this digest
     digest: str
 
 

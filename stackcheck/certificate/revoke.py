@@ -22,17 +22,14 @@ from stackcheck.oci.stores import open_store
 class Revoked:
     """What a revocation did.
 
-    Args:
-        digest: The manifest whose certificate was revoked.
-        moved: Floating tags that were moved back, each with the digest that it names now.
+    Attributes:
         removed: Floating tags that were deleted, because no earlier image of the stack is certified.
-        left: Floating tags that still name `digest`, because the store cannot delete tags.
     """
 
-    digest: str
-    moved: dict[str, str]
+    digest: str  # the manifest whose certificate was revoked
+    moved: dict[str, str]  # floating tags that were moved back, each with the digest that it names now
     removed: tuple[str, ...]
-    left: tuple[str, ...]
+    left: tuple[str, ...]  # floating tags that still name `digest`, because the store cannot delete tags
 
 
 def revoke(

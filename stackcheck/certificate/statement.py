@@ -146,12 +146,11 @@ def not_before(statement: Statement) -> dt.datetime | None:
 class Revocations:
     """What ended the certificates of an image.
 
-    Args:
-        last: When it was last revoked.
+    Attributes:
         digests: The FAILED summaries: those that are there, and those that a PASSED one names as lifted.
     """
 
-    last: dt.datetime
+    last: dt.datetime  # when it was last revoked
     digests: frozenset[str]
 
 

@@ -43,28 +43,17 @@ ATTEMPTS = 3  # to read from a registry, where another host may take statements 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """An image whose certificate is valid for a host.
+    """An image whose certificate is valid for a host."""
 
-    Args:
-        reference: The image by digest: what to run.
-        digest: Digest of the manifest.
-        config_digest: Digest of the config: the tested container was started from it.
-        stack_id: The stack, or None for an image that was not built by this project.
-        device_model: The device model that was asked for and certified.
-        driver: The driver that was asked for and certified; None for a host without one.
-        facts: Everything else that the certificate states.
-        statement: Digest of the certificate.
-    """
-
-    reference: Reference
-    digest: str
-    config_digest: str
-    stack_id: str | None
-    device_model: str
-    driver: str | None
+    reference: Reference  # the image by digest: what to run
+    digest: str  # digest of the manifest
+    config_digest: str  # digest of the config: the tested container was started from it
+    stack_id: str | None  # the stack, or None for an image that was not built by this project
+    device_model: str  # the device model that was asked for and certified
+    driver: str | None  # the driver that was asked for and certified; None for a host without one
     verified_at: dt.datetime
-    facts: dict[str, Any]
-    statement: str = ""
+    facts: dict[str, Any]  # everything else that the certificate states
+    statement: str = ""  # digest of the certificate
 
 
 def verify(
@@ -99,17 +88,14 @@ class CertifiedImage:
     """An image with valid verdicts, of which none is chosen yet.
 
     Attributes:
-        moment: When ages and waivers are judged.
-        statements: What the pinned key signed about it.
-        verdicts: The valid verdicts among them, for any host.
         below: Reads the certified image that this one was made from, under the same conditions.
     """
 
     reference: str
-    moment: dt.datetime
+    moment: dt.datetime  # when ages and waivers are judged
     manifest: Manifest
-    statements: tuple[Statement, ...]
-    verdicts: tuple[Statement, ...]
+    statements: tuple[Statement, ...]  # what the pinned key signed about it
+    verdicts: tuple[Statement, ...]  # the valid verdicts among them, for any host
     below: Callable[[str], CertifiedImage] | None = None
 
     def for_host(self, wanted: Wanted) -> Verified:

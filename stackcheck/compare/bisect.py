@@ -39,19 +39,12 @@ FOLDER = Path("build") / "bisect"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One image that was asked.
+    """One image that was asked."""
 
-    Attributes:
-        steps: Which steps it takes from the bad stack.
-        outcome: How the check ended in it.
-        why: Why the outcome is unknown, if it is.
-        new: Whether it was run now, and not by an earlier call.
-    """
-
-    steps: Steps
-    outcome: Outcome
-    why: str = ""
-    new: bool = True
+    steps: Steps  # which steps it takes from the bad stack
+    outcome: Outcome  # how the check ended in it
+    why: str = ""  # why the outcome is unknown, if it is
+    new: bool = True  # whether it was run now, and not by an earlier call
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,11 +252,10 @@ class Culprit:
             one of several steps, between which nothing can be tested. `more`: a step that needs several
             others.
             `good fails` and `bad passes`: the ends are not what they were said to be.
-        steps: The steps, the one that the search found first.
     """
 
     kind: Kind
-    steps: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()  # the steps, the one that the search found first
 
 
 def walk(count: int, ask: Callable[[Steps], Outcome]) -> Culprit:

@@ -38,39 +38,29 @@ class Side:
     """One of the two runs.
 
     Attributes:
-        node: Anonymous id of its machine.
         facts: What may explain a difference: group -> name -> value, the likeliest causes first.
     """
 
     label: str
-    node: str
+    node: str  # anonymous id of its machine
     points: tuple[Point, ...]
     facts: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One metric of both runs.
-
-    Attributes:
-        a: A's value; None if A did not measure it.
-        ratio: b / a; None if one is missing, or a is 0.
-        interval: The ratio's interval; None if one side has fewer than 3 repeats.
-        gated: Whether a bound judges the metric.
-        verdict: What the difference means.
-        loss: How much worse B is; negative if it is better, 0 where nothing says what is better.
-    """
+    """One metric of both runs."""
 
     check: str
     name: str
     unit: str
-    a: float | None
+    a: float | None  # a's value; None if A did not measure it
     b: float | None
-    ratio: float | None
-    interval: tuple[float, float] | None
-    gated: bool
-    verdict: Verdict
-    loss: float
+    ratio: float | None  # b / a; None if one is missing, or a is 0
+    interval: tuple[float, float] | None  # the ratio's interval; None if one side has fewer than 3 repeats
+    gated: bool  # whether a bound judges the metric
+    verdict: Verdict  # what the difference means
+    loss: float  # how much worse B is; negative if it is better, 0 where nothing says what is better
 
 
 @dataclass(frozen=True, kw_only=True)

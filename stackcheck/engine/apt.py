@@ -63,23 +63,15 @@ class AptSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """A distribution whose releases a base can be of.
-
-    Attributes:
-        releases: Code names that a base may have.
-        names: Every name of a suite of its main archive.
-        keyring: Where its keyring package puts its keys, and the package.
-        signers: Primary keys, of which at least one signs each of `releases`.
-        keyring_since: The first version of the keyring package that has one of them.
-    """
+    """A distribution whose releases a base can be of."""
 
     name: str
-    releases: frozenset[str]
-    names: frozenset[str]
-    keyring: Path
+    releases: frozenset[str]  # code names that a base may have
+    names: frozenset[str]  # every name of a suite of its main archive
+    keyring: Path  # where its keyring package puts its keys, and the package
     keyring_package: str
-    signers: frozenset[str]
-    keyring_since: str
+    signers: frozenset[str]  # primary keys, of which at least one signs each of `releases`
+    keyring_since: str  # the first version of the keyring package that has one of them
 
 
 _DEBIAN_RELEASES = frozenset({"bookworm", "trixie", "forky"})

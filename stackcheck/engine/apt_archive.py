@@ -23,18 +23,13 @@ TIMEOUT_S = 600.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deb:
-    """A package in an archive.
-
-    Attributes:
-        path: Below the archive's address: `pool/main/a/…/NAME_VERSION_ARCH.deb`.
-        sha256: As the archive's signed index states it.
-    """
+    """A package in an archive."""
 
     name: str
     version: str
-    path: str
+    path: str  # below the archive's address: `pool/main/a/…/NAME_VERSION_ARCH.deb`
     size_bytes: int
-    sha256: str
+    sha256: str  # as the archive's signed index states it
 
     @property
     def file(self) -> str:

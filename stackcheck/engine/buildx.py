@@ -78,21 +78,14 @@ class BakeResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a build stopped.
+    """Why a build stopped."""
 
-    Attributes:
-        stage: Stage and number of the step, "wheels 4/6", where the builder named one.
-        file: Dockerfile, as the builder names it.
-        last_lines: What the step wrote last.
-        message: The builder's own sentence.
-    """
-
-    stage: str | None
+    stage: str | None  # stage and number of the step, "wheels 4/6", where the builder named one
     step: str | None
-    file: str | None
+    file: str | None  # Dockerfile, as the builder names it
     line: int | None
-    last_lines: tuple[str, ...]
-    message: str
+    last_lines: tuple[str, ...]  # what the step wrote last
+    message: str  # the builder's own sentence
 
 
 def bake(

@@ -33,16 +33,11 @@ SETS_TIMES = (26, 0)  # BuildKit 0.13, the first that sets the times of files in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """What the engine knows of an image.
+    """What the engine knows of an image."""
 
-    Attributes:
-        id: The engine's id: the manifest's digest in the containerd store, the config's in the classic one.
-        size_bytes: As the engine counts it.
-    """
-
-    id: str
+    id: str  # the engine's id: the manifest's digest in the containerd store, the config's in the classic one
     tags: tuple[str, ...]
-    size_bytes: int
+    size_bytes: int  # as the engine counts it
     architecture: str
     user: str
     env: Mapping[str, str]

@@ -61,10 +61,8 @@ class RunSpec:
         env: Variables beside those of the image; with None, the image's own variable of that name is removed.
         tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
         devices: Device nodes of the host, by path, with the same path inside; or CDI names.
-        group_add: Numeric groups.
         quota_bytes: The container is killed when its writable mounts together hold more; None: no limit.
         ulimits: Name -> soft and hard limit; -1 is unlimited.
-        timeout_s: The container is killed after this many seconds.
         beside: A context of the tool that runs beside the container: entered when the container runs, with a
             function that ends it, and left after its end.
         quota_folders: More folders that `quota_bytes` counts; the container writes there through open files.
@@ -79,7 +77,7 @@ class RunSpec:
     env: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[str, ...] = ()
-    group_add: tuple[int, ...] = ()
+    group_add: tuple[int, ...] = ()  # numeric groups
     tmpfs: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {"/tmp": "rw,exec,nosuid,nodev,mode=1777"}  # noqa: S108  # the container's
     )
@@ -92,7 +90,7 @@ class RunSpec:
     security_opt: tuple[str, ...] = ("no-new-privileges",)
     ulimits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     workdir: str | None = None
-    timeout_s: float = 3600.0
+    timeout_s: float = 3600.0  # the container is killed after this many seconds
     beside: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]] | None = None
     quota_folders: tuple[Path, ...] = ()
     on_start: Callable[[], None] | None = None

@@ -24,19 +24,13 @@ REGISTRY_TIMEOUT_S = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostFinding:
-    """One thing that was looked at.
-
-    Attributes:
-        found: What is there, in a few words.
-        needed: Whether the cpu stack can be built without it.
-        fix: The command to type, or None.
-    """
+    """One thing that was looked at."""
 
     name: str
     ok: bool
-    needed: bool
-    found: str
-    fix: str | None = None
+    needed: bool  # whether the cpu stack can be built without it
+    found: str  # what is there, in a few words
+    fix: str | None = None  # the command to type, or None
 
 
 def examine(

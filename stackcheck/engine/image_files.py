@@ -31,14 +31,10 @@ _GO_SYMLINK, _GO_FOLDER = 1 << 27, 1 << 31  # Go's os.FileMode, which the engine
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """A path in an image.
-
-    Attributes:
-        target: Where a symbolic link ends, all links followed; "" for other kinds.
-    """
+    """A path in an image."""
 
     path: str
-    target: str = ""
+    target: str = ""  # where a symbolic link ends, all links followed; "" for other kinds
     is_folder: bool = False
     executable: bool = False
 

@@ -40,26 +40,16 @@ PODMAN_USER = '$([ "$(id -u)" = 0 ] && echo host || echo keep-id)'
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedJob:
-    """What a user wants to start.
+    """What a user wants to start."""
 
-    Attributes:
-        image: HOST/REPO@sha256:…, or a name that the engine of the host knows.
-        words: How the engines are asked for the devices (`vendors.module(vendor).launch_words()`).
-        devices: GPUs of each node.
-        nodes: How many nodes work together.
-        certified_for: The machine that the certificate names, for a remark.
-        name: Of the job in Slurm and Kubernetes.
-        in_registry: Whether `image` is in a registry; else only the engine of this host has it.
-    """
-
-    image: str
+    image: str  # HOST/REPO@sha256:…, or a name that the engine of the host knows
     command: tuple[str, ...]
-    words: LaunchWords
-    devices: int
-    nodes: int = 1
-    certified_for: str = ""
-    in_registry: bool = True
-    name: str = NAME
+    words: LaunchWords  # how the engines are asked for the devices (`vendors.module(vendor).launch_words()`)
+    devices: int  # GPUs of each node
+    nodes: int = 1  # how many nodes work together
+    certified_for: str = ""  # the machine that the certificate names, for a remark
+    in_registry: bool = True  # whether `image` is in a registry; else only the engine of this host has it
+    name: str = NAME  # of the job in Slurm and Kubernetes
 
 
 def render(form: Form, job: LaunchedJob) -> str:

@@ -21,18 +21,14 @@ NAME = "wheelhouse.json"
 
 
 class Wheel(Closed):
-    """One file of the folder.
-
-    Attributes:
-        record: SHA-256 of the RECORD that its files were held to; None if it was given.
-    """
+    """One file of the folder."""
 
     file: str
     name: str
     version: str
     sha256: str
     origin: Literal["environment", "given"]
-    record: str | None = None
+    record: str | None = None  # SHA-256 of the RECORD that its files were held to; None if it was given
 
 
 class WheelSource(Closed):

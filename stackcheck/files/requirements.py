@@ -19,16 +19,11 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Locked:
-    """A package at one version.
+    """A package at one version."""
 
-    Attributes:
-        name: Normalized (PEP 503).
-        hashes: sha256 of each file that may be installed; empty if the text gives no hash.
-    """
-
-    name: str
+    name: str  # normalized (PEP 503)
     version: str
-    hashes: frozenset[str]
+    hashes: frozenset[str]  # sha256 of each file that may be installed; empty if the text gives no hash
 
     def __str__(self) -> str:
         """The requirement in pip's form."""

@@ -55,25 +55,18 @@ class NodeOutcome:
     """How one node ended.
 
     Attributes:
-        rank: From 0.
-        status: The verdict; MEASURED: nothing failed in a selection of the checks, or in a pod.
-        reasons: Why it is not PASSED.
-        seconds: How long the suites ran.
-        models: Its devices; None if there is no result that counts.
-        checks: Check and outcome of that result.
         metrics: What was measured: check, metric, unit, conditions, direction. Nodes that are equal share it.
-        figures: The value of each metric.
     """
 
-    rank: int
+    rank: int  # from 0
     facts: NodeFacts
-    status: Status
-    reasons: tuple[str, ...]
-    seconds: float = 0.0
-    models: tuple[str, ...] | None = None
-    checks: tuple[tuple[str, str], ...] = ()
+    status: Status  # the verdict; MEASURED: nothing failed in a selection of the checks, or in a pod
+    reasons: tuple[str, ...]  # why it is not PASSED
+    seconds: float = 0.0  # how long the suites ran
+    models: tuple[str, ...] | None = None  # its devices; None if there is no result that counts
+    checks: tuple[tuple[str, str], ...] = ()  # check and outcome of that result
     metrics: tuple[MetricKey, ...] = ()
-    figures: array[float] = field(default_factory=lambda: array("d"))
+    figures: array[float] = field(default_factory=lambda: array("d"))  # the value of each metric
 
     @property
     def name(self) -> str:
@@ -87,17 +80,12 @@ def _kept_nowhere(*_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """What all nodes of a job are held to.
-
-    Attributes:
-        subject: The image, its policy and its machines.
-        keep: Takes each result that counts, while it is in memory.
-    """
+    """What all nodes of a job are held to."""
 
     job: Job
-    subject: Subject
+    subject: Subject  # the image, its policy and its machines
     root: Path
-    keep: Keep = _kept_nowhere
+    keep: Keep = _kept_nowhere  # takes each result that counts, while it is in memory
 
     def node(
         self, folder: Path, facts: NodeFacts, rank: int, state: NodeState | None, missing: str

@@ -20,20 +20,13 @@ Phase = Literal["waiting", "running", "ended", "cancelled", "out of time", "a no
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """How a job is, in the words of its engine too.
+    """How a job is, in the words of its engine too."""
 
-    Attributes:
-        phase: What it means for us.
-        word: What the engine says.
-        attempt: How often it was started again; the nodes write below `attempt-<n>/`.
-        nodes: Names of its nodes, in order of rank, once it has some.
-    """
-
-    phase: Phase
-    word: str
+    phase: Phase  # what it means for us
+    word: str  # what the engine says
     reason: str = ""
-    attempt: int = 0
-    nodes: tuple[str, ...] = ()
+    attempt: int = 0  # how often it was started again; the nodes write below `attempt-<n>/`
+    nodes: tuple[str, ...] = ()  # names of its nodes, in order of rank, once it has some
 
     @property
     def is_over(self) -> bool:
@@ -43,20 +36,13 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What the engine knows of a node.
-
-    Attributes:
-        partition: Partitions (Slurm) or pools (Kubernetes) that it is in.
-        rack: The leaf switch or the zone that it hangs on; empty if nobody says.
-        alive: Whether the engine reaches it.
-        words: Its state, for people.
-    """
+    """What the engine knows of a node."""
 
     name: str
-    partition: str = ""
-    rack: str = ""
-    alive: bool = True
-    words: str = ""
+    partition: str = ""  # partitions (Slurm) or pools (Kubernetes) that it is in
+    rack: str = ""  # the leaf switch or the zone that it hangs on; empty if nobody says
+    alive: bool = True  # whether the engine reaches it
+    words: str = ""  # its state, for people
 
 
 class FleetEngine(Protocol):

@@ -47,23 +47,15 @@ KEPT = 500  # gates of a node: three weeks of one each hour
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitness:
-    """The answer: `fit`, `unfit` (a part of this node), or `failed` (a check, and nothing shows the node).
-
-    Attributes:
-        image: The image; None: the node alone.
-        compared: The comparison with the node's own last gates.
-        parts: What refuses the node, with its evidence.
-        reasons: Why it is not fit.
-        seconds: How long all of it took.
-    """
+    """The answer: `fit`, `unfit` (a part of this node), or `failed` (a check, and nothing shows the node)."""
 
     state: State
-    image: str | None
+    image: str | None  # the image; None: the node alone
     result: RunResult
-    compared: NodePast
-    parts: tuple[Part, ...]
-    reasons: tuple[str, ...]
-    seconds: float
+    compared: NodePast  # the comparison with the node's own last gates
+    parts: tuple[Part, ...]  # what refuses the node, with its evidence
+    reasons: tuple[str, ...]  # why it is not fit
+    seconds: float  # how long all of it took
 
     @property
     def drains(self) -> bool:
@@ -100,18 +92,14 @@ class NodeGate:
     """How to look at this node.
 
     Attributes:
-        root: The checkout with the suites and bounds.
-        state: A folder of this node that keeps its last gates.
-        vendor: The vendor whose checks run; None: that of the image, or of this node's GPUs.
-        python: Without an image, the Python with torch that runs the suites.
         limit_s: How long it may take: a run without an image is stopped then, and no second run begins that
             would not end in time.
     """
 
-    root: Path
-    state: Path
-    vendor: Vendor | None
-    python: str
+    root: Path  # the checkout with the suites and bounds
+    state: Path  # a folder of this node that keeps its last gates
+    vendor: Vendor | None  # the vendor whose checks run; None: that of the image, or of this node's GPUs
+    python: str  # without an image, the Python with torch that runs the suites
     limit_s: float
     report: Callable[[str], None]
 

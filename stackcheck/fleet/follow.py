@@ -30,15 +30,12 @@ class JobPatience:
     """How long is waited for what, in seconds.
 
     Attributes:
-        poll_s: Between two looks.
-        queue_s: For the job to get its nodes; None: as long as it takes.
-        start_s: For a node to say its first word, after the job got its nodes.
         settle_s: For files to arrive after the job ended: shared file systems keep old listings for a while.
     """
 
-    poll_s: float = 5.0
-    queue_s: float | None = None
-    start_s: float = 600.0
+    poll_s: float = 5.0  # between two looks
+    queue_s: float | None = None  # for the job to get its nodes; None: as long as it takes
+    start_s: float = 600.0  # for a node to say its first word, after the job got its nodes
     settle_s: float = 30.0
 
 

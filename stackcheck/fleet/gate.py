@@ -32,20 +32,13 @@ class NotUpError(ChecksFailedError):
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """Where a node waits, with its container up, for those of its group.
+    """Where a node waits, with its container up, for those of its group."""
 
-    Attributes:
-        attempt: The folder of the job's attempt.
-        folder: Where the nodes of the group say that they are up.
-        names: All nodes of the group.
-        limit_s: How long it waits.
-    """
-
-    attempt: Path
-    folder: Path
+    attempt: Path  # the folder of the job's attempt
+    folder: Path  # where the nodes of the group say that they are up
     name: str
-    names: tuple[str, ...]
-    limit_s: float = START_LIMIT_S
+    names: tuple[str, ...]  # all nodes of the group
+    limit_s: float = START_LIMIT_S  # how long it waits
 
     def passed(self) -> None:
         """Say that this node is up, and return when all are.

@@ -39,45 +39,33 @@ class Job(Closed, strict=True):
     """What every node runs.
 
     Attributes:
-        id: Of this job; also the name of its folder.
-        name: STACK|IMAGE as the user typed it.
-        root: The checkout, under the same path on every node.
-        reference: What the engine of a node calls it.
-        stack_id: The stack that it was built from; None for an image from elsewhere.
-        tier: How thorough the suites are.
-        only: pytest's -k; such a run measures, and never gets a verdict.
-        inputs: Digests of suites, trainers, thresholds, matrix and runner.
-        nodes: How many.
         accepted_python: Digests of the files that may be the image's Python although no package owns them.
         devices: Number of GPUs that each node has to show; `None`: the number that the stack names.
         stage: Whether the nodes run the suites alone, try their links, or train together.
-        results: A URL at which each node stores its result; None: the job's folder.
         array: Whether Slurm starts each node alone, as soon as it is free: an element of a job array.
-        limit_s: A node whose run takes longer has failed.
-        created: When; an older result is of another job.
     """
 
-    id: str
-    name: str
+    id: str  # of this job; also the name of its folder
+    name: str  # STACK|IMAGE as the user typed it
     engine: EngineName = "slurm"
-    root: str
+    root: str  # the checkout, under the same path on every node
     config_digest: str
     manifest_digest: str
-    reference: str
-    stack_id: str | None
+    reference: str  # what the engine of a node calls it
+    stack_id: str | None  # the stack that it was built from; None for an image from elsewhere
     vendor: Vendor
-    tier: Tier
-    only: str | None = None
-    inputs: dict[str, str | None]
-    nodes: PositiveInt
+    tier: Tier  # how thorough the suites are
+    only: str | None = None  # pytest's -k; such a run measures, and never gets a verdict
+    inputs: dict[str, str | None]  # digests of suites, trainers, thresholds, matrix and runner
+    nodes: PositiveInt  # how many
     accepted_python: tuple[str, ...] = ()
     devices: int | None = None
     container: Container = "docker"
     stage: Literal["alone", "links", "training"] = "alone"
-    results: str | None = None
+    results: str | None = None  # a URL at which each node stores its result; None: the job's folder
     array: bool = False
-    limit_s: PositiveInt
-    created: AwareDatetime
+    limit_s: PositiveInt  # a node whose run takes longer has failed
+    created: AwareDatetime  # when; an older result is of another job
 
     @property
     def checkout(self) -> Path:
@@ -214,19 +202,17 @@ class NodeState:
     """What a node says about itself: `state.json` in its folder.
 
     Attributes:
-        rank: From 0.
         state: `running` from its first second; then `ended` (the run came to its end, with a result),
             `failed` (with an error), or `stopped` by a signal.
-        code: The exit code of the error.
         result: The digest of the result.json that its own program read and handed over; None from a pod.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
-    rank: int
+    rank: int  # from 0
     node: str
     state: Literal["running", "ended", "failed", "stopped"]
-    code: int = 0
+    code: int = 0  # the exit code of the error
     error: str | None = None
     result: str | None = None
 

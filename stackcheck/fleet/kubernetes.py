@@ -31,16 +31,11 @@ PYTEST_CODES = (0, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Kubernetes:
-    """How this cluster is asked.
-
-    Attributes:
-        namespace: Where the objects go; None: kubectl's own.
-        rack: The node label that names a rack.
-    """
+    """How this cluster is asked."""
 
     manifests: Manifests
-    namespace: str | None = None
-    rack: str = ZONE
+    namespace: str | None = None  # where the objects go; None: kubectl's own
+    rack: str = ZONE  # the node label that names a rack
     _watched: dict[str, Watched] = field(default_factory=dict, compare=False, repr=False)
     _fetched: set[tuple[str, int]] = field(default_factory=set, compare=False, repr=False)
 

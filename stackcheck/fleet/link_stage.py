@@ -56,15 +56,12 @@ class Links:
     """What the links of a fleet showed.
 
     Attributes:
-        speeds: Pair -> busbw of the largest message in GB/s.
-        failed: Pair -> why.
-        culprits: The nodes and links that explain what is bad.
         whole_gb_per_s: The busbw of all nodes together; None if they were not tried, or failed.
     """
 
-    speeds: Mapping[Pair, float]
-    failed: Mapping[Pair, str]
-    culprits: tuple[LinkCulprit, ...]
+    speeds: Mapping[Pair, float]  # pair -> busbw of the largest message in GB/s
+    failed: Mapping[Pair, str]  # pair -> why
+    culprits: tuple[LinkCulprit, ...]  # the nodes and links that explain what is bad
     whole_gb_per_s: float | None = None
     whole_error: str | None = None
 

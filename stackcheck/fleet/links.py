@@ -27,13 +27,11 @@ class LinkCulprit:
     Attributes:
         kind: `node`: most pairs with it are bad; `switch`: most pairs between a leaf and the others are;
             `link`: only this pair is.
-        names: One node, one leaf switch, or the two ends of the link.
-        because: The evidence, in words.
     """
 
     kind: Literal["node", "switch", "link"]
-    names: tuple[str, ...]
-    because: str
+    names: tuple[str, ...]  # one node, one leaf switch, or the two ends of the link
+    because: str  # the evidence, in words
 
 
 def rounds(nodes: Sequence[str], racks: Mapping[str, str] | None = None) -> list[list[Pair]]:

@@ -36,22 +36,17 @@ class Manifests:
     """What the manifests of a cluster have in common.
 
     Attributes:
-        repository: HOST/REPO that has the image; the manifest names it by its digest.
-        python: The image's Python, identified on this host.
-        declared: Names of the variables in the image's ENV.
         claim: A PersistentVolumeClaim that holds the checkout; None: the nodes see its path themselves.
-        jobset: Whether to make a JobSet in place of a Job.
-        nodes_named: Only nodes of these names; empty: any.
         queue: Kueue's LocalQueue, which starts the job once it has quota for all nodes; None: no Kueue.
         topology: The label of nodes whose values Kueue keeps together (a rack's), where it can.
     """
 
-    repository: str
-    python: ReportedInterpreter
-    declared: tuple[str, ...] = ()
+    repository: str  # HOST/REPO that has the image; the manifest names it by its digest
+    python: ReportedInterpreter  # the image's Python, identified on this host
+    declared: tuple[str, ...] = ()  # names of the variables in the image's ENV
     claim: str | None = None
-    jobset: bool = False
-    nodes_named: tuple[str, ...] = ()
+    jobset: bool = False  # whether to make a JobSet in place of a Job
+    nodes_named: tuple[str, ...] = ()  # only nodes of these names; empty: any
     queue: str | None = None
     topology: str | None = None
 

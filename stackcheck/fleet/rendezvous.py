@@ -22,21 +22,13 @@ _PART = re.compile(r"([^\[]+)|\[([^\]]*)\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """This node's place in a job.
+    """This node's place in a job."""
 
-    Attributes:
-        nodes: How many nodes the job has.
-        rank: This node's, from 0.
-        address: The name or address of node 0.
-        port: Where node 0 listens.
-        source: Which variables said so.
-    """
-
-    nodes: int
-    rank: int
-    address: str
-    port: int
-    source: str
+    nodes: int  # how many nodes the job has
+    rank: int  # this node's, from 0
+    address: str  # the name or address of node 0
+    port: int  # where node 0 listens
+    source: str  # which variables said so
 
     def variables(self) -> dict[str, str]:
         """What torchrun reads in place of its options."""

@@ -51,21 +51,14 @@ class Straggler:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRun:
-    """What a fleet run came to.
-
-    Attributes:
-        nodes: The outcomes; who did not pass comes first, then who stands out.
-        stragglers: Figures that stand out from the fleet, the worst first.
-        links: What the pairs of nodes that passed showed; None if they were not tried.
-        training: How they trained together; None if that was not tried.
-    """
+    """What a fleet run came to."""
 
     job: Job
     job_id: str
-    nodes: tuple[NodeOutcome, ...]
-    stragglers: tuple[Straggler, ...]
-    links: Links | None = None
-    training: Training | None = None
+    nodes: tuple[NodeOutcome, ...]  # the outcomes; who did not pass comes first, then who stands out
+    stragglers: tuple[Straggler, ...]  # figures that stand out from the fleet, the worst first
+    links: Links | None = None  # what the pairs of nodes that passed showed; None if they were not tried
+    training: Training | None = None  # how they trained together; None if that was not tried
 
     @property
     def status(self) -> str:

@@ -56,13 +56,11 @@ class Slurm:
     """How this site's Slurm is asked.
 
     Attributes:
-        partition: Where the job goes; None: the site's default.
-        nodelist: The nodes, by name; empty: any.
         program: What starts `stackcheck.fleet.node` on a node.
     """
 
-    partition: str | None = None
-    nodelist: tuple[str, ...] = ()
+    partition: str | None = None  # where the job goes; None: the site's default
+    nodelist: tuple[str, ...] = ()  # the nodes, by name; empty: any
     exclude: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     program: tuple[str, ...] = ("python3", "-m", "stackcheck.fleet.node")

@@ -19,19 +19,13 @@ SMALLEST_LOSS = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """A figure that is worse than the fleet's.
-
-    Attributes:
-        z: How many robust standard deviations it is worse.
-        loss: How much worse than the median, as a share of it.
-        of: How many nodes were compared.
-    """
+    """A figure that is worse than the fleet's."""
 
     value: float
     median: float
-    z: float
-    loss: float
-    of: int
+    z: float  # how many robust standard deviations it is worse
+    loss: float  # how much worse than the median, as a share of it
+    of: int  # how many nodes were compared
 
     def words(self) -> str:
         """For a table: how much worse, and than what."""

@@ -37,16 +37,12 @@ class EndedProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """How programs are started on this node.
-
-    Attributes:
-        suite: The frozen copy of suites and trainers.
-    """
+    """How programs are started on this node."""
 
     job: Job
     subject: Subject
     engine: Engine
-    suite: Path
+    suite: Path  # the frozen copy of suites and trainers
 
     def run(
         self,

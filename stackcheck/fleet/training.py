@@ -86,19 +86,13 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How training on several nodes went.
-
-    Attributes:
-        ranks: Of each node.
-        records: Layout -> the record of the last try.
-        errors: Why it is not good, apart from lost nodes.
-    """
+    """How training on several nodes went."""
 
     nodes: tuple[str, ...]
-    ranks: int
-    records: Mapping[str, Record]
+    ranks: int  # of each node
+    records: Mapping[str, Record]  # layout -> the record of the last try
     lost: tuple[Lost, ...] = ()
-    errors: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()  # why it is not good, apart from lost nodes
 
     @property
     def is_good(self) -> bool:

@@ -31,19 +31,12 @@ class _GoneError(Exception):
 
 @dataclass(kw_only=True)
 class Watched:
-    """The objects at one path.
+    """The objects at one path."""
 
-    Attributes:
-        path: `/api/v1/…`.
-        query: A selector: `labelSelector=…`.
-        ask: kubectl with some words, to its end: the text of the answer.
-        command: kubectl, for an answer that does not end.
-    """
-
-    path: str
-    query: str
-    ask: Callable[[str], str]
-    command: tuple[str, ...]
+    path: str  # `/api/v1/…`
+    query: str  # a selector: `labelSelector=…`
+    ask: Callable[[str], str]  # kubectl with some words, to its end: the text of the answer
+    command: tuple[str, ...]  # kubectl, for an answer that does not end
     _found: dict[str, dict[str, Any]] = field(default_factory=dict)
     _version: str = ""
     _error: EngineError | None = None

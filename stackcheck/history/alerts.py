@@ -38,23 +38,18 @@ class Finding:
     Attributes:
         rule: `own nights`: a figure of the newest run against the last nights of the same chips. `step`: a
             change of level that two nodes or two metrics agree on.
-        metrics: `check metric` of what shows it.
-        nodes: Anonymous ids of the machines that show it; of single chips `node/place`.
-        loss: The largest loss, as a share; of a numeric margin, in shares of its gate.
-        since: The night from which on it holds.
         against: What the newest value was compared with, and the value; only for one figure.
-        simulated: Whether nobody ran it.
     """
 
     rule: Rule
     stack: str
     device_model: str
-    metrics: tuple[str, ...]
-    nodes: tuple[str, ...]
-    loss: float
-    since: dt.date
+    metrics: tuple[str, ...]  # `check metric` of what shows it
+    nodes: tuple[str, ...]  # anonymous ids of the machines that show it; of single chips `node/place`
+    loss: float  # the largest loss, as a share; of a numeric margin, in shares of its gate
+    since: dt.date  # the night from which on it holds
     against: tuple[float, float, str] | None = None
-    simulated: bool = False
+    simulated: bool = False  # whether nobody ran it
 
     @property
     def words(self) -> str:

@@ -23,18 +23,14 @@ class Kept:
 
     Attributes:
         notable: Id of each check that neither passed nor was skipped -> how it ended, or `waived`.
-        judged: When the verdict was given.
-        result_digest: Digest of result.json: two records of one result are two verdicts on it.
-        head: The record without the result: verdict, fingerprint, source, ….
-        measured: The abstract of the result, which has its metrics.
     """
 
     run: Run
     notable: Mapping[str, str]
-    judged: dt.datetime
-    result_digest: str
-    head: Mapping[str, Any]
-    measured: Mapping[str, Any]
+    judged: dt.datetime  # when the verdict was given
+    result_digest: str  # digest of result.json: two records of one result are two verdicts on it
+    head: Mapping[str, Any]  # the record without the result: verdict, fingerprint, source, …
+    measured: Mapping[str, Any]  # the abstract of the result, which has its metrics
 
     @cached_property
     def points(self) -> tuple[Point, ...]:

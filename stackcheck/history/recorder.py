@@ -35,13 +35,12 @@ class Imported:
 
     Attributes:
         fate: Kept; there already, with the same verdict; no result (another JSON file of a folder); refused.
-        record: The record's digest, if there is one.
         judged: Who gave it: `here`, or `its own` for the verdict.json beside the result.
     """
 
     file: Path
     fate: Fate
-    record: str | None = None
+    record: str | None = None  # the record's digest, if there is one
     status: Status | None = None
     judged: Literal["here", "its own"] | None = None
     error: StackcheckError | None = None

@@ -79,18 +79,15 @@ class Pair:
     """What a paired comparison says about one metric.
 
     Attributes:
-        loss: How much worse the candidate's median is than the reference's.
         limit: The loss from which it counts: 1 %, or more on a noisy node, and twice what the reference loses
             against itself.
-        noise: The spread of one run on this node, from the runs of the reference against itself.
-        resolves: The smallest loss that this pair finds in 95 of 100 cases.
         verdict: `slower`, `equal`; `noisy` if no loss was found and 2 % could not have been.
     """
 
-    loss: float
+    loss: float  # how much worse the candidate's median is than the reference's
     limit: float
-    noise: float
-    resolves: float
+    noise: float  # the spread of one run on this node, from the runs of the reference against itself
+    resolves: float  # the smallest loss that this pair finds in 95 of 100 cases
     verdict: Literal["slower", "equal", "noisy"]
 
 
@@ -203,19 +200,12 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Warned:
-    """A worse level that several series agree on.
+    """A worse level that several series agree on."""
 
-    Attributes:
-        night: The first night of it.
-        loss: The largest loss.
-        nodes: Where it was seen.
-        metrics: `check metric` of each series that shows it.
-    """
-
-    night: int
-    loss: float
-    nodes: tuple[str, ...]
-    metrics: tuple[str, ...]
+    night: int  # the first night of it
+    loss: float  # the largest loss
+    nodes: tuple[str, ...]  # where it was seen
+    metrics: tuple[str, ...]  # `check metric` of each series that shows it
 
 
 def warnings(series: Iterable[Series]) -> list[Warned]:

@@ -29,40 +29,28 @@ class Run:
     """One judged run of the suites.
 
     Attributes:
-        record: `sha256:…` of the record file.
-        started: When it started (UTC).
-        finished: When it ended (UTC); a run that never ended is kept with the time when it started.
-        tier: How thorough the suites were.
         stack: The stack id; for an image from elsewhere the name under which it was tested, in old records
             its digest; `no image` for pytest alone.
-        image: The image's manifest digest, else its config digest; None for pytest alone.
-        device_model: The device model; several are joined by ` + `.
-        device_count: How many devices the host had.
-        node: Anonymous id of the machine: a hash of its devices' ids.
-        reasons: Why it is not PASSED.
-        failed: Ids of the checks that failed or ended with an error.
-        waived: Ids of the checks that a waiver accepts.
-        simulated: Whether no host ran it: a demonstration made it.
     """
 
-    record: str
+    record: str  # `sha256:…` of the record file
     run_id: str
-    started: dt.datetime
-    finished: dt.datetime
-    tier: Tier
+    started: dt.datetime  # when it started (UTC)
+    finished: dt.datetime  # when it ended (UTC); a run that never ended is kept with the time when it started
+    tier: Tier  # how thorough the suites were
     stack: str
-    image: str | None
+    image: str | None  # the image's manifest digest, else its config digest; None for pytest alone
     vendor: Vendor
-    device_model: str
-    device_count: int
+    device_model: str  # the device model; several are joined by ` + `
+    device_count: int  # how many devices the host had
     driver: str | None
     kernel: str | None
-    node: str
+    node: str  # anonymous id of the machine: a hash of its devices' ids
     status: Status
-    reasons: tuple[str, ...]
-    failed: tuple[str, ...]
-    waived: tuple[str, ...]
-    simulated: bool
+    reasons: tuple[str, ...]  # why it is not PASSED
+    failed: tuple[str, ...]  # ids of the checks that failed or ended with an error
+    waived: tuple[str, ...]  # ids of the checks that a waiver accepts
+    simulated: bool  # whether no host ran it: a demonstration made it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +60,7 @@ class Point:
     Attributes:
         name: The metric's name. Where a check reports a name several times, the conditions that tell them
             apart follow: `gemm_tflops[m=8192 n=28672]`.
-        value: The number that the bound judges.
-        repeats: The repeats that it comes from; empty if there was one measurement.
         direction: `min` if more is better, `max` if less is; None if no bound judges it.
-        ceiling: What the device could reach at most.
         chips: Which of the machine's devices measured it: `0`, or `0,3`; None for all of them.
     """
 
@@ -83,11 +68,11 @@ class Point:
     check: str
     name: str
     unit: str
-    value: float
-    repeats: tuple[float, ...]
+    value: float  # the number that the bound judges
+    repeats: tuple[float, ...]  # the repeats that it comes from; empty if there was one measurement
     direction: Literal["min", "max"] | None
     bound: float | None
-    ceiling: float | None
+    ceiling: float | None  # what the device could reach at most
     chips: str | None = None
 
 
@@ -98,26 +83,17 @@ class Query:
     In text fields `*` stands for any text and `?` for one character; upper and lower case are equal.
 
     Attributes:
-        stack: Pattern on `Run.stack`.
-        device_model: Pattern on `Run.device_model`.
-        driver: Pattern on `Run.driver`.
         check: Pattern on a check's id. For runs: those in which it failed, was invalid or was waived.
-        metric: Pattern on `Point.name`. For runs: those that measured it.
-        status: Pattern on `Run.status`.
-        node: Pattern on `Run.node`.
-        since: Runs that started at this time or later.
-        limit: The largest number of runs or points.
-        newest_first: The order, by start; the oldest come first otherwise.
     """
 
-    stack: str | None = None
-    device_model: str | None = None
-    driver: str | None = None
+    stack: str | None = None  # pattern on `Run.stack`
+    device_model: str | None = None  # pattern on `Run.device_model`
+    driver: str | None = None  # pattern on `Run.driver`
     check: str | None = None
-    metric: str | None = None
-    status: str | None = None
-    node: str | None = None
-    since: dt.datetime | None = None
+    metric: str | None = None  # pattern on `Point.name`. For runs: those that measured it
+    status: str | None = None  # pattern on `Run.status`
+    node: str | None = None  # pattern on `Run.node`
+    since: dt.datetime | None = None  # runs that started at this time or later
     until: dt.datetime | None = None
-    limit: int | None = None
-    newest_first: bool = True
+    limit: int | None = None  # the largest number of runs or points
+    newest_first: bool = True  # the order, by start; the oldest come first otherwise

@@ -31,16 +31,13 @@ class Bake:
     """What to build.
 
     Attributes:
-        definition: The bake definition, as JSON takes it.
         owners: Stage key -> the plan whose Dockerfile it is built from; stages of the definition only.
-        plans: Target -> the same plan.
-        handed_over: Stage key -> the folder that a stage's files are written to.
     """
 
-    definition: Mapping[str, Any]
+    definition: Mapping[str, Any]  # the bake definition, as JSON takes it
     owners: Mapping[str, BuildPlan]
-    plans: Mapping[str, BuildPlan]
-    handed_over: Mapping[str, Path]
+    plans: Mapping[str, BuildPlan]  # target -> the same plan
+    handed_over: Mapping[str, Path]  # stage key -> the folder that a stage's files are written to
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -26,16 +26,13 @@ class Way:
     """One way to get a base's packages.
 
     Attributes:
-        name: As messages and the provenance name it.
         sources: apt's sources; "" for the archive that mmdebstrap itself knows as the distribution's own.
-        keyring: What verifies the packages, where the sources do not say it.
-        needs: A package of this host that has to be installed first.
     """
 
-    name: str
+    name: str  # as messages and the provenance name it
     sources: str = ""
-    keyring: Path | None = None
-    needs: str | None = None
+    keyring: Path | None = None  # what verifies the packages, where the sources do not say it
+    needs: str | None = None  # a package of this host that has to be installed first
 
 
 def distribution_of(suite: str) -> Distribution:

@@ -83,20 +83,13 @@ NOTHING_SELECTED = Selected()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RootFs:
-    """A root file system on disk.
-
-    Attributes:
-        digest: sha256 of the tar, "sha256:…".
-        packages: Version of each installed package.
-        reused: Whether it existed already.
-        way: Where the packages came from; empty for a base that an older release made.
-    """
+    """A root file system on disk."""
 
     path: Path
-    digest: str
-    packages: Mapping[str, str]
-    reused: bool
-    way: str = ""
+    digest: str  # sha256 of the tar, "sha256:…"
+    packages: Mapping[str, str]  # version of each installed package
+    reused: bool  # whether it existed already
+    way: str = ""  # where the packages came from; empty for a base that an older release made
 
 
 def key(suite: str, packages: Sequence[str], selected: Selected = NOTHING_SELECTED) -> str:

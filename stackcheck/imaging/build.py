@@ -35,16 +35,13 @@ class Options:
         wheelhouse: The only folder that wheels come from; no index is asked. None: wheels come from where the
             host's pip is configured to look.
         wheel_cache: A folder that keeps downloaded and built wheels, by hash; None to keep nothing.
-        platform: `linux/amd64` or `linux/arm64`; None for this host's own.
-        no_cache: Build every step again, to show that the result is the same.
-        mirrors: What this site has in place of public hosts.
     """
 
     wheelhouse: Path | None = None
     wheel_cache: Path | None = None
-    platform: str | None = None
-    no_cache: bool = False
-    mirrors: Mirrors = NO_MIRRORS
+    platform: str | None = None  # `linux/amd64` or `linux/arm64`; None for this host's own
+    no_cache: bool = False  # build every step again, to show that the result is the same
+    mirrors: Mirrors = NO_MIRRORS  # what this site has in place of public hosts
 
 
 DEFAULTS = Options()

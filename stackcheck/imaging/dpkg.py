@@ -19,23 +19,16 @@ ADMIN = Path("/var/lib/dpkg")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstalledPackage:
-    """One installed package.
-
-    Attributes:
-        stanza: Its part of dpkg's status file, as it is there.
-        key: How dpkg names its files: `NAME`, or `NAME:ARCHITECTURE` where it may have several of one name.
-        needs: One entry for each dependency: the names of its alternatives.
-        conffiles: Path -> MD5 sum of each configuration file.
-    """
+    """One installed package."""
 
     name: str
     version: str
-    key: str
-    stanza: str
+    key: str  # how dpkg names its files: `NAME`, or `NAME:ARCHITECTURE` where it may have several of one name
+    stanza: str  # its part of dpkg's status file, as it is there
     essential: bool
     provides: tuple[str, ...]
-    needs: tuple[tuple[str, ...], ...]
-    conffiles: Mapping[str, str]
+    needs: tuple[tuple[str, ...], ...]  # one entry for each dependency: the names of its alternatives
+    conffiles: Mapping[str, str]  # path -> MD5 sum of each configuration file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,14 +36,12 @@ class Alternative:
     """A name that several packages offer a program for: what `update-alternatives` made of it.
 
     Attributes:
-        link: The path that programs use.
-        slaves: Name -> link of what follows the choice.
         choices: Path -> its priority, and the slaves' paths by name.
     """
 
     name: str
-    link: str
-    slaves: Mapping[str, str]
+    link: str  # the path that programs use
+    slaves: Mapping[str, str]  # name -> link of what follows the choice
     choices: Mapping[str, tuple[int, Mapping[str, str]]]
 
 

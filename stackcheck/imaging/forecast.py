@@ -33,18 +33,13 @@ class StageForecast:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """One stack.
-
-    Attributes:
-        reason: Why it would be kept or refused, in one sentence.
-        error: The error that a build would end with.
-    """
+    """One stack."""
 
     stack_id: str
     state: State
-    reason: str
+    reason: str  # why it would be kept or refused, in one sentence
     stages: tuple[StageForecast, ...] = ()
-    error: StackcheckError | None = None
+    error: StackcheckError | None = None  # the error that a build would end with
 
 
 def forecast(stacks: Sequence[Stack], root: Path, options: Options) -> Iterator[Forecast]:

@@ -56,19 +56,15 @@ class Cut:
     """A base that was cut.
 
     Attributes:
-        digest: sha256 of the tar, "sha256:…".
-        packages: Version of each package in it.
-        asked: The packages that were named.
-        system: What the host calls its release.
         left_out: Configuration files that the host's administrator removed; the base lacks them too.
         changed: Configuration files that differ from their packages, where the user said to keep them.
     """
 
     path: Path
-    digest: str
-    packages: Mapping[str, str]
-    asked: tuple[str, ...]
-    system: str
+    digest: str  # sha256 of the tar, "sha256:…"
+    packages: Mapping[str, str]  # version of each package in it
+    asked: tuple[str, ...]  # the packages that were named
+    system: str  # what the host calls its release
     left_out: tuple[str, ...]
     changed: tuple[str, ...]
     size_bytes: int
@@ -85,13 +81,12 @@ class _Tree:
     """What goes into the tar: path without the first slash -> where it comes from.
 
     Attributes:
-        texts: Bytes of a file that is made here.
         problems: What is wrong with files of the host, one line each.
     """
 
     sources: dict[str, Path] = dataclasses.field(default_factory=dict)
     links: dict[str, str] = dataclasses.field(default_factory=dict)
-    texts: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    texts: dict[str, bytes] = dataclasses.field(default_factory=dict)  # bytes of a file that is made here
     problems: list[str] = dataclasses.field(default_factory=list)
     broken: set[str] = dataclasses.field(default_factory=set)
     left_out: list[str] = dataclasses.field(default_factory=list)

@@ -25,17 +25,11 @@ How = Literal["built", "cached", "shared", "handed over"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer.
+    """One layer."""
 
-    Attributes:
-        digest: Of the blob as stored.
-        size_bytes: Unpacked.
-        created_by: The Dockerfile's step.
-    """
-
-    digest: str
-    size_bytes: int
-    created_by: str
+    digest: str  # of the blob as stored
+    size_bytes: int  # unpacked
+    created_by: str  # the Dockerfile's step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,13 +37,12 @@ class StageUse:
     """Where one stage of an image came from.
 
     Attributes:
-        key: Equal for equal stages, in any stack.
         how: `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once
             for several images of this build; `handed over` by the wheel cache.
     """
 
     name: str
-    key: str
+    key: str  # equal for equal stages, in any stack
     how: How
 
 
@@ -58,37 +51,26 @@ class Image:
     """An image in the engine and, with exactly the same manifest, in a layout.
 
     Attributes:
-        stack_id: The stack it was built from; None for an image from elsewhere.
-        reference: What `docker run` takes.
-        config_digest: Ties a test run to what is published.
-        manifest_digest: The one manifest in `layout`.
-        size_bytes: Unpacked.
-        reused: Whether it existed already.
-        key: Hash of everything that decided it.
-        inputs: URI -> digest of what went in.
-        built: When, RFC 3339.
-        stages: Where each stage came from when it was built.
         shared_bytes: Size of its layers that images of other stacks here have too: they are stored once.
-        base_from: Where the packages of a base that was made here came from.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # of image.json
-    stack_id: str | None
-    reference: str
-    config_digest: str
-    manifest_digest: str
+    stack_id: str | None  # the stack it was built from; None for an image from elsewhere
+    reference: str  # what `docker run` takes
+    config_digest: str  # ties a test run to what is published
+    manifest_digest: str  # the one manifest in `layout`
     layout: Path
-    size_bytes: int
+    size_bytes: int  # unpacked
     layers: tuple[Layer, ...]
-    reused: bool
+    reused: bool  # whether it existed already
     seconds: float
-    key: str = ""
-    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    built: str = ""
+    key: str = ""  # hash of everything that decided it
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # URI -> digest of what went in
+    built: str = ""  # when, RFC 3339
     engine: str = ""
-    stages: tuple[StageUse, ...] = ()
+    stages: tuple[StageUse, ...] = ()  # where each stage came from when it was built
     shared_bytes: int = 0
-    base_from: str = ""
+    base_from: str = ""  # where the packages of a base that was made here came from
 
 
 _IMAGE = TypeAdapter(Image)

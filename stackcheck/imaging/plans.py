@@ -33,21 +33,17 @@ class BuildPlan:
         folder: Where its files go: build/<stack-id>, with -arm64 or -amd64 when not for this host's platform.
         files: Name -> bytes of the stack's committed files. They were read once: what was checked is what is
             hashed, and what is hashed is what the builder gets.
-        rootfs: The bootstrapped base; None where the base is an image of a registry.
-        inputs: URI -> digest of everything that decides the image.
-        key: One value for all of them; empty in a dry run when the base is not made yet.
-        platform: `linux/amd64`, …
         stages: The Dockerfile's, the last one last; empty in a dry run when the base is not made yet.
     """
 
     stack: Stack
     folder: Path
     files: Mapping[str, bytes]
-    rootfs: bootstrap.RootFs | None
-    inputs: Mapping[str, str]
-    key: str
+    rootfs: bootstrap.RootFs | None  # the bootstrapped base; None where the base is an image of a registry
+    inputs: Mapping[str, str]  # URI -> digest of everything that decides the image
+    key: str  # one value for all of them; empty in a dry run when the base is not made yet
     engine: str
-    platform: str
+    platform: str  # `linux/amd64`, …
     stages: tuple[Stage, ...]
 
     @property

@@ -26,17 +26,11 @@ LEGACY = {"x86_64": ("manylinux2014", "manylinux2010", "manylinux1"), "aarch64":
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstallTarget:
-    """Where wheels are to be installed.
+    """Where wheels are to be installed."""
 
-    Attributes:
-        platform: `linux/amd64` or `linux/arm64`.
-        python: Its minor version, "3.11".
-        glibc: Minor version of the distribution's glibc.
-    """
-
-    platform: str
-    python: str
-    glibc: int
+    platform: str  # `linux/amd64` or `linux/arm64`
+    python: str  # its minor version, "3.11"
+    glibc: int  # minor version of the distribution's glibc
 
     @property
     def machine(self) -> str:

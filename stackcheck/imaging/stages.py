@@ -28,25 +28,15 @@ _HEREDOC = re.compile(r"<<-?[\"']?([A-Za-z_]\w*)[\"']?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage.
+    """One stage."""
 
-    Attributes:
-        name: Its name in the Dockerfile; its number if it has no name.
-        key: Of everything that decides it: base, instructions, files, and the stages it takes from.
-        parent: The stage that it is FROM, if it is one of this Dockerfile's.
-        needs: The stages that it takes from, its parent among them.
-        instructions: Its instructions after FROM, one line each, without comments.
-        files: The files of the context that it copies or mounts.
-        hands_over: Whether it only has files of other stages: a later build can be given them as a folder.
-    """
-
-    name: str
-    key: str
-    parent: str | None
-    needs: tuple[str, ...]
-    instructions: tuple[str, ...]
-    files: tuple[str, ...]
-    hands_over: bool
+    name: str  # its name in the Dockerfile; its number if it has no name
+    key: str  # of everything that decides it: base, instructions, files, and the stages it takes from
+    parent: str | None  # the stage that it is FROM, if it is one of this Dockerfile's
+    needs: tuple[str, ...]  # the stages that it takes from, its parent among them
+    instructions: tuple[str, ...]  # its instructions after FROM, one line each, without comments
+    files: tuple[str, ...]  # the files of the context that it copies or mounts
+    hands_over: bool  # whether it only has files of other stages: a later build can be given them as a folder
 
     @property
     def takes_wheels(self) -> bool:

@@ -31,16 +31,10 @@ _ID = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One combination of a block's axes, not yet judged.
+    """One combination of a block's axes, not yet judged."""
 
-    Attributes:
-        place: Its place in the file, for messages: `stacks[3]`.
-        block: The entry it comes from; its settings hold.
-        nccl: Chosen by the matrix; None where torch's own is installed. `triton`, too.
-    """
-
-    place: str
-    block: Block
+    place: str  # its place in the file, for messages: `stacks[3]`
+    block: Block  # the entry it comes from; its settings hold
     runtime: Runtime
     version: str | None
     torch: str | None
@@ -48,7 +42,7 @@ class Cell:
     os: str
     wheels: str
     flash_attn: str | None
-    nccl: str | None = None
+    nccl: str | None = None  # chosen by the matrix; None where torch's own is installed. `triton`, too
     triton: str | None = None
 
     @functools.cached_property

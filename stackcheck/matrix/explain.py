@@ -37,23 +37,20 @@ class Explanation:
 
     Attributes:
         nearest: Allowed combinations that differ in the fewest axes, nearest versions first.
-        stacks: The stacks of the matrix that are such a combination.
         excluded: The stacks that the matrix leaves out by choice: id -> its reason.
-        known_issues: Reported faults of this combination.
         experimental: The matrix accepts a stack with unknown combinations; its certificate states that.
         environment: Of a stack: what its vendor's containers set, and the image's values, if any.
-        names: Of a stack: what the other vendor's variables are called.
     """
 
     asked: Mapping[str, str]
     judgement: RuleJudgement
     nearest: tuple[Mapping[str, str], ...]
-    stacks: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()  # the stacks of the matrix that are such a combination
     excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    known_issues: tuple[KnownIssue, ...] = ()
+    known_issues: tuple[KnownIssue, ...] = ()  # reported faults of this combination
     experimental: bool = False
     environment: tuple[tuple[Variable, str | None], ...] = ()
-    names: tuple[Renamed, ...] = ()
+    names: tuple[Renamed, ...] = ()  # of a stack: what the other vendor's variables are called
 
 
 def explain(

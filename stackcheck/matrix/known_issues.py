@@ -41,20 +41,16 @@ class KnownIssue(Closed):
 
     Attributes:
         when: Axis -> patterns, as in a rule: any of them must match, on every axis.
-        symptom: What a user sees, in one sentence.
-        issue: Where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER.
-        source: How the versions are known.
-        severity: `refuse`: the combination is not allowed. `warn`: it is allowed, with a warning.
         checks: The checks that fail because of it, as a waiver names them; none if no run shows it.
         first_good: Axis -> the first version without it; None if no release is known to be without it.
     """
 
     id: str = Field(pattern=r"^K-[a-z0-9]+([.-][a-z0-9]+)*$", max_length=60)
     when: Condition = Field(min_length=1)
-    symptom: Sentence
-    issue: Link
-    source: Sentence
-    severity: Severity
+    symptom: Sentence  # what a user sees, in one sentence
+    issue: Link  # where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER
+    source: Sentence  # how the versions are known
+    severity: Severity  # `refuse`: the combination is not allowed. `warn`: it is allowed, with a warning
     checks: Annotated[tuple[CheckName, ...], BeforeValidator(_as_list)] = Field(default=(), alias="check")
     first_good: Annotated[Mapping[Axis, _FixedVersion], Field(min_length=1, max_length=1)] | None = Field(
         default=None, alias="fixed_in"

@@ -181,15 +181,13 @@ class Foreign(Closed):
     """An image that was not built here, which `stackcheck nightly` validates and certifies like a stack's.
 
     Attributes:
-        reference: As `docker pull` takes it: rocm/pytorch@sha256:…, or a tag that is followed.
         follow: Whether each image that the tag comes to name is validated, regardless of who pushed it.
-        device: The device model on whose hosts it is validated.
         accept_python: Digests of the files that may be its Python although no package owns them.
     """
 
-    reference: ForeignReference
+    reference: ForeignReference  # as `docker pull` takes it: rocm/pytorch@sha256:…, or a tag that is followed
     vendor: Vendor
-    device: Token
+    device: Token  # the device model on whose hosts it is validated
     accept_python: Annotated[tuple[Digest, ...], Field(max_length=10)] = ()
     follow: bool = False
 

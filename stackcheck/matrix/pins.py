@@ -45,16 +45,14 @@ class Pins(_Lenient):
     Attributes:
         missing: What could not be found out, one reason each; empty when the stack is locked.
         bases: Image name and tag -> digest; None where the registry was out of reach.
-        sources: Package name -> its source archive.
         wheels_from: Where its wheels come from, if that is no index: one sentence for people.
-        rootfs: What replaces the base of the matrix, if a site has cut one from a host.
     """
 
     schema_: Literal[1] = Field(alias="schema")
     missing: Annotated[tuple[Reason, ...], Field(strict=False)]
     bases: Mapping[Reference, Digest | None] = Field(default_factory=dict)
-    sources: Mapping[Token, Source] = Field(default_factory=dict)
-    rootfs: HostBase | None = None
+    sources: Mapping[Token, Source] = Field(default_factory=dict)  # package name -> its source archive
+    rootfs: HostBase | None = None  # what replaces the base of the matrix, if a site has cut one from a host
     wheels_from: Reason | None = None
 
 

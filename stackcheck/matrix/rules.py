@@ -67,9 +67,6 @@ class Rule:
     Attributes:
         when: Axis -> patterns, any of which must match, on every axis, for the rule to apply.
         require: Axis -> patterns, any of which must match, on every axis that the combination names.
-        unknown: What breaks the rule is not known to fail, but no source states that it works.
-        closing: It only states that what is not listed is unknown.
-        forbids: It requires nothing: a combination that fits `when` is refused (a known issue).
     """
 
     id: str
@@ -77,9 +74,9 @@ class Rule:
     require: Mapping[str, tuple[str, ...]]
     because: str
     source: str
-    unknown: bool = False
-    closing: bool = False
-    forbids: bool = False
+    unknown: bool = False  # what breaks the rule is not known to fail, but no source states that it works
+    closing: bool = False  # it only states that what is not listed is unknown
+    forbids: bool = False  # it requires nothing: a combination that fits `when` is refused (a known issue)
 
     @cached_property
     def axes(self) -> frozenset[str]:

@@ -28,15 +28,11 @@ class Package:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """A package that torch pins, at another version that the matrix chose.
-
-    Attributes:
-        instead_of: The version that torch pins.
-    """
+    """A package that torch pins, at another version that the matrix chose."""
 
     name: str
     version: str
-    instead_of: str
+    instead_of: str  # the version that torch pins
 
     @property
     def pin(self) -> str:
@@ -51,14 +47,12 @@ class FlashAttention:
     Attributes:
         form: `wheel`: an official wheel of a release fits; `source`: it is compiled; `index`: a wheel of the
             package index, installed with the image's other Python packages (FlashAttention 4).
-        backend: ROCm's kernels: `ck` or `triton`; None on CUDA.
-        sha256: Of the source archive; None while the stack is unlocked.
     """
 
     version: str
     form: Literal["wheel", "source", "index"]
-    backend: Literal["ck", "triton"] | None
-    sha256: str | None
+    backend: Literal["ck", "triton"] | None  # ROCm's kernels: `ck` or `triton`; None on CUDA
+    sha256: str | None  # of the source archive; None while the stack is unlocked
 
     @property
     def package(self) -> str:
@@ -78,15 +72,12 @@ class Base:
     Attributes:
         kind: `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages;
             `host`: one that was cut from the packages of a host.
-        reference: The image's name and tag, where there is one.
-        digest: `sha256:…`; None while it is not known here.
-        suite: The distribution's release, for a bootstrap or a cut.
     """
 
     kind: Literal["registry", "bootstrap", "host"]
-    reference: str | None = None
-    digest: str | None = None
-    suite: str | None = None
+    reference: str | None = None  # the image's name and tag, where there is one
+    digest: str | None = None  # `sha256:…`; None while it is not known here
+    suite: str | None = None  # the distribution's release, for a bootstrap or a cut
     packages: tuple[str, ...] = ()
 
 
@@ -95,18 +86,11 @@ class Stack:
     """One resolved cell of the matrix: everything that decides an image and its proof.
 
     Attributes:
-        wheels: Where torch comes from: `upstream`, `amd` or `index`; `none` without torch.
         builder: The image in which parts are compiled; None if nothing is compiled, or if the compiler comes
             from Python packages.
-        layout: How ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11).
         tested_on: The machines that certify it; None: any with a complete set of bounds. Empty: none.
-        requirements: Direct pip requirements, each at one version.
-        extensions: What is compiled beside FlashAttention, each in a stage of its own.
-        replacements: What the matrix chose instead of torch's own pins.
-        missing: What the lock lacks, one reason each; empty when the stack is locked.
         matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
             was not read from a file.
-        known_issues: Reported faults of its versions on its architectures.
         values: The combination that it was resolved from, axis -> value, without architecture and driver.
         wheels_from: Where the locked wheels come from, if that is no index: one sentence for people.
     """
@@ -118,25 +102,25 @@ class Stack:
     torch: str | None
     python: str
     os: str
-    wheels: str
+    wheels: str  # where torch comes from: `upstream`, `amd` or `index`; `none` without torch
     archs: tuple[str, ...]
     triton: Package | None
     collective: Package | None
     flash_attn: FlashAttention | None
     base: Base
     builder: Base | None
-    layout: str | None
+    layout: str | None  # how ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11)
     cxx11abi: str | None
-    requirements: tuple[str, ...]
+    requirements: tuple[str, ...]  # direct pip requirements, each at one version
     env: Mapping[str, str]
     tested_on: tuple[TestTarget, ...] | None
     size_budget_bytes: int
     experimental: bool
-    missing: tuple[str, ...]
-    extensions: tuple[Package, ...] = ()
-    replacements: tuple[Replacement, ...] = ()
+    missing: tuple[str, ...]  # what the lock lacks, one reason each; empty when the stack is locked
+    extensions: tuple[Package, ...] = ()  # what is compiled beside FlashAttention, each in a stage of its own
+    replacements: tuple[Replacement, ...] = ()  # what the matrix chose instead of torch's own pins
     matrix_digest: str | None = None
-    known_issues: tuple[KnownIssue, ...] = ()
+    known_issues: tuple[KnownIssue, ...] = ()  # reported faults of its versions on its architectures
     wheels_from: str | None = None
     values: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 

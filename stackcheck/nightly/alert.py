@@ -54,18 +54,12 @@ NOT_RUN = {"reboot", "nowhere", "stopped", "trial"}
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """The facts of one message.
+    """The facts of one message."""
 
-    Attributes:
-        outcome: A key of `OUTCOMES`.
-        exit_code: That of `stackcheck nightly`.
-        night: The night as night.json has it; None if it stopped.
-    """
-
-    outcome: str
+    outcome: str  # a key of `OUTCOMES`
     line: str
-    exit_code: int
-    night: Mapping[str, Any] | None = None
+    exit_code: int  # that of `stackcheck nightly`
+    night: Mapping[str, Any] | None = None  # the night as night.json has it; None if it stopped
 
     @property
     def title(self) -> str:
@@ -241,13 +235,12 @@ class Addressees(Closed):
 
     Attributes:
         when: `trouble`: only if somebody has to act; `always`: after each night.
-        runbook: Address of docs/guides/runbook.md, for the links.
         ping: Asked for after each night that ran: a dead man's switch calls when it stops.
     """
 
     schema_: Literal["1"] = Field(alias="schema")  # YAML files are read as texts
     when: Literal["trouble", "always"] = "trouble"
-    runbook: str = "docs/guides/runbook.md"
+    runbook: str = "docs/guides/runbook.md"  # address of docs/guides/runbook.md, for the links
     webhooks: tuple[Webhook, ...] = ()
     emails: tuple[Email, ...] = ()
     ping: Address | None = None

@@ -34,15 +34,12 @@ class Certified(Closed):
     Attributes:
         standing: `same`: a certificate names this configuration. `changed`: one names this driver, and
             something else has changed. `new driver`: none names it. `new image`: it has no certificate.
-        changes: How this host differs from the nearest certificate, in words.
-        passed: The checks that this certificate names as passed.
-        suites: Digest of the suites of its run; empty if it does not say.
     """
 
     standing: Standing = "same"
-    changes: tuple[str, ...] = ()
-    passed: tuple[str, ...] = ()
-    suites: str = ""
+    changes: tuple[str, ...] = ()  # how this host differs from the nearest certificate, in words
+    passed: tuple[str, ...] = ()  # the checks that this certificate names as passed
+    suites: str = ""  # digest of the suites of its run; empty if it does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +56,15 @@ class Agreement:
 
 
 class RunOutcome(Closed):
-    """One judged run of the image this night.
-
-    Attributes:
-        failed: The checks that failed, or were skipped without an accepted reason.
-        lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
-        slow: The checks with a figure far below the certified one (`floor.py`).
-        unfit: The checks that ended invalid: evidence against the machine.
-        broken: The checks in which the suites themselves raised an exception.
-    """
+    """One judged run of the image this night."""
 
     status: RunStatus
-    failed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # the checks that failed, or were skipped without an accepted reason
     reasons: tuple[str, ...] = ()
-    lacks_only_bounds: bool = False
-    slow: tuple[str, ...] = ()
-    unfit: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
+    lacks_only_bounds: bool = False  # whether missing bounds are all that keeps the run from PASSED
+    slow: tuple[str, ...] = ()  # the checks with a figure far below the certified one (`floor.py`)
+    unfit: tuple[str, ...] = ()  # the checks that ended invalid: evidence against the machine
+    broken: tuple[str, ...] = ()  # the checks in which the suites themselves raised an exception
     suites: str = ""
 
     @property
@@ -89,17 +78,14 @@ class Decision(Closed):
     """What to do with an image's certificate, and why.
 
     Attributes:
-        action: What is done; `error` if no verdict was reached.
-        failed: The failing checks, to be named to people.
         rollout: What must not be rolled out: `driver 6.14 -> 6.16`. Empty unless the action is `warn`.
-        flaky: Whether one run failed, and two others passed; such an image is due again.
     """
 
-    action: Action
+    action: Action  # what is done; `error` if no verdict was reached
     because: str
-    failed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # the failing checks, to be named to people
     rollout: tuple[str, ...] = ()
-    flaky: bool = False
+    flaky: bool = False  # whether one run failed, and two others passed; such an image is due again
 
 
 def standing(

@@ -27,16 +27,12 @@ class DeviceState(Closed):
 
 
 class Fingerprint(Closed):
-    """A host's state. Two that are equal need no second validation.
-
-    Attributes:
-        srcversion: Of the driver's loaded module, as a kernel's own modules have no version.
-    """
+    """A host's state. Two that are equal need no second validation."""
 
     vendor: Vendor
     devices: tuple[DeviceState, ...]
     driver: str | None
-    srcversion: str | None
+    srcversion: str | None  # of the driver's loaded module, as a kernel's own modules have no version
     kernel: str
     partition: str | None
     nvls: Nvls

@@ -65,26 +65,18 @@ class TimerSettings:
     """What the files say.
 
     Attributes:
-        program: The stackcheck that is called there.
-        user: The user that runs it; needs Docker and the signing key.
-        options: Options of `stackcheck nightly`.
-        alerts: The option that names who hears of the nights.
-        hour: When a night begins, in the machine's time zone; UTC on GitHub.
-        labels: Labels of the self-hosted runners, one for each machine (GitHub).
-        nodes: Names of the nodes (Kubernetes).
-        image: Any image with nsenter and a shell, by digest (Kubernetes).
         environment: Variables of the shell that name files and folders (`CARRIED`); not on GitHub.
     """
 
     root: Path
-    program: str
-    user: str
-    options: tuple[str, ...] = ()
-    alerts: tuple[str, ...] = ()
-    hour: int = 2
-    labels: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    image: str = ""
+    program: str  # the stackcheck that is called there
+    user: str  # the user that runs it; needs Docker and the signing key
+    options: tuple[str, ...] = ()  # options of `stackcheck nightly`
+    alerts: tuple[str, ...] = ()  # the option that names who hears of the nights
+    hour: int = 2  # when a night begins, in the machine's time zone; UTC on GitHub
+    labels: tuple[str, ...] = ()  # labels of the self-hosted runners, one for each machine (GitHub)
+    nodes: tuple[str, ...] = ()  # names of the nodes (Kubernetes)
+    image: str = ""  # any image with nsenter and a shell, by digest (Kubernetes)
     environment: tuple[tuple[str, str], ...] = ()
 
 

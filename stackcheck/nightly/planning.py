@@ -54,17 +54,13 @@ class NightSettings:
     """What a user can choose.
 
     Attributes:
-        flow: The checkout, the publish target, how it is reached.
-        key: The key that signed the certificates; it signs the new ones.
-        vendor: The vendor whose devices count; None: what `vendors.detect` finds.
-        select: Patterns on tags; empty: all.
         force: Run everything that is certified for hosts like this one, also while a reboot is pending.
     """
 
-    flow: FlowSettings
-    key: Signer
-    vendor: Vendor | None = None
-    select: tuple[str, ...] = ()
+    flow: FlowSettings  # the checkout, the publish target, how it is reached
+    key: Signer  # the key that signed the certificates; it signs the new ones
+    vendor: Vendor | None = None  # the vendor whose devices count; None: what `vendors.detect` finds
+    select: tuple[str, ...] = ()  # patterns on tags; empty: all
     force: bool = False
     clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
 
@@ -200,37 +196,25 @@ def _notes(module: DriverModule | None, settings: NightSettings) -> Iterator[str
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTag:
-    """A floating tag of a target, and what the pinned key says about the image that it names.
-
-    Attributes:
-        statements: What the key signed; empty if it signed nothing.
-        problem: Why the image cannot be read; None if it can.
-    """
+    """A floating tag of a target, and what the pinned key says about the image that it names."""
 
     tag: str
     reference: str
     digest: str
-    statements: tuple[Statement, ...] = ()
-    problem: StackcheckError | None = None
+    statements: tuple[Statement, ...] = ()  # what the key signed; empty if it signed nothing
+    problem: StackcheckError | None = None  # why the image cannot be read; None if it can
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tonight:
-    """What decides which images are due.
-
-    Attributes:
-        last: The last night on this host; None if there was none.
-        changes: What changed on this host since then.
-        renew_after: The age at which a certificate is renewed.
-        force: Whether everything that is certified for hosts like this one is due.
-    """
+    """What decides which images are due."""
 
     here: Fingerprint
-    last: LastNight | None
-    changes: tuple[str, ...]
-    renew_after: dt.timedelta
+    last: LastNight | None  # the last night on this host; None if there was none
+    changes: tuple[str, ...]  # what changed on this host since then
+    renew_after: dt.timedelta  # the age at which a certificate is renewed
     now: dt.datetime
-    force: bool = False
+    force: bool = False  # whether everything that is certified for hosts like this one is due
 
 
 def published(target: str, public_key: Pinned, *, plain_http: bool = False) -> Iterator[PublishedTag]:

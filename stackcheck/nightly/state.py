@@ -26,14 +26,13 @@ class LastNight(Closed):
     """The last night that came to its end.
 
     Attributes:
-        fingerprint: The host that it validated.
         unsettled: Digest of an image -> why it is due again: no verdict, or one that is not PASSED.
         foreign: Reference of an image from elsewhere -> the engine's id of what was published for it.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     ended: AwareDatetime
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint  # the host that it validated
     unsettled: Mapping[str, str] = Field(default_factory=dict)
     foreign: Mapping[str, str] = Field(default_factory=dict)
 
@@ -47,18 +46,13 @@ class Figure(Closed):
 
 
 class JudgedStep(RunOutcome):
-    """A run that was judged and recorded.
-
-    Attributes:
-        slow_words: What is in `slow`, in sentences.
-        warnings: What earlier nights say of the run; nothing follows from it.
-    """
+    """A run that was judged and recorded."""
 
     run_id: str
     record: str
     judged: AwareDatetime
-    slow_words: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    slow_words: tuple[str, ...] = ()  # what is in `slow`, in sentences
+    warnings: tuple[str, ...] = ()  # what earlier nights say of the run; nothing follows from it
 
 
 class Ended(Decision):
@@ -73,27 +67,22 @@ class Item(Certified):
     Attributes:
         reference: By digest, so that a tag that moves during the night changes nothing; of an image that is
             not published yet, as `docker pull` takes it.
-        digest: Of the manifest; empty for an image that is not published yet.
-        image_id: The engine's id of an image that is not published yet.
         accept_python: Digests of the files that may be its Python although no package owns them, as
             matrix.yaml has them; of a published image `python` says it.
-        python: The image's Python as this certificate states it.
-        figures: The judged figures that this certificate states.
-        ended: The end; None while it is to do.
     """
 
     tag: str
     reference: str
-    digest: str = ""
-    image_id: str | None = None
+    digest: str = ""  # of the manifest; empty for an image that is not published yet
+    image_id: str | None = None  # the engine's id of an image that is not published yet
     accept_python: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     stack_id: str | None = None
     config_digest: str = ""
-    python: dict[str, JsonValue] | None = None
-    figures: tuple[Figure, ...] = ()
+    python: dict[str, JsonValue] | None = None  # the image's Python as this certificate states it
+    figures: tuple[Figure, ...] = ()  # the judged figures that this certificate states
     runs: tuple[JudgedStep, ...] = ()
-    ended: Ended | None = None
+    ended: Ended | None = None  # the end; None while it is to do
 
     @property
     def key(self) -> str:
@@ -102,28 +91,19 @@ class Item(Certified):
 
 
 class NotRun(Closed):
-    """An image that is not run tonight, and why.
-
-    Attributes:
-        for_here: Whether it is certified for hosts like this one.
-        postponed: Its digest, if it was due although it is not run; it stays due.
-    """
+    """An image that is not run tonight, and why."""
 
     tag: str
     why: str
-    for_here: bool = False
-    postponed: str | None = None
+    for_here: bool = False  # whether it is certified for hosts like this one
+    postponed: str | None = None  # its digest, if it was due although it is not run; it stays due
 
 
 class Plan(Closed):
     """A night: what it is about, and how far it got.
 
     Attributes:
-        node: Anonymous id of the machine, as the history has it.
-        changes: What changed on the host since the last night.
-        notes: What a reader should know of the host.
         revoke_nodes: How many nodes have to agree before an image is revoked; None: no night revokes.
-        reboot_pending: What runs and what is installed, if these differ: then nothing is run.
         foreign: As in `LastNight`; what this night publishes is added.
     """
 
@@ -131,12 +111,12 @@ class Plan(Closed):
     night: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     started: AwareDatetime
     target: str
-    node: str
+    node: str  # anonymous id of the machine, as the history has it
     fingerprint: Fingerprint
-    changes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # what changed on the host since the last night
+    notes: tuple[str, ...] = ()  # what a reader should know of the host
     revoke_nodes: int | None = 2
-    reboot_pending: str | None = None
+    reboot_pending: str | None = None  # what runs and what is installed, if these differ: then nothing is run
     items: tuple[Item, ...] = ()
     skipped: tuple[NotRun, ...] = ()
     foreign: Mapping[str, str] = Field(default_factory=dict)

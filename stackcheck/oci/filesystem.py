@@ -43,36 +43,26 @@ class Node:
     """A path of an image.
 
     Attributes:
-        layer: The number of the layer that has it, from 0.
         privileged: Whether it runs with other rights than its caller's: setuid, setgid or a capability.
-        target: Of a link, as it is written there.
-        elf: Whether it is a program or a library.
-        rights: Mode, user, group and extended attributes.
         sums: Algorithm -> hexadecimal sum, of the files that `read` was asked for.
     """
 
     kind: Kind
-    layer: int
+    layer: int  # the number of the layer that has it, from 0
     privileged: bool = False
-    target: str = ""
-    elf: bool = False
-    rights: tuple[object, ...] = ()
+    target: str = ""  # of a link, as it is written there
+    elf: bool = False  # whether it is a program or a library
+    rights: tuple[object, ...] = ()  # mode, user, group and extended attributes
     sums: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Hashing:
-    """What `read` shall do with the content of a path.
+    """What `read` shall do with the content of a path."""
 
-    Attributes:
-        sums: The algorithms of the sums.
-        body: Whether to keep the content.
-        elf_only: Whether the sums are wanted of programs and libraries alone.
-    """
-
-    sums: tuple[str, ...] = ()
-    body: bool = False
-    elf_only: bool = False
+    sums: tuple[str, ...] = ()  # the algorithms of the sums
+    body: bool = False  # whether to keep the content
+    elf_only: bool = False  # whether the sums are wanted of programs and libraries alone
 
 
 class Tree:

@@ -46,14 +46,10 @@ class _ForgottenError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Uploading:
-    """One blob on its way.
-
-    Attributes:
-        address: Where uploads of the repository begin.
-    """
+    """One blob on its way."""
 
     http: Transport
-    address: str
+    address: str  # where uploads of the repository begin
     blob: Descriptor
 
     def send(self, chunks: Callable[[], Iterable[bytes]]) -> None:

@@ -34,20 +34,13 @@ Change = Literal["new", "tighter", "looser", "same"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One proposed entry.
+    """One proposed entry."""
 
-    Attributes:
-        entry: The proposed threshold.
-        values: What the runs measured, in the metric's unit.
-        spread: Their robust spread, as a share of the median.
-        now: The entry that applies now, if there is one.
-    """
-
-    entry: thresholds.Entry
-    values: tuple[float, ...]
+    entry: thresholds.Entry  # the proposed threshold
+    values: tuple[float, ...]  # what the runs measured, in the metric's unit
     median: float
-    spread: float
-    now: thresholds.Entry | None
+    spread: float  # their robust spread, as a share of the median
+    now: thresholds.Entry | None  # the entry that applies now, if there is one
 
     @property
     def times_beyond(self) -> float:

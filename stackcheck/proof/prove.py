@@ -65,18 +65,12 @@ class Healthy(Planted):
 
 
 class FaultRun(Closed, strict=True):
-    """The line of JSON of one part.
+    """The line of JSON of one part."""
 
-    Attributes:
-        checks: All checks of the suites; null where they cannot be collected (no torch).
-        healthy: The runs without a fault.
-        failed: Tests of tests/faults that plant nothing and failed.
-    """
-
-    checks: tuple[str, ...] | None
+    checks: tuple[str, ...] | None  # all checks of the suites; null where they cannot be collected (no torch)
     faults: tuple[Fault, ...]
-    healthy: tuple[Healthy, ...]
-    failed: tuple[str, ...]
+    healthy: tuple[Healthy, ...]  # the runs without a fault
+    failed: tuple[str, ...]  # tests of tests/faults that plant nothing and failed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,18 +78,14 @@ class Proof:
     """What all parts show together.
 
     Attributes:
-        healthy: The runs without a fault.
-        failed: Tests of tests/faults that plant nothing and failed.
-        checks: All checks of the suites.
-        unproven: The checks for which no fault is planted.
         partial: Whether a pattern chose some of the tests; then healthy runs of the rest are not missed.
     """
 
     faults: tuple[Fault, ...]
-    healthy: tuple[Healthy, ...]
-    failed: tuple[str, ...]
-    checks: tuple[str, ...]
-    unproven: tuple[str, ...]
+    healthy: tuple[Healthy, ...]  # the runs without a fault
+    failed: tuple[str, ...]  # tests of tests/faults that plant nothing and failed
+    checks: tuple[str, ...]  # all checks of the suites
+    unproven: tuple[str, ...]  # the checks for which no fault is planted
     partial: bool = False
 
     @property

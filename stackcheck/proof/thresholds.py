@@ -69,18 +69,14 @@ class Rules(Open, strict=True, allow_inf_nan=False):
     """The suites' answer about entries and figures; what it says of a run is for verdicts.
 
     Attributes:
-        metrics: Every metric by name.
         ceilings: What the hardware cannot exceed, for each figure asked about; null if not known.
-        reached: Whether a check compares the figure with a bound, for each figure asked about.
-        lowest_share: The share of its ceiling below which a bound is useless.
-        problems: What is wrong with the entries asked about; empty if nothing is.
     """
 
-    metrics: dict[str, MetricRule]
+    metrics: dict[str, MetricRule]  # every metric by name
     ceilings: tuple[Number | None, ...]
-    reached: tuple[bool, ...]
-    lowest_share: FiniteFloat
-    problems: tuple[str, ...]
+    reached: tuple[bool, ...]  # whether a check compares the figure with a bound, for each figure asked about
+    lowest_share: FiniteFloat  # the share of its ceiling below which a bound is useless
+    problems: tuple[str, ...]  # what is wrong with the entries asked about; empty if nothing is
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

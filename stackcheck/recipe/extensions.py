@@ -29,23 +29,18 @@ class Extension:
     """A package whose wheel is made in a stage of its own.
 
     Attributes:
-        name: Its name in the index, in its stage's and in its lock's name.
         form: `source`: made from the source archive; `wheel`: downloaded from the project's releases.
-        because: Why it is made in this way: a comment of the Dockerfile.
         env: Variables of the stage that makes it: architectures are always among them, where it has any.
-        wheel: The official wheel's file name, for `wheel`.
-        needs: What it imports at run time, beyond torch: part of the image's own lock.
-        compiled: Whether it is more than Python, so that a compiler is needed.
     """
 
-    name: str
+    name: str  # its name in the index, in its stage's and in its lock's name
     version: str
     form: Literal["wheel", "source"]
-    because: str
+    because: str  # why it is made in this way: a comment of the Dockerfile
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    wheel: str | None = None
-    needs: tuple[str, ...] = ()
-    compiled: bool = True
+    wheel: str | None = None  # the official wheel's file name, for `wheel`
+    needs: tuple[str, ...] = ()  # what it imports at run time, beyond torch: part of the image's own lock
+    compiled: bool = True  # whether it is more than Python, so that a compiler is needed
 
     @property
     def pin(self) -> str:

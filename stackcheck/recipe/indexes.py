@@ -46,15 +46,10 @@ class UnresolvedError(ConfigurationError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a resolution is held to.
+    """What a resolution is held to."""
 
-    Attributes:
-        constraints: Versions that a package has if it is needed at all.
-        overrides: Requirements that replace every other one on their package.
-    """
-
-    constraints: Sequence[str] = ()
-    overrides: Sequence[str] = ()
+    constraints: Sequence[str] = ()  # versions that a package has if it is needed at all
+    overrides: Sequence[str] = ()  # requirements that replace every other one on their package
 
     def texts(self) -> dict[str, Sequence[str]]:
         """File -> its lines, as uv reads them."""

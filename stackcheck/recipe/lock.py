@@ -46,15 +46,10 @@ _WHAT = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LockResult:
-    """The result of locking one stack.
+    """The result of locking one stack."""
 
-    Attributes:
-        missing: What the lock lacks, one reason each; empty when the stack is locked.
-        kept: What was locked before and could not be checked again, with the reason.
-    """
-
-    missing: tuple[str, ...]
-    kept: tuple[str, ...]
+    missing: tuple[str, ...]  # what the lock lacks, one reason each; empty when the stack is locked
+    kept: tuple[str, ...]  # what was locked before and could not be checked again, with the reason
 
 
 def lock(
@@ -300,11 +295,10 @@ class Downloads:
     """How a user downloads the files of a lock by hand.
 
     Attributes:
-        options: Pip's options that name the places of torch's makers.
         by_hand: A package that no index has as a wheel -> what `pip download` takes in place of a lock.
     """
 
-    options: str
+    options: str  # pip's options that name the places of torch's makers
     by_hand: Mapping[str, str]
 
 

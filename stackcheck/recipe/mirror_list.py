@@ -27,21 +27,14 @@ _LOCKS = ("requirements.lock", "toolchain.lock", "chosen.lock")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WantedFiles:
-    """One file, image or set of distribution packages.
-
-    Attributes:
-        name: The file's name; a package and version where no index tells it; an image; names of packages.
-        place: Where it is published.
-        sha256: Of the file, or an image's digest; several where one of them is the file's.
-        note: What is not known, and why.
-    """
+    """One file, image or set of distribution packages."""
 
     kind: Kind
-    name: str
-    place: str
+    name: str  # the file's name; a package and version where no index tells it; an image; names of packages
+    place: str  # where it is published
     size_bytes: int | None = None
-    sha256: tuple[str, ...] = ()
-    note: str = ""
+    sha256: tuple[str, ...] = ()  # of the file, or an image's digest; several where one of them is the file's
+    note: str = ""  # what is not known, and why
 
 
 def wanted(stack: Stack, images: Path, upstream: Upstream, best: Best) -> tuple[WantedFiles, ...]:

@@ -109,18 +109,13 @@ def _require_key_of_amd(key: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FromArchive:
-    """What the templates take: `packages` into the base, `smi` into a stage of its own.
-
-    Attributes:
-        place: The folder of the release: /opt/rocm-7.2.4.
-        linked: Whether /opt/rocm has to be made; ROCm's own packages make it.
-    """
+    """What the templates take: `packages` into the base, `smi` into a stage of its own."""
 
     archive: str
     suite: str
-    place: str
+    place: str  # the folder of the release: /opt/rocm-7.2.4
     packages: tuple[str, ...]
-    linked: bool
+    linked: bool  # whether /opt/rocm has to be made; ROCm's own packages make it
 
 
 def template_values(stack: Stack) -> Mapping[str, Any]:

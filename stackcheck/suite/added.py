@@ -54,19 +54,12 @@ _COMMANDS = {"console_scripts", "gui_scripts"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Added:
-    """What the layers on top bring.
+    """What the layers on top bring."""
 
-    Attributes:
-        layers: How many layers there are below.
-        paths: How many paths they add, change or remove.
-        names: The names under which a program could come to them.
-        seen: Why a check can have changed; empty if none can.
-    """
-
-    layers: int
-    paths: int = 0
-    names: tuple[str, ...] = ()
-    seen: str = ""
+    layers: int  # how many layers there are below
+    paths: int = 0  # how many paths they add, change or remove
+    names: tuple[str, ...] = ()  # the names under which a program could come to them
+    seen: str = ""  # why a check can have changed; empty if none can
 
 
 def look(layout: Path, digest: str, below: Mapping[str, Any], suites: Path) -> Added:
@@ -213,17 +206,11 @@ def _name(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Spelling:
-    """How a program names something, in small letters.
+    """How a program names something, in small letters."""
 
-    Attributes:
-        part: Bytes without which it is not there: they are found quickly.
-        whole: The name and what may follow it.
-        before: What may stand before it.
-    """
-
-    part: bytes
-    whole: re.Pattern[bytes]
-    before: re.Pattern[bytes]
+    part: bytes  # bytes without which it is not there: they are found quickly
+    whole: re.Pattern[bytes]  # the name and what may follow it
+    before: re.Pattern[bytes]  # what may stand before it
 
     @classmethod
     def of(cls, name: str) -> Spelling:

@@ -62,17 +62,13 @@ class Contents:
     Attributes:
         owned: Package manager -> how many files are as it recorded them; `source`: how many of these are
             also as the wheels of the image's lock, or the root file system below it, have them.
-        byte_code: How many compiled modules came in one layer with their source; they are not compared.
-        privileged: The setuid programs and those with capabilities, all of packages.
-        findings: Path -> what is wrong with it.
-        digests: SHA-256 of the files among the findings.
     """
 
     owned: Mapping[str, int]
-    byte_code: int
-    privileged: Sequence[str]
-    findings: Mapping[str, str]
-    digests: Mapping[str, str]
+    byte_code: int  # how many compiled modules came in one layer with their source; they are not compared
+    privileged: Sequence[str]  # the setuid programs and those with capabilities, all of packages
+    findings: Mapping[str, str]  # path -> what is wrong with it
+    digests: Mapping[str, str]  # SHA-256 of the files among the findings
 
 
 def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:

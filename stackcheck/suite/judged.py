@@ -26,22 +26,14 @@ from stackcheck.vendors import seen
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgedRun:
-    """A run of the suites and its verdict.
+    """A run of the suites and its verdict."""
 
-    Attributes:
-        plan: What ran, and on which host.
-        verdict: PASSED, FAILED or UNFIT, with reasons.
-        folder: `build/<name>/`, with the log of the run.
-        reused: Whether the result is of an earlier run, because nothing has changed since.
-        record: Digest of the run's record in the history; None if it is not kept.
-    """
-
-    plan: RunPlan
+    plan: RunPlan  # what ran, and on which host
     result: RunResult
-    verdict: Verdict
-    folder: Path
-    reused: bool
-    record: str | None = None
+    verdict: Verdict  # PASSED, FAILED or UNFIT, with reasons
+    folder: Path  # `build/<name>/`, with the log of the run
+    reused: bool  # whether the result is of an earlier run, because nothing has changed since
+    record: str | None = None  # digest of the run's record in the history; None if it is not kept
 
     def require(self, *accepted: Status) -> None:
         """Raise the error of the verdict, unless its status is one of `accepted`.

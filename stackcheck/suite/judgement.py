@@ -27,18 +27,12 @@ NO_IMAGE = "no image"  # how a verdict calls the image of a run by pytest alone
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The verdict on a result file.
-
-    Attributes:
-        verdict: PASSED, FAILED or UNFIT, with reasons.
-        certifies: Whether a run of this tier can certify; if not, its state is `tested`.
-        not_compared: What nothing in this checkout could confirm, in words.
-    """
+    """The verdict on a result file."""
 
     result: RunResult
-    verdict: Verdict
-    certifies: bool
-    not_compared: tuple[str, ...]
+    verdict: Verdict  # PASSED, FAILED or UNFIT, with reasons
+    certifies: bool  # whether a run of this tier can certify; if not, its state is `tested`
+    not_compared: tuple[str, ...]  # what nothing in this checkout could confirm, in words
 
 
 def judge_file(path: Path, root: Path, stack: Stack | None, *, made_up: bool = False) -> Judgement:

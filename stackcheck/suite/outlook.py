@@ -43,18 +43,13 @@ SHOWN_CHECKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What decides of a machine: the model and the architecture of each device, and the driver.
-
-    Attributes:
-        driver: None: not asked for, or a host without one.
-        named: Whether the user named it; else it is this host.
-    """
+    """What decides of a machine: the model and the architecture of each device, and the driver."""
 
     vendor: Vendor
     models: tuple[str, ...]
     archs: tuple[str, ...]
-    driver: str | None = None
-    named: bool = False
+    driver: str | None = None  # None: not asked for, or a host without one
+    named: bool = False  # whether the user named it; else it is this host
 
     def words(self) -> str:
         """Models, counts and driver: `MI300X x8, driver 30.30.3`."""
@@ -68,16 +63,12 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why a stack cannot be certified on a machine.
-
-    Attributes:
-        next_step: The command to type, or what to change.
-    """
+    """Why a stack cannot be certified on a machine."""
 
     kind: Kind
     short: str
     says: str
-    next_step: str
+    next_step: str  # the command to type, or what to change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,23 +105,17 @@ class Known:
     """What this checkout knows of a machine.
 
     Attributes:
-        policy: Waivers and advisory checks.
-        today: Decides which waivers hold.
-        checks: The ids that a certifying run on this machine must hold.
-        missing_bounds: The figures of such a run that have no bound.
-        no_checks: Why there is no such list; None if there is.
         drivers: Runtime -> what the documents say of the machine's driver with it.
-        site_locks: Whether a folder of wheels will lock the stacks.
     """
 
-    policy: Policy
-    today: dt.date
+    policy: Policy  # waivers and advisory checks
+    today: dt.date  # decides which waivers hold
     issues: KnownIssues
-    checks: tuple[str, ...] = ()
-    missing_bounds: tuple[str, ...] = ()
-    no_checks: str | None = None
+    checks: tuple[str, ...] = ()  # the ids that a certifying run on this machine must hold
+    missing_bounds: tuple[str, ...] = ()  # the figures of such a run that have no bound
+    no_checks: str | None = None  # why there is no such list; None if there is
     drivers: Mapping[str, DriverSupport] = field(default_factory=dict)
-    site_locks: bool = False
+    site_locks: bool = False  # whether a folder of wheels will lock the stacks
 
 
 def here() -> Machine:

@@ -29,13 +29,9 @@ CONDA = "/conda-meta/"
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """One line of a record.
+    """One line of a record."""
 
-    Attributes:
-        manager: `dpkg`, `wheel` or `conda`.
-    """
-
-    manager: str
+    manager: str  # `dpkg`, `wheel` or `conda`
     package: str
     algorithm: str
     digest: str

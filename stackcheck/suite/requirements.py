@@ -28,37 +28,28 @@ class Requirements:
     """What a run must show.
 
     Attributes:
-        checks: The ids that the result must hold, exactly.
-        image_config_digest: The config digest of the image that is to be certified.
         machines: The machines that the stack names; a run on any other is UNFIT. None: any with a
             complete set of bounds.
-        vendor: The vendor whose checks run; None: any.
-        devices: The ids of this host's devices; None: not compared.
-        facts: What confirms a skip.
         seen: What this host itself saw of its devices after the run; None: the run was on another host.
-        advisory: Checks that do not decide.
         same_thresholds: Whether the run used this checkout's thresholds, so that the bounds that it reports
             must be these. False only for the file of an old run, which certifies nothing.
-        made_up: Whether a made-up result may pass: only in this project's tests.
-        waivers: The waivers that hold today.
         carried: Ids of `checks` that another certificate vouches for, so that the run may leave them out.
-        expired: The waivers of this stack whose date has passed.
         known_issues: The reported faults of the versions in the image; one that says `refuse` fails the run.
     """
 
-    checks: tuple[str, ...]
-    image_config_digest: str
+    checks: tuple[str, ...]  # the ids that the result must hold, exactly
+    image_config_digest: str  # the config digest of the image that is to be certified
     machines: Sequence[TestTarget] | None = None
-    vendor: Vendor | None = None
-    devices: tuple[str, ...] | None = None
-    facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))
+    vendor: Vendor | None = None  # the vendor whose checks run; None: any
+    devices: tuple[str, ...] | None = None  # the ids of this host's devices; None: not compared
+    facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))  # what confirms a skip
     seen: Seen | None = None
-    advisory: tuple[Advisory, ...] = ()
+    advisory: tuple[Advisory, ...] = ()  # checks that do not decide
     same_thresholds: bool = True
-    made_up: bool = False
-    waivers: tuple[Waiver, ...] = ()
+    made_up: bool = False  # whether a made-up result may pass: only in this project's tests
+    waivers: tuple[Waiver, ...] = ()  # the waivers that hold today
     carried: frozenset[str] = frozenset()
-    expired: tuple[Waiver, ...] = ()
+    expired: tuple[Waiver, ...] = ()  # the waivers of this stack whose date has passed
     known_issues: tuple[KnownIssue, ...] = ()
 
 

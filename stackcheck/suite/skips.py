@@ -25,13 +25,12 @@ class Facts:
         rows: The rows of devices.json for the device models of this host, one for each device.
         packages: Normalised package -> version that the stack declares; None for an image without a stack,
             which declares nothing.
-        archs: The architectures that the stack declares.
         unreadable: What this machine and the image's library cannot tell (`unreadable.readings`).
     """
 
     rows: Sequence[Mapping[str, Any]]
     packages: Mapping[str, str] | None = None
-    archs: Sequence[str] = field(default_factory=tuple)
+    archs: Sequence[str] = field(default_factory=tuple)  # the architectures that the stack declares
     unreadable: Collection[str] = ()
 
 

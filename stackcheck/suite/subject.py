@@ -30,24 +30,20 @@ class Subject:
     """An image under test.
 
     Attributes:
-        name: Stack id, or the reference in a form that is valid as a tag; also the folder under `build/`.
-        policy: What a certificate requires.
         stack: The stack that the image was built from, or that its label names; None for any other image.
         machines: The machines (device model and count) that the stack names: the run must be on one of them.
             None, also for an image without a stack: any machine with a complete set of bounds.
-        provenance: How the image was built.
-        experimental: Whether the matrix marks the combination as experimental.
         accepted_python: Digests of the files that may be the image's Python although no package owns them.
     """
 
-    name: str
+    name: str  # stack id, or the reference in a form that is valid as a tag; also the folder under `build/`
     image: Image
     vendor: Vendor
-    policy: Policy
+    policy: Policy  # what a certificate requires
     stack: Stack | None
     machines: tuple[TestTarget, ...] | None
-    provenance: Provenance
-    experimental: bool = False
+    provenance: Provenance  # how the image was built
+    experimental: bool = False  # whether the matrix marks the combination as experimental
     accepted_python: tuple[str, ...] = ()
 
     @property
@@ -228,17 +224,15 @@ SITE_SOURCES = ("baseFrom", "wheelsFrom")
 class Provenance:
     """How an image was built.
 
-    Args:
-        parameters: The cell of the matrix that was built.
+    Attributes:
         dependencies: URI -> digest (`sha256:…`) of each input: Dockerfile, lock, base image, matrix.
         builder: URI of the builder; the default means "a stackcheck on some machine".
-        started: When the build began; None when it is not known.
     """
 
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # the cell of the matrix that was built
     dependencies: Mapping[str, str] = field(default_factory=dict)
     builder: str = "urn:stackcheck:builder:v1"
-    started: dt.datetime | None = None
+    started: dt.datetime | None = None  # when the build began; None when it is not known
     finished: dt.datetime | None = None
 
 

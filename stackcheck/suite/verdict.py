@@ -39,42 +39,31 @@ MADE_UP = "the result is made up by a test: no device ran its checks"
 class Verdict:
     """What a run says about an image.
 
-    Args:
-        status: PASSED, FAILED (the image failed, or the evidence is incomplete), or UNFIT (the machine).
-        reasons: Why it is not PASSED; empty if it is.
-        passed: Ids of the checks that passed.
-        failed: Ids of the checks that failed or ended with an error.
-        skipped: Ids of the checks that were skipped.
-        invalid: Ids of the checks that found the machine unfit.
-        warned: Ids of the checks that a waiver accepts.
-        required: The ids of the checks that had to pass.
+    Attributes:
         unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
         guessed: Ids of the checks whose only fault is beyond a guess: a derived bound, or a limit of time.
-        checks_digest: Digest of the ids that this checkout's suites have, the advisory ones included.
         bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
         driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
         clock: What this host's clock and the devices' own counters say about the speed; empty for a CPU.
-        known_issues: The reported faults of the versions in the image.
-        lacks_only_bounds: Whether missing bounds are all that keeps the run from PASSED.
         only_bounds: The same of missing and derived bounds that are not far away: measure this machine's own.
         baselines: The stack's best certified figures, which held this run beside the bounds.
     """
 
-    status: Status
-    reasons: tuple[str, ...]
-    passed: tuple[str, ...]
-    failed: tuple[str, ...]
-    skipped: tuple[str, ...]
-    invalid: tuple[str, ...]
-    warned: tuple[str, ...]
-    required: tuple[str, ...]
+    status: Status  # PASSED, FAILED (the image failed, or the evidence is incomplete), or UNFIT (the machine)
+    reasons: tuple[str, ...]  # why it is not PASSED; empty if it is
+    passed: tuple[str, ...]  # ids of the checks that passed
+    failed: tuple[str, ...]  # ids of the checks that failed or ended with an error
+    skipped: tuple[str, ...]  # ids of the checks that were skipped
+    invalid: tuple[str, ...]  # ids of the checks that found the machine unfit
+    warned: tuple[str, ...]  # ids of the checks that a waiver accepts
+    required: tuple[str, ...]  # the ids of the checks that had to pass
     waivers: tuple[Waiver, ...] = ()
     unbounded: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
-    lacks_only_bounds: bool = False
+    lacks_only_bounds: bool = False  # whether missing bounds are all that keeps the run from PASSED
     only_bounds: bool = False
-    known_issues: tuple[KnownIssue, ...] = ()
-    checks_digest: str = ""
+    known_issues: tuple[KnownIssue, ...] = ()  # the reported faults of the versions in the image
+    checks_digest: str = ""  # digest of the ids that this checkout's suites have, the advisory ones included
     bounds: Mapping[str, int] = field(default_factory=dict)
     driver: Mapping[str, str] = field(default_factory=dict)
     clock: str = ""

@@ -36,23 +36,14 @@ HIDING = re.compile(r"VISIBLE_DEVICES|DEVICE_ORDINAL|AFFINITY_MASK|DEVICE_SELECT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostDevice:
-    """One physical device as the host's driver shows it.
+    """One physical device as the host's driver shows it."""
 
-    Attributes:
-        model: Product name as `devices.json` spells it, or "unknown (PCI 10de:2335)".
-        arch: Compiler target (gfx942, sm_90, x86_64).
-        id: Hash of the device's UUID; the UUID itself stays on the host.
-        memory_bytes: Device memory.
-        power_cap_w: Enforced power limit in watts, or None if there is no limit.
-        firmware: Version of the video BIOS, or None.
-    """
-
-    model: str
-    arch: str
-    id: str
-    memory_bytes: int
-    power_cap_w: float | None = None
-    firmware: str | None = None
+    model: str  # product name as `devices.json` spells it, or "unknown (PCI 10de:2335)"
+    arch: str  # compiler target (gfx942, sm_90, x86_64)
+    id: str  # hash of the device's UUID; the UUID itself stays on the host
+    memory_bytes: int  # device memory
+    power_cap_w: float | None = None  # enforced power limit in watts, or None if there is no limit
+    firmware: str | None = None  # version of the video BIOS, or None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,18 +84,15 @@ class ContainerNeeds:
     """What a container needs to use the devices, and nothing more.
 
     Attributes:
-        groups: Numeric group ids that own those nodes.
-        binds: Driver libraries of the host, read-only.
         ulimits: Limits to raise: a device's driver pins what is copied, and Docker allows 8 MiB.
-        remark: How the devices reach the container, in one sentence for the log.
     """
 
     devices: tuple[str, ...] = ()
-    groups: tuple[int, ...] = ()
-    binds: tuple[Bind, ...] = ()
+    groups: tuple[int, ...] = ()  # numeric group ids that own those nodes
+    binds: tuple[Bind, ...] = ()  # driver libraries of the host, read-only
     env: tuple[tuple[str, str], ...] = ()
     ulimits: tuple[tuple[str, int], ...] = ()
-    remark: str
+    remark: str  # how the devices reach the container, in one sentence for the log
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,13 +103,12 @@ class LaunchWords:
 
     Attributes:
         docker, podman, apptainer: Words of their command lines.
-        resource: What a scheduler counts these devices as; None: it does not count them.
     """
 
     docker: tuple[str, ...] = ()
     podman: tuple[str, ...] = ()
     apptainer: tuple[str, ...] = ()
-    resource: str | None = None
+    resource: str | None = None  # what a scheduler counts these devices as; None: it does not count them
 
 
 class VendorModule(Protocol):

@@ -19,18 +19,16 @@ class Variable:
     Attributes:
         where: `image`: it holds for every job, so the image sets it. `job`: the vendor's own recipes differ,
             so a job sets it, and results record it.
-        values: What the vendor sets, the most common first.
         archs: The architectures that it is for; empty for all. An image sets it if it is for all of its own.
-        torch_below: The first torch that no longer reads it.
     """
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # what the vendor sets, the most common first
     where: Literal["image", "job"]
     because: str
     source: str
     archs: tuple[str, ...] = ()
-    torch_below: str | None = None
+    torch_below: str | None = None  # the first torch that no longer reads it
 
     def belongs_to(self, torch: str, archs: Sequence[str]) -> bool:
         """Whether an image of this torch for these architectures sets it."""
@@ -40,14 +38,10 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Renamed:
-    """What one vendor's tools call something, and the other's.
-
-    Attributes:
-        amd: The name on ROCm; the same if AMD's software reads NVIDIA's.
-    """
+    """What one vendor's tools call something, and the other's."""
 
     nvidia: str
-    amd: str
+    amd: str  # the name on ROCm; the same if AMD's software reads NVIDIA's
     note: str
     source: str
 

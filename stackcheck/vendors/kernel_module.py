@@ -34,19 +34,12 @@ class ModuleVersion:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DriverModule:
-    """A driver's module on this host.
+    """A driver's module on this host."""
 
-    Attributes:
-        name: amdgpu, nvidia.
-        loaded: What the kernel runs; None if the module is not loaded.
-        installed: What the next boot or reload takes; None if that cannot be read.
-        unknown: Why `installed` cannot be read; empty if it can.
-    """
-
-    name: str
-    loaded: ModuleVersion | None
-    installed: ModuleVersion | None
-    unknown: str = ""
+    name: str  # amdgpu, nvidia
+    loaded: ModuleVersion | None  # what the kernel runs; None if the module is not loaded
+    installed: ModuleVersion | None  # what the next boot or reload takes; None if that cannot be read
+    unknown: str = ""  # why `installed` cannot be read; empty if it can
 
     @property
     def reboot_pending(self) -> bool:

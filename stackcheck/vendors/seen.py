@@ -40,16 +40,13 @@ class Seen:
 
     Attributes:
         links: Of each device the link to its processor; None where the kernel does not show it.
-        memory_bytes: Of each device.
-        unlisted: PCI addresses of GPUs on the bus that the driver does not list.
-        gone: Ids of devices that were there when the run began.
         busy_s: Device id -> the seconds that it worked during the run, by its driver; None: not read.
     """
 
     links: tuple[HostLink | None, ...] = ()
-    memory_bytes: tuple[int, ...] = ()
-    unlisted: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    memory_bytes: tuple[int, ...] = ()  # of each device
+    unlisted: tuple[str, ...] = ()  # PCI addresses of GPUs on the bus that the driver does not list
+    gone: tuple[str, ...] = ()  # ids of devices that were there when the run began
     busy_s: Mapping[str, float | None] = field(default_factory=dict)
 
 

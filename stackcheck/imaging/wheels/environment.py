@@ -36,16 +36,12 @@ from stackcheck.imaging.wheels.installed import Environment, InstalledDistributi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Made:
-    """What a run did.
-
-    Attributes:
-        absent: Requirements that neither the environment nor the folder has.
-    """
+    """What a run did."""
 
     origins: origins.Origins
     written: tuple[str, ...]
     given: tuple[str, ...]
-    absent: tuple[str, ...]
+    absent: tuple[str, ...]  # requirements that neither the environment nor the folder has
     size_bytes: int
 
 

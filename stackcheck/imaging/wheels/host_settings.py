@@ -30,19 +30,13 @@ RELEASES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostSettings:
-    """Where the host's pip gets packages.
+    """Where the host's pip gets packages."""
 
-    Attributes:
-        pip: pip's settings that matter, name -> values.
-        ca: The CA bundle, or None where the host has none.
-        alone: Whether a setting makes the host's pip ask no index (`no-index`).
-    """
-
-    pip: Mapping[str, tuple[str, ...]]
+    pip: Mapping[str, tuple[str, ...]]  # pip's settings that matter, name -> values
     folders: tuple[Path, ...]
     indexes: tuple[Path, ...]
-    ca: Path | None
-    alone: bool = False
+    ca: Path | None  # the CA bundle, or None where the host has none
+    alone: bool = False  # whether a setting makes the host's pip ask no index (`no-index`)
 
     def pip_conf(
         self, *, wheelhouse: bool, closed: bool = False, also: Sequence[tuple[str, str]] = ()

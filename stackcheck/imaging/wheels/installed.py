@@ -44,58 +44,37 @@ Kind = Literal["root", "scripts", "headers", "data"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file of a wheel.
-
-    Attributes:
-        path: Where it is installed.
-        kind: `scripts`: its first line may name the interpreter, which a wheel leaves open.
-        algorithm: Of the hash that RECORD states.
-        digest: That hash.
-        size_bytes: As RECORD states it; None if it does not.
-    """
+    """One file of a wheel."""
 
     name: str
-    path: Path
-    kind: Kind
-    algorithm: str
-    digest: bytes
-    size_bytes: int | None
+    path: Path  # where it is installed
+    kind: Kind  # `scripts`: its first line may name the interpreter, which a wheel leaves open
+    algorithm: str  # of the hash that RECORD states
+    digest: bytes  # that hash
+    size_bytes: int | None  # as RECORD states it; None if it does not
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstalledDistribution:
-    """One installed distribution.
+    """One installed distribution."""
 
-    Attributes:
-        name: Normalized (PEP 503).
-        stem: `NAME-VERSION` as its folder of metadata spells it.
-        file: The name of the wheel that it came from, from its tags.
-        members: The wheel's files, sorted.
-        size_bytes: Of all of them.
-    """
-
-    name: str
+    name: str  # normalized (PEP 503)
     version: str
-    stem: str
-    file: str
+    stem: str  # `NAME-VERSION` as its folder of metadata spells it
+    file: str  # the name of the wheel that it came from, from its tags
     info: Path
-    members: tuple[Member, ...]
-    size_bytes: int
+    members: tuple[Member, ...]  # the wheel's files, sorted
+    size_bytes: int  # of all of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Environment:
-    """An interpreter with what is installed beside it.
-
-    Attributes:
-        paths: Its installation scheme (`sysconfig`).
-        infos: Folders of metadata by normalized name, the one that an import finds first.
-    """
+    """An interpreter with what is installed beside it."""
 
     python: str
     prefix: Path
-    paths: Mapping[str, Path]
-    infos: Mapping[str, Path]
+    paths: Mapping[str, Path]  # its installation scheme (`sysconfig`)
+    infos: Mapping[str, Path]  # folders of metadata by normalized name, the one that an import finds first
 
 
 def _failure(error: OSError | subprocess.SubprocessError | ValueError) -> str:

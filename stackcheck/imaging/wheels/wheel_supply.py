@@ -39,23 +39,15 @@ _PIP = re.compile(r"\bpip (?:install|wheel|download)\b[^&|;]*")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Supply:
-    """Where wheels come from.
+    """Where wheels come from."""
 
-    Attributes:
-        settings: Folders, indexes and certificates.
-        closed: Whether `settings` names one folder beside which nothing is asked.
-        upstream: Knows which places of torch's makers this machine reaches.
-        debs: The packages that stages unpack, where this host has or got them.
-        report: Gets a line for what a user would not expect.
-    """
-
-    settings: host_settings.HostSettings
-    closed: bool
+    settings: host_settings.HostSettings  # folders, indexes and certificates
+    closed: bool  # whether `settings` names one folder beside which nothing is asked
     cache: WheelCache | None
     cached: Mapping[str, Path]
-    debs: Mapping[Pinned, Path]
-    upstream: Upstream
-    report: Callable[[str], None]
+    debs: Mapping[Pinned, Path]  # the packages that stages unpack, where this host has or got them
+    upstream: Upstream  # knows which places of torch's makers this machine reaches
+    report: Callable[[str], None]  # gets a line for what a user would not expect
 
     def pip_conf(self) -> str:
         """For a stage that is handed no folder of wheels."""

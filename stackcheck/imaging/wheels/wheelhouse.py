@@ -21,13 +21,9 @@ from stackcheck.imaging.wheels.host_settings import HostSettings
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FoundWheels:
-    """The local files of a lock.
+    """The local files of a lock."""
 
-    Attributes:
-        files: The files of each locked package that has any.
-    """
-
-    files: dict[Locked, tuple[Path, ...]]
+    files: dict[Locked, tuple[Path, ...]]  # the files of each locked package that has any
     cached: frozenset[Path]
 
     def missing(self, wanted: Sequence[Locked], target: InstallTarget) -> tuple[Locked, ...]:
