@@ -13,8 +13,9 @@ from harness.readings import needs_pair, only_with
 from harness.session import AcceptanceSession
 from workloads import cases, margins
 
-# `ranks` is every device of this run, whole: what worlds leave behind is read as the device's memory.
-RANKS = {"cpu": 2, "whole": True}
+# `ranks` is every device of this run. From "standard" on they are whole: what the worlds of that tier leave
+# behind is read as the device's memory.
+RANKS = {"cpu": 2, "whole_from": "standard"}
 HANG_S = 3.0
 # A waiting rank must notice within this much more time: a process group checks its clock every second.
 NOTICED_S = 20.0

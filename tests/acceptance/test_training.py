@@ -149,7 +149,7 @@ def resumed(
             "uneven": (*UNEVEN, "--checkpoint", folder / "uneven"),
         }
         flags = {name: of for name, of in flags.items() if name in used}
-        kept["resumed"] = training_jobs.launched(launch, flags, ranks, SMOKE_S, "--no-preflight", fresh=True)
+        kept["resumed"] = training_jobs.launched(launch, flags, ranks, SMOKE_S, "--no-preflight")
 
     def judge(name: str, step: int) -> None:
         whole, again = jobs["records"][name], kept["resumed"]["records"][name]

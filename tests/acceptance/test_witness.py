@@ -17,7 +17,7 @@ from harness.leases import Lease
 from harness.session import AcceptanceSession
 from workloads import margins
 
-RANKS = {"cpu": 2}  # `ranks` is every device of this run
+RANKS = {"cpu": 2, "whole": False}  # `ranks` is every device of this run
 TIMEOUT_S = 180
 
 
@@ -42,9 +42,11 @@ def test_witness(
 def test_witness_of_collectives(
     ranks: int, source: random.Random, launch: Launch, record_metric: RecordMetric
 ) -> None:
-    """Sum, maximum, broadcast and gathering over all ranks are those of the numbers that each of them got."""
+    """Sum, maximum, broadcast and gathering over all ranks are those of the numbers that each of them got.
+    The ranks are torchrun's, and load torch anew, as a user's do.
+    """
     asked = witness.draw_collectives(source, ranks)
-    answer = launch("witness_ranks.py", json.dumps(asked), nproc=ranks, timeout_s=TIMEOUT_S)
+    answer = launch("witness_ranks.py", json.dumps(asked), nproc=ranks, timeout_s=TIMEOUT_S, fresh=True)
     require(witness.worst(witness.collectives(**asked), answer), record_metric)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 HERE = Path(__file__).resolve().parent
@@ -66,6 +66,18 @@ def failing(code: int) -> SimpleNamespace:
 def test_an_absence_is_never_a_value(answer: object, meaning: object) -> None:
     found = amd_library.reading(answer)
     assert (type(found), found) == (type(meaning), meaning)
+
+
+@settings(deadline=None, derandomize=True)
+@given(count=st.integers(0, 1 << 40) | st.sampled_from([0xFFFE, 0xFFFF, 0x10000, 0xFFFFFFFE]))
+def test_a_count_of_32_bits_or_more_has_no_absence_of_16(count: int) -> None:
+    assume(count not in amd_library.COUNTER_ONES)
+    assert amd_library.counter({"count": count}, "count") == count
+
+
+@pytest.mark.parametrize("ones", amd_library.COUNTER_ONES)
+def test_a_count_that_nobody_wrote_is_an_absence(ones: int) -> None:
+    assert amd_library.counter({"count": ones}, "count") == Absence.ALL_ONES
 
 
 @pytest.mark.parametrize(("code", "meaning"), [(77, Absence.NOT_SUPPORTED), (78, Absence.NO_PERMISSION)])
@@ -172,6 +184,7 @@ def answering(**calls: object) -> SimpleNamespace:
     )
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.integers(3, 8), st.data())
 def test_a_link_that_is_down_is_that_of_two_devices_that_miss_one_in_any_order(count: int, data: Any) -> None:
     """Each device lists its links in an order of its own, without the addresses of its peers."""

@@ -81,9 +81,12 @@ def tier(item: pytest.Item) -> int:
 
 def is_in(item: pytest.Item, chosen: str) -> bool:
     """Whether a check belongs to a run of `chosen`: a tier, or the gate."""
-    if chosen == GATE:
-        return item.get_closest_marker(GATE) is not None
-    return tier(item) <= TIERS.index(chosen)
+    return item.get_closest_marker(GATE) is not None if chosen == GATE else tier(item) < reach(chosen)
+
+
+def reach(chosen: str) -> int:
+    """How many of `TIERS` a run of `chosen` takes checks from; none as a whole for the gate."""
+    return 0 if chosen == GATE else TIERS.index(chosen) + 1
 
 
 def is_last(item: pytest.Item) -> bool:

@@ -73,12 +73,11 @@ def launched(
     ranks: int,
     timeout_s: float,
     *more: str,
-    fresh: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run jobs by name in one start of torchrun."""
     words = (text_of(flags), *more)
-    return launch("training.py", *words, nproc=ranks, timeout_s=timeout_s, env=env, fresh=fresh)
+    return launch("training.py", *words, nproc=ranks, timeout_s=timeout_s, env=env)
 
 
 def record_speed(

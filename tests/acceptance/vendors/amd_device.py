@@ -27,7 +27,7 @@ from vendors import (
     is_known,
     is_unfit_share,
 )
-from vendors.amd_library import ask, demand, field, member, reading, rows
+from vendors.amd_library import ask, counter, demand, field, member, reading, rows
 
 # Residency counters of gpu_metrics -> the reason in words.
 UNFIT_ACCUMULATORS = {
@@ -222,7 +222,7 @@ def _pcie(smi: Any, handle: Any) -> PcieLink:
         width=field(now, "pcie_width"),
         max_generation=min(most, slot) if isinstance(most, int) and slot else most,
         max_width=field(static, "max_pcie_width"),
-        replays=field(now, "pcie_replay_count"),
+        replays=counter(now, "pcie_replay_count"),
     )
 
 
@@ -232,14 +232,14 @@ def _generation(speed: Reading) -> Reading:
 
 def _ecc(smi: Any, handle: Any) -> Ecc:
     counts = ask(smi, "amdsmi_get_gpu_total_ecc_count", handle)
-    lost = [field(counts, name) for name in ("uncorrectable_count", "deferred_count")]
+    lost = [counter(counts, name) for name in ("uncorrectable_count", "deferred_count")]
     pages = ask(smi, "amdsmi_get_gpu_bad_page_info", handle)
     blocks = ask(smi, "amdsmi_get_gpu_ras_block_features_enabled", handle)  # RAS of the memory controllers
     return Ecc(
         enabled=blocks
         if isinstance(blocks, Absence)
         else any(row["block"] == "UMC" and row["status"] == "ENABLED" for row in blocks),
-        correctable=field(counts, "correctable_count"),
+        correctable=counter(counts, "correctable_count"),
         # A deferred error is uncorrectable data that no one has read yet.
         uncorrectable=lost[0]
         if not is_known(lost[0])
@@ -328,13 +328,13 @@ def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
     Before gpu_metrics v1.6, MI300's driver writes a zero without meaning ("Throttle status is not reported
     through metrics now", smu_v13_0_6_ppt.c), so this zero is not read.
     """
-    counters = {name: field(metrics, name) for name in UNFIT_ACCUMULATORS | NORMAL_ACCUMULATORS}
+    counters = {name: counter(metrics, name) for name in UNFIT_ACCUMULATORS | NORMAL_ACCUMULATORS}
     if all(is_known(counter) for counter in counters.values()):
         return Throttle(
             unfit=_grown(UNFIT_ACCUMULATORS, metrics, earlier),
             normal=_grown(NORMAL_ACCUMULATORS, metrics, earlier),
             accumulators={UNFIT_ACCUMULATORS[name]: counters[name] for name in UNFIT_ACCUMULATORS},
-            ticks=field(metrics, TICKS),
+            ticks=counter(metrics, TICKS),
             reading="accumulators",
         )
     reasons = amd_kernel.throttles(bdf)
@@ -353,5 +353,5 @@ def _grown(names: Mapping[str, str], metrics: Metrics, earlier: Metrics) -> tupl
 
 
 def _growth(name: str, metrics: Metrics, earlier: Metrics) -> int:
-    before, after = field(earlier, name), field(metrics, name)
+    before, after = counter(earlier, name), counter(metrics, name)
     return int(after) - int(before) if is_known(before) and is_known(after) else 0

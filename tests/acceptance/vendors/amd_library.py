@@ -22,7 +22,8 @@ MODULE_FOLDERS = (
     f"{sysconfig.get_path('platlib')}/_rocm_sdk_core/share/amd_smi",
     "/usr/share/amd_smi",
 )
-ALL_ONES = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+COUNTER_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # newer drivers count in 64 bits what older ones count in 32
+ALL_ONES = (0xFFFF, *COUNTER_ONES)
 # A status of the library -> what it means for one value. Any other status is an absence under its own name,
 # because real devices refuse single values with many statuses (ROCm/rocm-systems#11468).
 ABSENCES = {
@@ -92,25 +93,30 @@ def _status(smi: Any, code: int) -> str:
     return next(found, f"status {code}")
 
 
-def reading(value: object) -> Reading:
-    """One value, or the `Absence` that the library's answer means."""
+def reading(value: object, ones: tuple[int, ...] = ALL_ONES) -> Reading:
+    """One value, or the `Absence` that the library's answer means; `ones` are its type's largest values."""
     if isinstance(value, Absence):
         return value
     if value is None or value in ("", "N/A"):
         return Absence.NOT_AVAILABLE
-    if isinstance(value, int) and not isinstance(value, bool) and value in ALL_ONES:
+    if isinstance(value, int) and not isinstance(value, bool) and value in ones:
         return Absence.ALL_ONES
     return value if isinstance(value, int | float | str | bool) else str(value)
 
 
-def field(answer: Any, *names: str) -> Reading:
+def field(answer: Any, *names: str, ones: tuple[int, ...] = ALL_ONES) -> Reading:
     """The first of these keys that the answer has; releases rename their keys."""
     if isinstance(answer, Absence):
         return answer
     for name in names:
         if name in answer:
-            return reading(answer[name])
+            return reading(answer[name], ones)
     return Absence.NOT_SUPPORTED
+
+
+def counter(answer: Any, name: str) -> Reading:
+    """As `field`, for a count of 32 bits or more: 65,535 is one like any other."""
+    return field(answer, name, ones=COUNTER_ONES)
 
 
 def member(smi: Any, *names: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vendors import Absence, Device, Link, Reading, added, amd_kernel, is_known
-from vendors.amd_library import ask, field, member, reading
+from vendors.amd_library import ask, counter, field, member, reading
 
 # On MI300 and later, reading the error status fails (EINVAL; ROCm/rocm-systems#11468). Their link errors are
 # the ones that RAS counts, and reading does not clear these.
@@ -35,7 +35,7 @@ def end(smi: Any, handle: Any, device: Device) -> End:
     counted = device.arch.startswith(COUNTED_BY_RAS)
     if counted:  # of the links' RAS block; a correctable one is a bit error rate above its limit (mce_amd.c)
         counts = ask(smi, "amdsmi_get_gpu_ecc_count", handle, member(smi, "AmdSmiGpuBlock.XGMI_WAFL"))
-    errors = added(*(field(counts, name) for name in RAS_COUNTS)) if counted else _error_status(smi, handle)
+    errors = added(*(counter(counts, name) for name in RAS_COUNTS)) if counted else _error_status(smi, handle)
     node = amd_kernel.node_of(device.bdf, device.part)
     return End(handle, node, _link_states(smi, handle), errors, errors_cleared=not counted)
 

@@ -1,5 +1,6 @@
 """The clock of `test_witness_of_speed`: an honest child passes on a busy host, one that lies never does."""
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -35,6 +36,12 @@ class Child:
 def found(child: Child, seed: int, monkeypatch: pytest.MonkeyPatch) -> clock.Clocked:
     monkeypatch.setattr(clock.time, "monotonic", lambda: child.now)
     return clock.clocked(random.Random(seed), child, SIZE)
+
+
+def test_processes_compute_the_rows_that_one_computes() -> None:
+    asked = {"matrix": clock._packed("seed", 64)}
+    compute = functools.partial(clock.row_sum, "seed", "salt", 5, **asked)
+    assert clock._together(compute, [7, 2, 7], 2) == clock._together(compute, [7, 2, 7], 1)
 
 
 @pytest.mark.parametrize("seed", range(20))

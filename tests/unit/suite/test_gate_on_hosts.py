@@ -22,7 +22,7 @@ from stackcheck.suite.requirements import Requirements
 pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 STACK = "cuda13.0-torch2.11.0-fa4.0.0b36-py3.12-ubuntu24.04"
-KEPT = {("H200", 1): "h200-x1-standard", ("H200", 2): "h200-x2-standard", ("H100", 1): "h100-x1-first"}
+KEPT = {("H200", 1): "h200-x1-again", ("H200", 2): "h200-x2-standard", ("H100", 1): "h100-x1-first"}
 on_every_host = pytest.mark.parametrize("host", KEPT, ids=lambda host: f"{host[0]} x{host[1]}")
 RESULTS = {
     host: results.load_result(ROOT / "docs" / "results" / f"suites-{name}.json")
