@@ -209,10 +209,7 @@ def look_below(
 
 
 def test(
-    subject: Subject,
-    engine: Engine,
-    settings: FlowSettings,
-    report: Callable[[str], None],
+    subject: Subject, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> JudgedRun:
     """Write the SBOM, run and judge the suites, or take the earlier result; keep the run in the history.
 

@@ -50,11 +50,7 @@ def repository(host: str, name: str, **changes: Any) -> Repository:
 def release(store: Any, image: SmallImage, envelopes: tuple[Envelope, ...], tag: str = STACK_ID) -> None:
     source = OciLayout(image.layout)
     publish.copy_and_tag(
-        *(source, source.only_manifest(), envelopes, store),
-        tag=tag,
-        public_key=PUBLIC,
-        report=quiet,
-        key=KEY,
+        *(source, source.only_manifest(), envelopes, store), tag=tag, public_key=PUBLIC, report=quiet, key=KEY
     )
 
 

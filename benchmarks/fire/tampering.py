@@ -174,9 +174,4 @@ def fuzz(folder: Path, seed: int, number: int, cpu_s: float) -> dict[str, object
         except Exception:  # noqa: BLE001  # a traceback is a wrong outcome, and the campaign goes on
             wrong.append(traceback.format_exc())
         path.write_bytes(whole[path])
-    return {
-        "cpu_s": cpu_s,
-        "count": outcomes.total(),
-        "outcomes": dict(outcomes),
-        "wrong": wrong[:20],
-    }
+    return {"cpu_s": cpu_s, "count": outcomes.total(), "outcomes": dict(outcomes), "wrong": wrong[:20]}

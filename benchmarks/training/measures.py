@@ -311,7 +311,7 @@ NOT_MEASURED = {
     "memory_gb": "a data sheet: tests/acceptance/devices.json",
     "memory_gb_per_s": "a data sheet: tests/acceptance/devices.json",
     "power_w": "a data sheet: tests/acceptance/devices.json",
-    "parameters": "a size: tests/trainers/test_flops.py holds ours to it",
-    "active_parameters": "a size: tests/trainers/test_flops.py holds ours to it",
+    "parameters": "a size: tests/trainers/test_peaks.py holds ours to it",
+    "active_parameters": "a size: tests/trainers/test_peaks.py holds ours to it",
     "tensor_parallel_ranks": "a rule, which --tp follows: its ranks are neighbours on one node",
 }

@@ -25,11 +25,7 @@ from stackcheck.oci.stores import open_store
 
 
 def attached(
-    reference: str,
-    *,
-    public_key: Pinned,
-    plain_http: bool = False,
-    warn: Callable[[str], None] | None = None,
+    reference: str, *, public_key: Pinned, plain_http: bool = False, warn: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """The SBOM that the newest certificate of an image names.
 

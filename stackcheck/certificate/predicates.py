@@ -126,10 +126,7 @@ def statements(
     Raises:
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
-    kept = (
-        _statement(image, PROVENANCE, _build_provenance(provenance)),
-        _statement(image, SBOM, sbom),
-    )
+    kept = (_statement(image, PROVENANCE, _build_provenance(provenance)), _statement(image, SBOM, sbom))
     return statements_of_rerun(image, result, verdict, kept, terms=terms)
 
 

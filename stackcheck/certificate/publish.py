@@ -16,14 +16,7 @@ from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
 from stackcheck.certificate.signers import Signer
-from stackcheck.certificate.statement import (
-    Envelope,
-    Statement,
-    carried_from,
-    facts,
-    name_of,
-    time_verified,
-)
+from stackcheck.certificate.statement import Envelope, Statement, carried_from, facts, name_of, time_verified
 from stackcheck.errors import ConfigurationError, PublishError, StackcheckError
 from stackcheck.oci import tags
 from stackcheck.oci.documents import Manifest, MissingError, RegistryError

@@ -84,11 +84,7 @@ def legacy_manifest(store: Store, layers: Iterable[Descriptor]) -> Manifest:
 
 
 def bundle(
-    store: Store,
-    subject: Manifest,
-    envelope: Envelope,
-    public_key: Pinned,
-    created: dt.datetime,
+    store: Store, subject: Manifest, envelope: Envelope, public_key: Pinned, created: dt.datetime
 ) -> Manifest:
     """The manifest of one bundle. Its blobs are written to the store, the manifest is not yet."""
     signed = json.loads(envelope.body)

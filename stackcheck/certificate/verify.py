@@ -187,12 +187,7 @@ def read(
         statements=statements,
         verdicts=verdicts,
         below=functools.partial(
-            read,
-            public_key=public_key,
-            max_age=max_age,
-            now=moment,
-            plain_http=plain_http,
-            total_s=total_s,
+            read, public_key=public_key, max_age=max_age, now=moment, plain_http=plain_http, total_s=total_s
         ),
     )
 

@@ -151,14 +151,7 @@ def _document(found: Comparison) -> dict[str, Any]:
 
 
 def _pair(
-    a: str,
-    b: str,
-    settings: FlowSettings,
-    *,
-    checks: str | None,
-    rounds: int,
-    tier: TierName,
-    as_json: bool,
+    a: str, b: str, settings: FlowSettings, *, checks: str | None, rounds: int, tier: TierName, as_json: bool
 ) -> None:
     from stackcheck import flow
     from stackcheck.cli import build as building

@@ -112,12 +112,7 @@ conditional = opt.taking("conditions", _conditions)
 
 @app.command("verify")
 @conditional
-def verify_image(
-    reference: opt.Ref,
-    *,
-    conditions: Conditions,
-    as_json: opt.AsJson = False,
-) -> None:
+def verify_image(reference: opt.Ref, *, conditions: Conditions, as_json: opt.AsJson = False) -> None:
     """Check the certificate of a published image for this host; exit 7 if it is not valid."""
     verified = verified_for(reference, conditions)
     facts = _facts(verified, conditions.public_key, conditions.max_age)
@@ -133,11 +128,7 @@ def verify_image(
 @app.command("pull")
 @conditional
 def pull_image(
-    reference: opt.Ref,
-    *,
-    conditions: Conditions,
-    as_json: opt.AsJson = False,
-    dry_run: opt.DryRun = False,
+    reference: opt.Ref, *, conditions: Conditions, as_json: opt.AsJson = False, dry_run: opt.DryRun = False
 ) -> None:
     """Verify an image, then fetch exactly the verified digest into the local engine."""
     from stackcheck.certificate import pull

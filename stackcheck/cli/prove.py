@@ -80,10 +80,7 @@ def _in_image(reference: str, report: Progress) -> Runner:
     from stackcheck.engine.client import Engine
 
     verified = verify.verify(
-        reference,
-        Wanted(device_model="CPU", driver=None),
-        public_key=keys.load_public(None),
-        max_age=MAX_AGE,
+        reference, Wanted(device_model="CPU", driver=None), public_key=keys.load_public(None), max_age=MAX_AGE
     )
     engine = Engine.connect()
     name = pull.pull(verified, engine, report=report)

@@ -120,12 +120,7 @@ def _options(folder: Path) -> tuple[str, ...]:
 def _run(command: Sequence[str], source: AptSource, folder: Path | None = None) -> str:
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            errors="replace",
-            check=False,
-            timeout=TIMEOUT_S,
-            cwd=folder,
+            command, capture_output=True, errors="replace", check=False, timeout=TIMEOUT_S, cwd=folder
         )
     except subprocess.TimeoutExpired as error:
         raise EngineError("the archive did not answer in time", where=_where(source)) from error

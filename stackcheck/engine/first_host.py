@@ -163,11 +163,7 @@ def _run(arguments: Sequence[str], show: Callable[[str], object]) -> tuple[int, 
     command = (sys.executable, "-m", "stackcheck", *arguments)
     lines: list[str] = []
     with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        errors="replace",
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace"
     ) as process:
         for line in process.stdout or ():
             show(line)

@@ -319,11 +319,7 @@ def _spawn_daemon() -> subprocess.Popen[bytes]:
     with LOG_FILE.open("ab") as log:
         # A session of its own: Ctrl-C in the terminal that started it must not end it.
         process = subprocess.Popen(
-            ["dockerd"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     PID_FILE.write_text(f"{process.pid}\n", encoding="utf-8")
     return process

@@ -237,11 +237,7 @@ def pod(
     **more: object,
 ) -> dict[str, Any]:
     """The spec of a pod that writes to its volume, /tmp and shared memory alone, with `more` of its own."""
-    rights = {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": capabilities,
-    }
+    rights = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
     own = [
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the container's own
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # as above

@@ -70,12 +70,7 @@ class Torchrun:
         return EndedProgram(lines=[*lines], error=_words(code, [*lines]) if code else None)
 
     def _container(
-        self,
-        place: Rendezvous,
-        ranks: int,
-        program: tuple[str, ...],
-        limit_s: int,
-        mounts: tuple[Mount, ...],
+        self, place: Rendezvous, ranks: int, program: tuple[str, ...], limit_s: int, mounts: tuple[Mount, ...]
     ) -> RunSpec:
         user = container_user.uid()
         image, vendor = self.subject.image.reference, self.job.vendor

@@ -104,13 +104,7 @@ def _looks_like_a_result(body: bytes) -> bool:
 
 
 def _imported(
-    path: Path,
-    body: bytes,
-    history: History,
-    root: Path,
-    stacks: Mapping[str, Stack],
-    *,
-    own_verdicts: bool,
+    path: Path, body: bytes, history: History, root: Path, stacks: Mapping[str, Stack], *, own_verdicts: bool
 ) -> Imported:
     result = results.parse(body, where=str(path))
     verdict = _own_verdict(path, result) if own_verdicts else None

@@ -19,10 +19,7 @@ from typing import Literal
 Direction = Literal["min", "max"]
 
 # What is better where no bound says it, by unit; of what is counted per second more is.
-BETTER: dict[str, Direction] = {
-    "%": "min",
-    **dict.fromkeys(("us", "ms", "s", "of the gate"), "max"),
-}
+BETTER: dict[str, Direction] = {"%": "min", **dict.fromkeys(("us", "ms", "s", "of the gate"), "max")}
 
 FLOOR = 0.10  # a loss that no night explains
 PAIRED_LIMIT = 0.01  # the smallest loss of a pair that counts

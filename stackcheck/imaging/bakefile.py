@@ -87,10 +87,7 @@ def make(plans: Sequence[BuildPlan], supply: Supply, scratch: Path, *, classic: 
             made_by[name] = plan
     group = {"default": {"targets": list(targets)}}
     return Bake(
-        definition={"group": group, "target": targets},
-        owners=owners,
-        plans=made_by,
-        handed_over=handed_over,
+        definition={"group": group, "target": targets}, owners=owners, plans=made_by, handed_over=handed_over
     )
 
 

@@ -228,11 +228,7 @@ def load_root_fs(description: Path, *, reused: bool) -> RootFs | None:
     if facts["digest"] != _digest_once(tar, (status.st_ino, status.st_size, status.st_mtime_ns)):
         return None  # damaged or exchanged: it is made again
     return RootFs(
-        path=tar,
-        digest=facts["digest"],
-        packages=facts["packages"],
-        reused=reused,
-        way=facts.get("way", ""),
+        path=tar, digest=facts["digest"], packages=facts["packages"], reused=reused, way=facts.get("way", "")
     )
 
 

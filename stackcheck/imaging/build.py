@@ -17,15 +17,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, EngineError
 from stackcheck.imaging import bakefile
 from stackcheck.imaging.bakefile import Bake
-from stackcheck.imaging.image import (
-    How,
-    Image,
-    StageUse,
-    describe,
-    load_image,
-    save_image,
-    size_report,
-)
+from stackcheck.imaging.image import How, Image, StageUse, describe, load_image, save_image, size_report
 from stackcheck.imaging.plans import BuildPlan, make_plan
 from stackcheck.imaging.wheels import host_settings, wheel_supply
 from stackcheck.imaging.wheels.wheel_cache import WheelCache

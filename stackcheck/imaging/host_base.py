@@ -103,12 +103,7 @@ class _Tree:
 
 
 def cut(
-    packages: Sequence[str],
-    folder: Path,
-    *,
-    system: str,
-    keep_changed: bool = False,
-    root: Path = Path("/"),
+    packages: Sequence[str], folder: Path, *, system: str, keep_changed: bool = False, root: Path = Path("/")
 ) -> Cut:
     """Cut a base from a host's packages.
 

@@ -14,14 +14,7 @@ from typing import Any, get_args
 
 from stackcheck.errors import ConfigurationError, did_you_mean
 from stackcheck.matrix import expand, resolve
-from stackcheck.matrix.combination import (
-    chosen,
-    combination,
-    complete,
-    judge_cell,
-    packages_of,
-    replaced,
-)
+from stackcheck.matrix.combination import chosen, combination, complete, judge_cell, packages_of, replaced
 from stackcheck.matrix.expand import Cell
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssue, KnownIssues
 from stackcheck.matrix.matrix import Matrix
@@ -64,10 +57,7 @@ class Explanation:
 
 
 def explain(
-    asked: Mapping[str, str],
-    rules: RuleSet,
-    found: Matrix | None = None,
-    issues: KnownIssues = NO_ISSUES,
+    asked: Mapping[str, str], rules: RuleSet, found: Matrix | None = None, issues: KnownIssues = NO_ISSUES
 ) -> Explanation:
     """Judge a combination; if it does not name the source of torch, the best answer counts."""
     rules = issues.refusing(rules)

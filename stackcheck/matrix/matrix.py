@@ -14,14 +14,7 @@ from collections.abc import (
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from stackcheck import vendors

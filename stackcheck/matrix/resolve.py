@@ -105,11 +105,7 @@ def select(stacks: Sequence[Stack], selectors: Sequence[str]) -> tuple[Stack, ..
 
 
 def resolve(
-    found: Matrix,
-    rules: RuleSet,
-    issues: KnownIssues = NO_ISSUES,
-    *,
-    pins: Mapping[str, Pins] | None = None,
+    found: Matrix, rules: RuleSet, issues: KnownIssues = NO_ISSUES, *, pins: Mapping[str, Pins] | None = None
 ) -> tuple[Stack, ...]:
     """Every stack of a matrix, with its known issues.
 

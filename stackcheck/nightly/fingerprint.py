@@ -58,10 +58,7 @@ def of_host(host: vendors.Host, module: DriverModule | None) -> Fingerprint:
         vendor=host.vendor,
         devices=tuple(
             DeviceState(
-                model=device.model,
-                id=device.id,
-                firmware=device.firmware,
-                power_cap_w=device.power_cap_w,
+                model=device.model, id=device.id, firmware=device.firmware, power_cap_w=device.power_cap_w
             )
             for device in host.devices
         ),

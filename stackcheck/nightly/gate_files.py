@@ -89,11 +89,7 @@ class GateSettings:
     def words(self) -> tuple[str, ...]:
         """The command line."""
         return (
-            *(
-                self.program,
-                "gate",
-                *((self.image,) if self.image else ()),
-            ),
+            *(self.program, "gate", *((self.image,) if self.image else ())),
             *(("--gpu-vendor", self.vendor) if self.vendor else ()),
             *(() if self.image else ("--python", self.python)),
             *(("--state", str(self.state)) if self.state else ()),

@@ -105,10 +105,7 @@ def make(settings: NightSettings, last: LastNight | None, engine: Engine | None)
         now=settings.clock(),
         force=settings.force,
     )
-    steps = [
-        *(_step(image, tonight) for image in images),
-        *_foreign(chosen.foreign, images, tonight, engine),
-    ]
+    steps = [*(_step(image, tonight) for image in images), *_foreign(chosen.foreign, images, tonight, engine)]
     pending = _pending(module) if not settings.force else None
     items = tuple(item for item in steps if isinstance(item, Item))
     kept = () if pending else tuple(item for item in items if _is_selected(item.tag, settings.select))
@@ -140,10 +137,7 @@ def _step(image: PublishedTag, tonight: Tonight) -> Item | NotRun:
 
 
 def _foreign(
-    entries: Sequence[Foreign],
-    images: Sequence[PublishedTag],
-    tonight: Tonight,
-    engine: Engine | None,
+    entries: Sequence[Foreign], images: Sequence[PublishedTag], tonight: Tonight, engine: Engine | None
 ) -> Iterator[Item | NotRun]:
     """The images of `foreign:` whose present bytes were never certified; `images` has those that were."""
     tagged = {image.tag: image for image in images}

@@ -66,11 +66,7 @@ class Repository:
         self.repository = repository
         self._retry_delays_s = retry_delays_s
         self._http = Transport(
-            host,
-            plain_http=plain_http,
-            timeout_s=timeout_s,
-            retry_delays_s=retry_delays_s,
-            patience=patience,
+            host, plain_http=plain_http, timeout_s=timeout_s, retry_delays_s=retry_delays_s, patience=patience
         )
         self._root = f"{self._http.base}/v2/{repository}"
 

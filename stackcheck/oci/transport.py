@@ -121,11 +121,7 @@ class Transport:
             time.sleep(max(delay, _asked_for(response)))
 
     def _send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str] | None,
-        body: Callable[[], Any] | None,
+        self, method: str, url: str, headers: Mapping[str, str] | None, body: Callable[[], Any] | None
     ) -> requests.Response:
         aim, home = (origin(address, self.base) for address in (url, self.base))
         own = aim == home
@@ -205,11 +201,7 @@ class Transport:
         else:
             raise self._refused(response.request.method or "", response.url, response)
 
-    def _token(
-        self,
-        challenge: Mapping[str, str],
-        known: credentials.Credentials | None,
-    ) -> str:
+    def _token(self, challenge: Mapping[str, str], known: credentials.Credentials | None) -> str:
         realm = challenge.get("realm", "")
         scheme, host, _ = origin(realm, self.base)
         if scheme != "https" and not is_loopback(host):

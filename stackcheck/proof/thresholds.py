@@ -137,11 +137,7 @@ def load_thresholds(root: Path, vendor: str, model: str) -> ThresholdsFile:
 
 
 def ask_suites(
-    root: Path,
-    model: str,
-    *,
-    entries: Sequence[Entry] = (),
-    figures: Sequence[tuple[str, Conditions]] = (),
+    root: Path, model: str, *, entries: Sequence[Entry] = (), figures: Sequence[tuple[str, Conditions]] = ()
 ) -> Rules:
     """Ask the suites' own rules about entries and figures of a device model."""
     asked: dict[str, Any] = {

@@ -6,11 +6,7 @@ templates take. Pure. Versions are the matrix's; how a package is built is a fac
 
 import dataclasses
 import shlex
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)  # a named tuple's annotations are read at run time
+from collections.abc import Callable, Mapping, Sequence  # a named tuple's annotations are read at run time
 from typing import Any, Literal
 
 from packaging.requirements import Requirement

@@ -90,11 +90,7 @@ def _figures(group: SpeedGroup) -> Iterator[Sample]:
         if series.margin is None or series.latest is None or series.bound is None:
             continue
         at = max(number for number, value in enumerate(series.values) if value is not None)
-        labels = _labels(group.runs[at]) | {
-            "check": series.check,
-            "metric": series.name,
-            "unit": series.unit,
-        }
+        labels = _labels(group.runs[at]) | {"check": series.check, "metric": series.name, "unit": series.unit}
         yield ("stackcheck_metric", labels, series.latest)
         yield ("stackcheck_metric_bound", labels, series.bound)
         yield ("stackcheck_metric_margin_ratio", labels, series.margin)

@@ -85,12 +85,7 @@ class _Counted:
 
 
 def published(
-    target: str,
-    public_key: Pinned,
-    now: dt.datetime,
-    max_age: dt.timedelta,
-    *,
-    plain_http: bool = False,
+    target: str, public_key: Pinned, now: dt.datetime, max_age: dt.timedelta, *, plain_http: bool = False
 ) -> tuple[PublishedImage, ...]:
     """Every image of a target, by stack, the current one of a stack first."""
     store = open_store(target, plain_http=plain_http)

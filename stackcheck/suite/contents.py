@@ -329,8 +329,7 @@ def sources(folder: Path, inputs: Mapping[str, str]) -> dict[str, set[str]]:
     if base.is_file() and f"sha256:{sha256_of(base)}" in digests:
         tree = filesystem.read_tar(base, _of_base)
         _add(
-            found,
-            ((path, dict(entry.sums)["sha256"]) for path, entry in tree.entries.items() if entry.sums),
+            found, ((path, dict(entry.sums)["sha256"]) for path, entry in tree.entries.items() if entry.sums)
         )
     return found
 

@@ -173,10 +173,7 @@ def _lost(required: Requirements) -> Iterator[str]:
 def refusal(judged: Verdict, folder: Path) -> StackcheckError:
     """The error of a verdict that is not PASSED: the first reasons, and where to find all of them."""
     hidden = len(judged.reasons) - SHOWN_REASONS
-    shown = [
-        *map(_begin, judged.reasons[:SHOWN_REASONS]),
-        *([f"… and {hidden} more"] if hidden > 0 else ()),
-    ]
+    shown = [*map(_begin, judged.reasons[:SHOWN_REASONS]), *([f"… and {hidden} more"] if hidden > 0 else ())]
     wanted, next_step = "every required check passed", f"read {folder / 'container.log'}"
     if judged.only_bounds or judged.lacks_only_bounds:  # nothing is known to be slow
         wanted = "a measured bound for every gated figure on this device model"
@@ -300,11 +297,7 @@ def _about_check(check: CheckResult, required: Requirements) -> Iterator[str]:
 
 
 def _about_bounds(
-    result: RunResult,
-    required: Requirements,
-    bounds: Bounds,
-    accepted: Collection[str],
-    low: Collection[str],
+    result: RunResult, required: Requirements, bounds: Bounds, accepted: Collection[str], low: Collection[str]
 ) -> Iterator[str]:
     """The image reported a bound for each gated metric; the ones of this checkout decide."""
     for check in result.checks:

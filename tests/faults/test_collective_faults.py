@@ -76,14 +76,37 @@ def test_planted_fault_is_caught(planted: Fault, plant) -> None:
     plant(planted)
 
 
+SWITCH = "__import__('os').environ.get('NCCL_NVLS_ENABLE') != '0'"  # in a launch in which switches may add
+ADDS = {"workloads.nccl_log:nvls": f"lambda *a: 'on' if {SWITCH} else 'off'"}
+
+
 def test_bits_that_a_switch_changes_are_recorded(plant) -> None:
-    patches = {"torch.distributed:all_reduce": RESTLESS, "workloads.nccl_log:nvls": "lambda *a: 'on'"}
+    patches = ADDS | {
+        "torch.distributed:all_reduce": RESTLESS.replace("next(calls)", f"{SWITCH} and next(calls)")
+    }
     (check,) = plant(
         fault("switches add", "test_same_bits_from_call_to_call", patches, "", outcome="passed")
     )["checks"]
-    changed = {(m["conditions"]["op"], m["conditions"]["nvls"]): m["value"] for m in check["metrics"]}
+    changed = {
+        (m["conditions"]["op"], m["conditions"]["nvls"]): m["value"]
+        for m in check["metrics"]
+        if m["name"] == "results_with_other_bits"
+    }
     assert changed["all_reduce", "on"] > 0
+    assert {value for (_, nvls), value in changed.items() if nvls == "off"} == {0}
     assert changed["reduce_scatter", "on"] == 0
+
+
+@pytest.mark.parametrize(
+    ("patches", "says"),
+    [
+        (ADDS | {"torch.distributed:all_reduce": RESTLESS}, "of 50 results differ"),
+        ({"workloads.nccl_log:nvls": "lambda *a: 'on'"}, "switches add with"),
+    ],
+    ids=["ranks are restless too", "the switch cannot be turned off"],
+)
+def test_a_switch_excuses_nothing_that_ranks_do(patches: dict[str, str], says: str, plant) -> None:
+    plant(fault("switches and ranks", "test_same_bits_from_call_to_call", patches, says))
 
 
 @pytest.mark.healthy

@@ -1,13 +1,12 @@
 """Faults of devices, planted in the NVML library, and the healthy host that must pass."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from by_path import module_at
 from device_hosts import READ, SAMPLE, SEEN, STUMBLES, by_uuid, host_copies, nvidia, speeds
 from planting import STUBS, TESTS, Fault, device_check
 
@@ -24,8 +23,7 @@ FAULTS = (
     nvidia("one card without its bridge", "test_every_pair_is_linked", "device 0: joined with 0, others with 2", "invalid",
            pci_device_id=0x233B10DE, one={"p2p_nvlink": 1}),
     nvidia("a bridge with lanes down", "test_every_pair_is_linked", "12 active", "invalid", pci_device_id=0x233B10DE, links=12),
-    nvidia("nobody knows what a bridge joins", "test_every_pair_is_linked", "link type: the library answered",
-           pci_device_id=0x233B10DE, p2p_nvlink="unknown"),
+    nvidia("nobody knows what a bridge joins", "test_every_pair_is_linked", "link type: the library answered", pci_device_id=0x233B10DE, p2p_nvlink="unknown"),
     nvidia("access refused where a bridge may be", "test_peer_access_is_granted", "link type: the library answered",
            pci_device_id=0x233B10DE, p2p_nvlink="unknown", p2p_read=3),
     nvidia("cards without any bridge", "test_every_pair_is_linked", "no bridge joins", "skipped", pci_device_id=0x233B10DE, p2p_nvlink=1),
@@ -41,8 +39,7 @@ FAULTS = (
     nvidia("mixed firmware", "test_firmware_is_equal", "vbios", "invalid", one={"vbios": "95.00"}),
     nvidia("link x8", "test_pcie_link_is_full", "device 0: PCIe width 8, expected at least 16", "invalid", one={"pcie_width": 8}),
     nvidia("a riser of generation 3", "test_pcie_link_is_full", "PCIe generation 3, expected at least 5", "invalid", pcie_generation=3),
-    nvidia("below an older slot too", "test_pcie_link_is_full", "PCIe generation 3, expected at least 4", "invalid", pcie_generation=3,
-           pcie_max_generation=4),
+    nvidia("below an older slot too", "test_pcie_link_is_full", "PCIe generation 3, expected at least 4", "invalid", pcie_generation=3, pcie_max_generation=4),
     nvidia("an older slot", "test_pcie_link_is_full", outcome="passed", pcie_generation=4, pcie_max_generation=4),
     nvidia("a newer and wider link", "test_pcie_link_is_full", outcome="passed", pcie_generation=6, pcie_max_generation=6, pcie_width=32),
     nvidia("PCIe answers all ones", "test_pcie_link_is_full", "all ones", pcie_width=0xFFFFFFFF),
@@ -58,20 +55,16 @@ FAULTS = (
     nvidia("one figure is an error", "test_power_cap_is_the_default", "answered NVML_ERROR_UNKNOWN", one={"cap": "unknown"}),
     nvidia("MIG on", "test_partition_is_the_reference", "enabled", "invalid", one={"mig": 1}),
     nvidia("another job", "test_devices_are_ours_alone", "shared with", "invalid", one={"processes": [4321]}),
-    nvidia("another job that is just ending", "test_devices_are_ours_alone", "4321 N/A", "invalid",
-           one={"processes": [4321], "process_name": "no_data"}),
+    nvidia("another job that is just ending", "test_devices_are_ours_alone", "4321 N/A", "invalid", one={"processes": [4321], "process_name": "no_data"}),
     nvidia("nobody knows who is there", "test_devices_are_ours_alone", "processes: the library answered", one={"processes": "unknown"}),
-    nvidia("nobody knows who comes during the run", "test_peer_bandwidth", "device 0: processes: the library answered", "invalid",
-           one={"processes": "unknown"}),
+    nvidia("nobody knows who comes during the run", "test_peer_bandwidth", "device 0: processes: the library answered", "invalid", one={"processes": "unknown"}),
     nvidia("nobody knows what throttles during a figure", "test_peer_bandwidth", "device 0: throttle reasons: the library answered",
            "invalid", one={"reasons": "unknown"}),
     nvidia("nobody knows what throttles during a check", "test_peer_copies_arrive", "device 0: throttle reasons: the library answered",
            "invalid", one={"reasons": "unknown"}),
     nvidia("touched memory", "test_devices_are_ours_alone", "in use", "invalid", one={"used": 9 << 30}),
-    nvidia("another job begins during the run", "test_peer_bandwidth", "device 0 is shared with 4321 python3", "invalid",
-           one={"processes_late": [4321]}),
-    nvidia("another job's memory during the run", "test_peer_bandwidth", "device 0 has 7.4 GiB more in use", "invalid",
-           one={"used_late": 8 << 30}),
+    nvidia("another job begins during the run", "test_peer_bandwidth", "device 0 is shared with 4321 python3", "invalid", one={"processes_late": [4321]}),
+    nvidia("another job's memory during the run", "test_peer_bandwidth", "device 0 has 7.4 GiB more in use", "invalid", one={"used_late": 8 << 30}),
     nvidia("the driver asks for a reset", "test_no_device_asks_for_recovery", "reset", "invalid", one={"recovery": 1}),
     nvidia("fabric manager not up", "test_switch_fabric_is_up", "in progress", "invalid", fabric_state=2),
     nvidia("a fabric of less bandwidth", "test_switch_fabric_is_up", "device 0: the fabric is completed, degraded bandwidth", "invalid", one={"fabric_health": 0x1A9}),
@@ -106,8 +99,7 @@ FAULTS = (
     nvidia("events are not supported", "test_no_fault_was_reported", "not supported", "skipped", event_types=0),
     nvidia("an uncorrectable error during the run", "test_no_memory_error_since_the_start", "uncorrectable grew from 0 to 2", "invalid",
            one={"uncorrected_late": 2}),
-    nvidia("repairs are not told at the end", "test_no_memory_error_since_the_start", "pending memory errors: the library answered",
-           remapped_late="unknown"),
+    nvidia("repairs are not told at the end", "test_no_memory_error_since_the_start", "pending memory errors: the library answered", remapped_late="unknown"),
     Fault("throttling that no sample tells of", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
           says="device 0 gave no reading while the check ran: throttle reasons: the library answered",
           patches=SEEN | {"vendors.nvidia_device:sample": "lambda nvml, handle, index: __import__('dataclasses').replace("
@@ -126,14 +118,11 @@ FAULTS = (
           patches=SEEN | {"workloads.devices:peer_speeds": speeds("1e-3", wrong=7)}),
     host_copies("every device is fed at half rate", "h2d_gb_per_s 25.6 GB/s < 48", h2d="1e-2"),
     host_copies("every device answers at half rate", "d2h_gb_per_s 25.6 GB/s < 49.7", d2h="1e-2"),
-    replace(host_copies("one device of a narrow link", "device 0: PCIe width 8", "invalid", h2d="1e-2 if i == 0 else 5e-3"),
-            nvml={"one": {"pcie_width": 8}}),
+    replace(host_copies("one device of a narrow link", "device 0: PCIe width 8", "invalid", h2d="1e-2 if i == 0 else 5e-3"), nvml={"one": {"pcie_width": 8}}),
     replace(host_copies("fast for an older slot", outcome="passed", h2d="1e-2", d2h="1e-2"), nvml={"pcie_generation": 4, "pcie_max_generation": 4}),
-    replace(host_copies("slow for an older slot", "h2d_gb_per_s 17.07 GB/s", h2d="1.5e-2", d2h="1e-2"),
-            nvml={"pcie_generation": 4, "pcie_max_generation": 4}),
+    replace(host_copies("slow for an older slot", "h2d_gb_per_s 17.07 GB/s", h2d="1.5e-2", d2h="1e-2"), nvml={"pcie_generation": 4, "pcie_max_generation": 4}),
     host_copies("one device is fed slowly", "h2d_gb_per_s 20.48", h2d="1.25e-2 if i == 2 else 5e-3"),
-    host_copies("one device answers slowly", "d2h: device 2 reaches 30.1 GB/s, the median of its node is 51.2",
-                d2h="8.5e-3 if i == 2 else 5e-3"),
+    host_copies("one device answers slowly", "d2h: device 2 reaches 30.1 GB/s, the median of its node is 51.2", d2h="8.5e-3 if i == 2 else 5e-3"),
     host_copies("a copy to a device is wrong", "device 3: 9", wrong="9 * (i == 3)"),
     host_copies("a device was not fed", "3 of 4 devices", devices=3),
     host_copies("host copies in no time", "not a number", h2d="float('nan')"),
@@ -260,16 +249,11 @@ def test_a_library_that_stumbles_once_costs_nothing(check, call, arguments, plan
 
 CARDS = {
     "A100-PCIe": {"pci_device_id": 0x20B510DE, "memory": 81920 << 20, "capability": [8, 0], "cores": 6912},
-    "A100-PCIe-40GB": {
-        "pci_device_id": 0x20F110DE,
-        "memory": 40960 << 20,
-        "capability": [8, 0],
-        "cores": 6912,
-    },
+    "A100-PCIe-40GB": {"pci_device_id": 0x20F110DE, "memory": 40960 << 20, "capability": [8, 0], "cores": 6912},
     "H100-PCIe": {"pci_device_id": 0x233110DE, "memory": 81559 << 20, "cores": 14592},
     "H100-NVL": {"pci_device_id": 0x232110DE, "memory": 95830 << 20},
     "H200-NVL": {"pci_device_id": 0x233B10DE},
-}
+}  # fmt: skip
 
 
 MEMORY_TELLS = (
@@ -320,10 +304,7 @@ def test_library_that_hangs_in_init_fails_the_run_in_time(plant) -> None:
 
 def test_every_name_of_the_stub_is_one_of_nvidia_ml_py() -> None:
     real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed beside the tool")
-    spec = importlib.util.spec_from_file_location("pynvml_stub", Path(STUBS / "pynvml.py"))
-    stub = importlib.util.module_from_spec(spec)
-    sys.modules["pynvml_stub"] = stub
-    spec.loader.exec_module(stub)
+    stub = module_at(Path(STUBS / "pynvml.py"), "pynvml_stub")
     names = [name for name in vars(stub) if name.lower().startswith(("nvml", "c_nvml"))]
     assert not [name for name in names if not hasattr(real, name)]
     constants = [name for name in names if name.isupper() or name.startswith("nvmlEventType")]

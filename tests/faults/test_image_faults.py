@@ -96,10 +96,7 @@ def asked(folder: Path, changes: dict[str, object]) -> dict[str, object]:
         for name, version in versions.items()
     }
     report = {"modules": ["torch"], "files": [], "libraries": told}
-    return {
-        "paths": paths,
-        "patches": {"workloads.image:libraries": f"lambda vendor: {report!r}"},
-    }
+    return {"paths": paths, "patches": {"workloads.image:libraries": f"lambda vendor: {report!r}"}}
 
 
 @pytest.fixture

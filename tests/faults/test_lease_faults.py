@@ -111,10 +111,7 @@ def test_a_shared_device_is_waited_for_before_it_is_judged(tmp_path) -> None:
     beside = [other.take(leases.Wish(f"test_{n}.py", 1, use="shared")) for n in "bc"][-1]
     assert beside.devices[0].index == 1, "the wait below would be for nobody"
     ours.have_whole(lease)
-    with (
-        pytest.raises(leases.LeaseError),
-        leases.hold(tmp_path, lease.devices, 1, use="shared", wait_s=0.2),
-    ):
+    with pytest.raises(leases.LeaseError), leases.hold(tmp_path, lease.devices, 1, use="shared", wait_s=0.2):
         pass
     ours.give_back()
     other.give_back()

@@ -18,11 +18,7 @@ HEALTHY_RATE = 10_844.0
 FSDP2_RATE = 31_300.0  # of one
 H100 = {"pci_device_id": 0x233010DE, "memory": 81559 << 20}
 A100_40 = {"pci_device_id": 0x20B010DE, "memory": 40 << 30, "capability": [8, 0], "cores": 6912}
-PREFLIGHT = {
-    "problems": [],
-    "copy": {"bytes": 1 << 32, "gb_per_s": 4200.0},
-    "collectives": [],
-}
+PREFLIGHT = {"problems": [], "copy": {"bytes": 1 << 32, "gb_per_s": 4200.0}, "collectives": []}
 
 
 def record(layers: int | None = None, problems: tuple[str, ...] = (), **performance: object) -> dict:

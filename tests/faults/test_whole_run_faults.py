@@ -1,7 +1,9 @@
-"""Faults of a whole run: its judge runs last, and a listener that is gone is noticed."""
+"""Faults of a whole run: its judge runs last, a lost listener is noticed, its bytecode cache is deleted."""
 
-import importlib.util
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import planting
+from by_path import module_at
 from harness import order
 from harness.listener import Listener
 from planted_suite import run_suite
@@ -171,9 +174,7 @@ def test_speed_checks_of_the_only_device_stay_in_one_worker() -> None:
 
 def parallel(monkeypatch, *, cores: int, plugins=("xdist",), worker: bool = False, **given) -> tuple:
     """How many workers a run gets, and how files are distributed, by its options."""
-    spec = importlib.util.spec_from_file_location("conftest_of_tests", planting.TESTS / "conftest.py")
-    conftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
+    conftest = module_at(planting.TESTS / "conftest.py", "conftest_of_tests")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     asked = {"gpu_vendor": "nvidia", "keyword": "", "markexpr": "", "collectonly": False, "usepdb": False}
     arguments = given.pop("args", [str(planting.TESTS)])
@@ -234,3 +235,62 @@ def test_any_other_run_goes_one_by_one(monkeypatch, run) -> None:
 def test_what_the_user_says_of_workers_stands(monkeypatch) -> None:
     assert parallel(monkeypatch, cores=64, numprocesses=0) == (0, "no", True)
     assert parallel(monkeypatch, cores=64, numprocesses=2, dist="load") == (2, "load", True)
+
+
+RUN = """
+import json, os, subprocess, sys, tempfile
+sys.dont_write_bytecode = True
+from harness import bytecode, processes
+from pathlib import Path
+bytecode.keep()
+env = processes.environment({}, "token", Path(tempfile.gettempdir()))
+child = [sys.executable, "-c", "import sys, torch; print(torch.__cached__)"]
+cached = subprocess.run(child, env=env, capture_output=True, text=True, check=True).stdout.strip()
+found = {"kept": sys.pycache_prefix, "cached": cached, "there": Path(cached).is_file()}
+print(json.dumps({**found, "writes": not sys.dont_write_bytecode}))
+"""
+
+
+def run_beside(torch: Path, **env: str) -> dict:
+    """What a run and its child keep, with a package of that name in a folder."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    path = os.pathsep.join((str(torch), str(planting.TESTS / "acceptance")))
+    command = (sys.executable, "-c", RUN)
+    environment = {**plain, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **env}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> Path:
+    """A folder with a package torch that was installed without byte code."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("VALUE = 1\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_environment_without_byte_code_gets_a_folder_of_the_run_alone(torch) -> None:
+    found = run_beside(torch)
+    assert Path(found["kept"]).name.startswith("stackcheck-bytecode-")
+    assert found["cached"].startswith(found["kept"])
+    assert found["there"]
+    assert found["writes"]
+    assert not Path(found["kept"]).exists(), "the folder outlived its run"
+    assert not list(torch.rglob("__pycache__"))
+
+
+@pytest.mark.healthy
+def test_environment_with_byte_code_is_left_as_it_is(torch) -> None:
+    subprocess.run((sys.executable, "-m", "compileall", "-q", str(torch)), check=True)
+    found = run_beside(torch)
+    assert found["kept"] is None
+    assert not found["writes"]
+    assert found["cached"].startswith(str(torch))
+
+
+@pytest.mark.healthy
+def test_folder_that_a_user_named_is_left_to_the_user(torch, tmp_path) -> None:
+    found = run_beside(torch, PYTHONPYCACHEPREFIX=str(tmp_path / "mine"))
+    assert found["kept"] == str(tmp_path / "mine")
+    assert not found["writes"]
+    assert not found["there"]

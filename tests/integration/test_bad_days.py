@@ -8,24 +8,11 @@ from typing import Any
 
 import pytest
 
-from scripted import (
-    LABEL,
-    REFERENCE,
-    Command,
-    let_pass,
-    let_sleep,
-    make_checkout,
-    stackcheck,
-    tags,
-    verify,
-)
+from scripted import LABEL, REFERENCE, Command, let_pass, let_sleep, make_checkout, stackcheck, tags, verify
 from stackcheck.engine.client import Engine
 
 OTHER_SIGNALS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)]
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.usefixtures("heard_signals"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("heard_signals")]
 
 
 @pytest.fixture

@@ -84,10 +84,7 @@ def stackcheck(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_package_with_the_fault_is_named_with_real_images(
-    checkout: Path,
-    engine: Engine,
-) -> None:
+def test_the_package_with_the_fault_is_named_with_real_images(checkout: Path, engine: Engine) -> None:
     try:
         _search(checkout)
     finally:

@@ -15,14 +15,7 @@ import pytest
 import asked
 import result_files
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import (
-    attached_sbom,
-    attachments,
-    cluster_policies,
-    keys,
-    publish,
-    revoke,
-)
+from stackcheck.certificate import attached_sbom, attachments, cluster_policies, keys, publish, revoke
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, Envelope, Statement, sign
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json

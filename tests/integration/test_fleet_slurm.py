@@ -27,11 +27,7 @@ from stackcheck.matrix.stack import Stack
 from stackcheck.oci.tags import label, local_name
 
 REFERENCE = "stackcheck-test/suites:fleet"
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.usefixtures("heard_signals"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.usefixtures("heard_signals")]
 
 
 @pytest.fixture(scope="module")

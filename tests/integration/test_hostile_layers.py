@@ -123,10 +123,7 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def images(
-    engine: Engine,
-    cpu_image: Image,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
+    engine: Engine, cpu_image: Image, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
     """The reference of each image; all that a chosen test needs are built at once."""
     chosen = [name for name in REASONS if any(f"[{name}]" in item.name for item in request.session.items)]

@@ -191,11 +191,7 @@ def test_a_signal_to_run_writes_a_checkpoint_from_which_the_same_line_continues(
         with (training.folder / "said").open("w") as said:
             line = f"trap : TERM; {training.line(ALONE)} & echo $! > pid; wait $!; wait $!"
             job = subprocess.Popen(
-                ["bash", "-c", line],
-                stdout=said,
-                stderr=said,
-                cwd=training.folder,
-                start_new_session=True,
+                ["bash", "-c", line], stdout=said, stderr=said, cwd=training.folder, start_new_session=True
             )
         small_slurm.wait(lambda: trains((training.folder / "said").read_text()), "steps of the job")
         if whole_group:

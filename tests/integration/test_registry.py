@@ -14,14 +14,7 @@ import pytest
 
 import asked
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import (
-    attachments,
-    publish,
-    pull,
-    renew,
-    revoke,
-    verify,
-)
+from stackcheck.certificate import attachments, publish, pull, renew, revoke, verify
 from stackcheck.certificate.statement import TEST_RESULT, VSA
 from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError

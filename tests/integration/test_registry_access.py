@@ -7,11 +7,10 @@ import ipaddress
 import json
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import NameOID
 
 import asked
+import loopback
 import registry_process
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import publish
@@ -214,26 +214,15 @@ class TokenServer(BaseHTTPRequestHandler):
         r, s = decode_dss_signature(self.key.sign(text.encode(), ec.ECDSA(hashes.SHA256())))
         return f"{text}.{b64(r.to_bytes(32) + s.to_bytes(32))}"
 
-    def log_message(self, *_arguments: object) -> None:
-        """Print no log."""
-
 
 @contextlib.contextmanager
 def token_server(authority: Authority) -> Iterator[tuple[str, list[str]]]:
     key = ec.generate_private_key(ec.SECP256R1())
     der = authority.signed("tokens", key.public_key()).public_bytes(serialization.Encoding.DER)
     asked: list[str] = []
-    told = {"key": key, "chain": [base64.b64encode(der).decode()], "asked": asked}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (TokenServer,), told))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/token", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    chain = [base64.b64encode(der).decode()]
+    with loopback.serving(TokenServer, key=key, chain=chain, asked=asked) as host:
+        yield f"http://{host}/token", asked
 
 
 def test_tokens_are_fetched_for_each_scope_and_only_the_token_server_sees_the_password(

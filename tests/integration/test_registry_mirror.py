@@ -2,14 +2,12 @@
 
 import os
 import subprocess
-import threading
 import time
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import loopback
 import referrers_proxy
 import registry_process
 from small_images import make_image, quiet
@@ -24,14 +22,11 @@ SIZE = 8 << 20
 class Counting(referrers_proxy.Handler):
     """What passes by, in bytes of bodies."""
 
-    sent = 0
+    sent: list[int]
 
     def reply(self, status: int, headers: dict[str, str], body: bytes, length: str | int) -> None:
-        type(self).sent += len(body) if self.command != "HEAD" else 0
+        self.sent.append(len(body) if self.command != "HEAD" else 0)
         super().reply(status, headers, body, length)
-
-    def log_message(self, *_words: object) -> None:
-        pass
 
 
 def uploaded(folder: Path, host: str) -> tuple[str, int]:
@@ -66,24 +61,22 @@ def arrive(folder: Path, size: int) -> None:
 def test_a_mirror_asks_the_registry_once_for_all_nodes(registry_program: Path, tmp_path: Path) -> None:
     with registry_process.running(registry_program, tmp_path / "upstream") as port:
         digest, size = uploaded(tmp_path / "layout", f"127.0.0.1:{port}")
-        handler: Any = type("Own", (Counting,), {"upstream": f"127.0.0.1:{port}", "listed": {}, "sent": 0})
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            counted = f"127.0.0.1:{server.server_port}"
+        sent: list[int] = []
+        with loopback.serving(Counting, upstream=f"127.0.0.1:{port}", listed={}, sent=sent) as counted:
             assert [pulled(counted, digest) for _ in range(NODES)] == [size] * NODES
-            direct, handler.sent = handler.sent, 0
+            direct = sum(sent)
+            sent.clear()
             settings = {"proxy": {"remoteurl": f"http://{counted}"}}
             with registry_process.running(registry_program, tmp_path / "mirror", settings=settings) as mirror:
                 here = f"127.0.0.1:{mirror}"
                 assert pulled(here, digest) == size
                 arrive(tmp_path / "mirror" / "data", size)
-                warmed = handler.sent  # the first read goes through, and the registry fetches its copy itself
+                warmed = sum(sent)  # the first read goes through, and the registry fetches its copy itself
                 assert [pulled(here, digest) for _ in range(NODES)] == [size] * NODES
                 name = f"{here}/team/stacks@{digest}"
                 subprocess.run(["docker", "pull", "--quiet", name], check=True, capture_output=True)
                 subprocess.run(["docker", "rmi", name], check=True, capture_output=True)
-                later = handler.sent - warmed
-            server.shutdown()
+                later = sum(sent) - warmed
     assert direct >= NODES * size
     assert warmed < 2.1 * size
     assert later < 0.01 * size, "nothing but small documents, once the mirror has the image"

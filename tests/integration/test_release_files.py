@@ -3,7 +3,6 @@
 import datetime as dt
 import email
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from markdown_it import MarkdownIt
 
 import small_dist
 import small_stacks
+from by_path import module_at
 from small_images import STACK_ID, make_image
 from stackcheck import __version__
 from stackcheck.engine.client import Engine
@@ -27,15 +27,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = small_stacks.ROOT
 SERVER, REPOSITORY = "https://git.example.org", "team/stackcheck"
-
-
-def program(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def steps() -> list[str]:
@@ -68,10 +59,7 @@ def test_the_wheel_of_the_workflow_names_the_repository_that_ran_it(tmp_path: Pa
     assert [link for link in links if not link.startswith("https://")] == []
     assert subprocess.run(
         ("git", "status", "--porcelain"), cwd=clone, capture_output=True, check=True
-    ).stdout in {
-        b"",
-        b"?? .venv\n",
-    }
+    ).stdout in {b"", b"?? .venv\n"}
 
 
 def addresses(text: Any) -> Any:
@@ -85,7 +73,7 @@ def addresses(text: Any) -> Any:
 def tool(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The image of the tool, and its folder."""
     folder = tmp_path_factory.mktemp("tool")
-    made = program("tool_image")
+    made = module_at(ROOT / ".ci" / "tool_image.py", "tool_image")
     digest = made.build(folder, no_cache=False)
     yield made, folder, digest
     engine.remove(made.REFERENCE)

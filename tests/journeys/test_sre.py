@@ -6,8 +6,7 @@ import json
 import os
 import re
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 import browser as browsers
+import loopback
 import registry_process
 import small_postgres
 from stackcheck.files import yamlfile
@@ -53,17 +53,12 @@ class Hearer(BaseHTTPRequestHandler):
         self.send_response(204)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Nothing of it is for the terminal."""
-
 
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     told: list[dict[str, Any]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Hearer,), {"told": told}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", told
-    server.shutdown()
+    with loopback.serving(Hearer, told=told) as host:
+        yield f"http://{host}/hook", told
 
 
 @pytest.fixture

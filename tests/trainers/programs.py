@@ -1,26 +1,14 @@
-"""Programs of this repository, as modules and as processes that a signal ends."""
+"""Programs of this repository, as processes that a signal ends."""
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import waits
-
-
-def module_at(path: Path, name: str) -> ModuleType:
-    """The module of this file, under a name of its own."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def ends_with_its_run(code: str, noted: Path, *arguments: str, cwd: Path | None = None) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import module_at
 
 import options
+from by_path import module_at
 
 ROOT = Path(__file__).parents[2]
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "trainers/" in path.read_text()]

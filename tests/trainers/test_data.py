@@ -1,5 +1,8 @@
-"""Samples depend on their number alone."""
+"""Samples depend on their number alone, and the order of rows has each once in a pass, drawn by chance."""
 
+import itertools
+import random
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,11 @@ from figures import figure
 import data
 import metrics
 import options
+import order
+import plan
 import presets
+from layouts.prepare import initial_value
+from options import parse
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -55,3 +62,77 @@ def test_what_is_read_ahead_is_what_would_be_read() -> None:
 def test_cost_of_a_trillion_tokens_is_the_guides() -> None:
     assert metrics.cost(2750, 5.01)["dollars_per_1t_tokens"] == figure(506e3, rel=2e-3)
     assert metrics.cost(2500, 2.05)["dollars_per_1t_tokens"] == figure(228e3, rel=2e-3)
+
+
+SIZES = (1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 257, 1000, 4096, 4097)
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_each_pass_has_every_row_once(rows: int) -> None:
+    for epoch in range(3):
+        passed = [order.row(epoch * rows + place, rows, 7) for place in range(rows)]
+        assert sorted(passed) == list(range(rows))
+
+
+@pytest.mark.parametrize("rows", [size for size in SIZES if size > 60])
+def test_passes_and_seeds_have_orders_of_their_own(rows: int) -> None:
+    def passed(seed: int, epoch: int) -> tuple[int, ...]:
+        return tuple(order.row(epoch * rows + place, rows, seed) for place in range(rows))
+
+    found = [passed(seed, epoch) for seed in (0, 1, 2, 1 << 40) for epoch in range(3)]
+    assert len(set(found)) == len(found)
+    assert found[0] == passed(0, 0)
+
+
+@pytest.mark.parametrize("rows", [1000, 4096, 5000])
+def test_an_order_has_as_many_neighbours_and_fixed_rows_as_one_of_chance(rows: int) -> None:
+    neighbours = fixed = 0
+    for seed in range(20):
+        passed = [order.row(place, rows, seed) for place in range(rows)]
+        neighbours += sum(b == a + 1 for a, b in itertools.pairwise(passed))
+        fixed += sum(place == at for place, at in enumerate(passed))
+        # Rows of the lower half in the first half of a pass: by chance within 6 of its standard deviations.
+        low = sum(at < rows // 2 for at in passed[: rows // 2])
+        assert (4 * low - rows) ** 2 < 36 * rows
+    # Each is 1 an order by chance, so 20 in all with a standard deviation of 4.5.
+    assert 2 < neighbours < 50
+    assert 2 < fixed < 50
+
+
+def test_memory_does_not_depend_on_the_rows() -> None:
+    drawn = random.Random(1)
+    tracemalloc.start()
+    try:
+        for rows in (10**3, 10**9, 10**15):
+            numbers = [drawn.randrange(5 * rows) for _ in range(200)]
+            assert all(0 <= order.row(number, rows, 3) < rows for number in numbers)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("source", "said"), [("text", None), ("synthetic", None), ("rows", order.VERSION)])
+def test_a_checkpoint_says_which_order_its_rows_had(source: str, said: int | None) -> None:
+    made = plan.Plan(**dict.fromkeys(plan.Plan.__dataclass_fields__, 0))
+    assert made.identity(options.parse(["--data", source]), None).get("order of rows") == said
+
+
+SHAPE = torch.Size((4, 16))
+SEEDS = (0, 1, 2, 3, 17, 1 << 20, (1 << 31) + 5)
+
+
+def value(seed: int, *more: str, name: str = "layers.0.q.weight") -> torch.Tensor:
+    options = parse(["--model", "llama", "--size", "tiny", "--seed", str(seed), *more])
+    return initial_value(name, SHAPE, 2, options, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("portable", [(), ("--portable",)], ids=["own device", "portable"])
+def test_two_seeds_make_two_sets_of_weights(portable: tuple[str, ...]) -> None:
+    for one, other in itertools.combinations(SEEDS, 2):
+        assert not torch.equal(value(one, *portable), value(other, *portable)), (one, other)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_makes_the_same_weights_again_and_others_for_another_name(seed: int) -> None:
+    assert torch.equal(value(seed), value(seed))
+    assert not torch.equal(value(seed), value(seed, name="layers.1.q.weight"))

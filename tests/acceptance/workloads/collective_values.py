@@ -2,7 +2,7 @@
 
 The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n, "repeats": null or
 [...], "groups": null or [...], "nvls": state}`; `repeats` is as `repeated` makes it, `groups` as in
-`collective_groups`.
+`collective_groups`. With --repeats, the line has `repeats` and `nvls` alone.
 """
 
 import argparse
@@ -45,7 +45,22 @@ REPEATED = ("all_reduce", "reduce_scatter")
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tier", default="smoke")
-    tier = parser.parse_args().tier
+    parser.add_argument("--repeats", action="store_true")
+    options = parser.parse_args()
+    report = sums_again() if options.repeats else everything(options.tier)
+    if report is not None:
+        print(json.dumps(report), flush=True)
+
+
+def sums_again() -> dict[str, Any] | None:
+    """The repeated sums alone; None on ranks but the first."""
+    with joined() as ranks:
+        found = {"repeats": repeated(ranks), "nvls": nccl_log.nvls()}
+    return found if ranks.rank == 0 else None
+
+
+def everything(tier: str) -> dict[str, Any] | None:
+    """All cases of a tier; None on ranks but the first."""
     with joined() as ranks:
         book = Book(ranks)
         for op, name, function in cases(ranks, tier):
@@ -62,8 +77,7 @@ def main() -> None:
     # process.
     report = {**(merged or {}), **extra}
     report["groups"] = collective_groups.run(ranks, tier, report) if tier != "smoke" else None
-    if ranks.rank == 0:
-        print(json.dumps(report), flush=True)
+    return report if ranks.rank == 0 else None
 
 
 def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:

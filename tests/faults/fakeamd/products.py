@@ -99,13 +99,7 @@ MI250 = Product(
     dies_per_module=2,
     link_status_refused=False,
 )
-MI210 = dataclasses.replace(
-    MI250,
-    name="MI210",
-    device_id=0x740F,
-    power_cap_w=300,
-    dies_per_module=1,
-)
+MI210 = dataclasses.replace(MI250, name="MI210", device_id=0x740F, power_cap_w=300, dies_per_module=1)
 MI250X_AS_740C = dataclasses.replace(MI250, name="MI250X", compute_units=110)
 MI308X = dataclasses.replace(
     MI300X, name="MI308X", device_id=0x74A2, compute_units=80, dies=4, partitions=("SPX", "DPX", "CPX")

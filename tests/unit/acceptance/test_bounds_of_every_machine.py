@@ -119,9 +119,7 @@ def test_no_derived_bound_is_stricter_than_the_best_public_figure(
         assert all(f"bound {entry.bound:g} is stricter than" in line for line in found)
 
 
-def test_the_best_of_all_shapes_counts_and_of_a_latency_its_own_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_best_of_all_shapes_counts_and_of_a_latency_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = thresholds.load(thresholds.path_of("amd", "MI300X"))
     (product,) = [e for e in entries if e.conditions == {**SHAPE, "dtype": "fp16"}]
     latency = next(e for e in entries if e.metric.endswith("_us") and e.conditions["bytes"] == 65536)

@@ -1,13 +1,90 @@
-"""Whoever reads a figure that failed is told where to look first."""
+"""A reader of a figure that failed is told where to look; missing bounds alone are a cause of their own."""
 
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+from stackcheck.suite.results import CheckResult
+
 ACCEPTANCE = Path(__file__).parents[3] / "tests" / "acceptance"
+GEMM = {"dtype": "bf16", "m": 16384, "n": 8192, "k": 4096, "layout": "NT"}  # H200.json has its bound
+NO_BOUND = GEMM | {"m": 1}
+
+
+@pytest.fixture(name="harness")
+def suites_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(ACCEPTANCE), *sys.path])
+    from harness import check, records
+
+    return SimpleNamespace(check=check, records=records)
+
+
+def ended(harness: Any, figures: list[tuple[float, dict[str, Any]]], *, teardown: str = "passed") -> Any:
+    """The record of a check with these figures, as the tool reads it from result.json."""
+    check = harness.check.Check(vendor="nvidia", model="H200")
+    for value, conditions in figures:
+        check.record("gemm_tflops", value, unit="TFLOP/s", conditions=conditions, gate=True)
+    outcome = "passed"
+    try:
+        check.conclude()
+    except pytest.fail.Exception:
+        outcome = "failed"
+    record = harness.records.new_record("test_a.py::test_b")
+    phases = [("setup", "passed"), ("call", outcome), ("teardown", teardown)]
+    for when, phase_outcome in phases:
+        report = pytest.TestReport(
+            nodeid="test_a.py::test_b",
+            location=("test_a.py", 1, "test_b"),
+            keywords={},
+            outcome=phase_outcome,  # type: ignore[arg-type]
+            longrepr="why" if phase_outcome == "failed" else None,
+            when=when,  # type: ignore[arg-type]
+        )
+        if when == "call":  # as the session does; any other phase that fails is an error
+            setattr(report, harness.records.KIND, phase_outcome)
+        if when == "teardown":
+            item: Any = SimpleNamespace()
+            measured = harness.records.measured(item, check)
+            setattr(report, harness.records.RECORD, json.dumps(measured))
+        harness.records.merge(record, report)
+    return CheckResult.model_validate_json(json.dumps(record))
+
+
+def test_missing_bound_alone_is_the_cause(harness: Any) -> None:
+    found = ended(harness, [(800.0, NO_BOUND)])
+    assert (found.outcome, found.cause) == ("failed", "no_threshold")
+
+
+@pytest.mark.parametrize("other", [(400.0, GEMM), (float("nan"), GEMM)])
+def test_violated_bound_beside_a_missing_one_has_no_such_cause(
+    harness: Any, other: tuple[float, dict[str, Any]]
+) -> None:
+    found = ended(harness, [(800.0, NO_BOUND), other])
+    assert (found.outcome, found.cause) == ("failed", None)
+
+
+@pytest.mark.parametrize(("value", "cause"), [(400.0, "bound"), (float("nan"), None)])
+def test_violated_bounds_alone_are_the_cause_and_no_number_is_not(
+    harness: Any, value: float, cause: str | None
+) -> None:
+    assert ended(harness, [(value, GEMM)]).cause == cause
+
+
+def test_failed_teardown_after_a_missing_bound_has_no_such_cause(harness: Any) -> None:
+    found = ended(harness, [(800.0, NO_BOUND)], teardown="failed")
+    assert (found.outcome, found.cause) == ("error", None)
+
+
+def test_passed_check_has_no_cause(harness: Any) -> None:
+    found = ended(harness, [(800.0, GEMM)])
+    assert (found.outcome, found.cause) == ("passed", None)
+
+
 METRICS = sorted(
     {
         entry["metric"]

@@ -1,4 +1,4 @@
-"""A driver that is newer than every list is tried and said to be so; one that is too old is refused."""
+"""A driver newer than every list is tried and said to be so; one too old is refused. The state of NVLS."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from stackcheck.suite import bounds, results
 from stackcheck.suite.bounds import Bounds, DriverSupport
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.verdict import judge
-from vendors import Absence, Host, amd, drivers, nvidia
+from vendors import Absence, Host, amd, drivers, multicast, nvidia
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -144,3 +144,30 @@ def test_an_image_cannot_let_a_driver_pass_that_this_checkout_refuses() -> None:
     verdict = judge(run, needed, Bounds(driver=bounds.look_up(run, ROOT).driver))
     assert verdict.status == "FAILED"
     assert "supports ROCm 5.7 to 6.4" in verdict.reasons[0]
+
+
+AVAILABLE = "NCCL INFO NVLS multicast support is available on dev 0"
+MISSING = "NCCL INFO NVLS multicast support is not available on dev 0"
+
+
+@pytest.mark.parametrize(
+    ("host", "switch", "log", "state"),
+    [
+        (("nvidia", 4), "0", None, "off"),
+        (("nvidia", 4), "0", AVAILABLE, "off"),
+        (("nvidia", 4), None, None, "on"),
+        (("nvidia", 4), "1", AVAILABLE, "on"),
+        (("nvidia", 4), None, MISSING, "unavailable"),
+        (("nvidia", 4), None, "", "unavailable"),
+        (("nvidia", 4), None, f"{AVAILABLE}\n{MISSING}", "unavailable"),
+        (("nvidia", 1), "0", None, "unavailable"),
+        (("amd", 8), None, AVAILABLE, "unavailable"),
+        (("cpu", 2), "0", None, "unavailable"),
+    ],
+)
+def test_state_of_multicast(host, switch, log, state, monkeypatch) -> None:
+    if switch is None:
+        monkeypatch.delenv(multicast.SWITCH, raising=False)
+    else:
+        monkeypatch.setenv(multicast.SWITCH, switch)
+    assert multicast.state(*host, log) == state

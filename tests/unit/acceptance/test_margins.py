@@ -1,7 +1,8 @@
-"""Every numeric check records its worst margin and its number of cases: drift shows before a failure."""
+"""Every numeric check records its worst margin and number of cases, and every check has a planted fault."""
 
 import ast
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,29 @@ def test_one_margin_that_is_no_number_hides_behind_no_other() -> None:
     assert math.isnan(margins.worst([math.nan, 0.1]))
     assert margins.worst([0.1, math.inf]) == math.inf
     assert margins.worst([]) == 0.0
+
+
+TESTS = Path(__file__).resolve().parents[2]
+CHECK = re.compile(r"^def (test_\w+)\(", re.MULTILINE)
+# The mutants of collectives name a check by its operation: cases.all_gather is test_all_gather_values.
+OF_AN_OPERATION = re.compile(r"^test_(?P<operation>\w+)_(values|busbw)$")
+
+
+def checks() -> dict[str, str]:
+    """Every check by its function, with its file."""
+    files = sorted((TESTS / "acceptance").glob("test_*.py"))
+    return {name: path.name for path in files for name in CHECK.findall(path.read_text(encoding="utf-8"))}
+
+
+def is_named(check: str, faults: str) -> bool:
+    if re.search(rf"\b{check}\b", faults):
+        return True
+    found = OF_AN_OPERATION.match(check)
+    return bool(found and re.search(rf"\w\.{found['operation']}\b", faults))
+
+
+def test_every_check_has_a_planted_fault() -> None:
+    faults = "\n".join(path.read_text(encoding="utf-8") for path in (TESTS / "faults").glob("*.py"))
+    assert len(checks()) > 50
+    without = [f"{file}::{name}" for name, file in checks().items() if not is_named(name, faults)]
+    assert not without, f"plant a fault in tests/faults for {without}"

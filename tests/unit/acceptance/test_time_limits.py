@@ -78,11 +78,7 @@ class Ended:
     [
         (None, "", processes.TimeLimitError),
         (1, "rank 0: compile lasted more than 450 s", processes.TimeLimitError),  # trainers/phases.py
-        (
-            1,
-            "TimeoutError: ranks [1] did not reach the barrier within 90 s",
-            processes.TimeLimitError,
-        ),
+        (1, "TimeoutError: ranks [1] did not reach the barrier within 90 s", processes.TimeLimitError),
         (1, "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(", processes.TimeLimitError),
         (1, "DistStoreError: wait timeout after 180000ms, keys: /group", processes.TimeLimitError),
         (1, "RuntimeError: HIP error: invalid device function", processes.WorkloadError),

@@ -1,19 +1,20 @@
-"""The controller takes nothing but the right values of its numbers for the answer of a witness question."""
+"""The controller takes nothing but right values for an answer of a witness, whose clock is checked too."""
 
 import copy
+import functools
 import math
 import random
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import clock, typed, witness
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "acceptance"))
-
-from harness import typed, witness
-
 SEEDS = range(5)
 
 
@@ -106,3 +107,56 @@ def test_the_program_of_a_user_has_no_word_of_the_suites_and_is_another_each_tim
     said = {names[family]: {names[n]: value for n, value in told.items()} for family, told in right.items()}
     assert one.understood(said) == right
     assert one.understood({"x": 1}) == {"x": 1}
+
+
+SIZE = clock.Size(rows=3, width=8, checked=1)
+SECONDS_A_STEP = 0.001
+
+
+@dataclass
+class Child:
+    """A child that computes right, waits `outside_s` for a processor, and says `share` of its time."""
+
+    outside_s: float
+    share: float = 1.0
+    now: float = 0.0
+    seed: str = ""
+
+    def __call__(self, function: str, **asked: object) -> object:
+        if function.endswith(":prepare"):
+            self.seed = str(asked["seed"])
+            return None
+        salt, steps = str(asked["salt"]), int(str(asked["steps"]))
+        work_s = steps * SECONDS_A_STEP
+        self.now += work_s + self.outside_s
+        matrix = clock._packed(self.seed, SIZE.width)
+        sums = [clock.row_sum(self.seed, salt, steps, row=row, matrix=matrix) for row in range(SIZE.rows)]
+        return {"seconds": work_s * self.share, "sums": sums}
+
+
+def found(child: Child, seed: int, monkeypatch: pytest.MonkeyPatch) -> clock.Clocked:
+    monkeypatch.setattr(clock.time, "monotonic", lambda: child.now)
+    return clock.clocked(random.Random(seed), child, SIZE)
+
+
+def test_processes_compute_the_rows_that_one_computes() -> None:
+    asked = {"matrix": clock._packed("seed", 64)}
+    compute = functools.partial(clock.row_sum, "seed", "salt", 5, **asked)
+    assert clock._together(compute, [7, 2, 7], 2) == clock._together(compute, [7, 2, 7], 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_busy_host_is_no_contradiction(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = random.Random(seed).uniform(0.0, 0.5)
+    assert found(Child(outside_s=drawn), seed, monkeypatch).problem == ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_child_that_claims_to_be_faster_is_contradicted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = random.Random(seed)
+    child = Child(outside_s=source.uniform(0.0, 0.5), share=source.uniform(0.0, 0.49))
+    assert "by the controller's clock" in found(child, seed, monkeypatch).problem
+
+
+def test_a_child_cannot_have_worked_longer_than_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "by the controller's clock" in found(Child(outside_s=0.0, share=1.1), 0, monkeypatch).problem

@@ -306,11 +306,7 @@ def test_a_wrong_or_writable_trusted_root_is_refused(
 
 
 def test_a_contributor_signs_as_an_identity_and_a_repository_accepts_it(
-    sigstore: Sigstore,
-    trusted: Identities,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capsys,
+    sigstore: Sigstore, trusted: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     """The whole way: a token, the services of a site, a bundle, and the check of a folder of both kinds."""
     assert trusted.root.parent == tmp_path

@@ -120,9 +120,7 @@ def read_everywhere(image: SmallImage, statement: Statement) -> None:
     find._judged("t", certified, find.ImageQuery())
     host = facts(statement)["host"]
     verified_ = verify._verified(
-        parse_reference(certified.reference),
-        statement,
-        for_host.Wanted(device_model="H200", driver="580.1"),
+        parse_reference(certified.reference), statement, for_host.Wanted(device_model="H200", driver="580.1")
     )
     consumer._facts(verified_, KEY.public_key(), policy.MAX_AGE)
     consumer._notes(verified_)

@@ -12,14 +12,7 @@ import result_files
 from small_images import NOW, STACK_ID, certify, new_key, quiet
 from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import attachments, predicates, publish, revoke
-from stackcheck.certificate.statement import (
-    VSA,
-    Revocations,
-    evidence,
-    revocations,
-    sign,
-    status,
-)
+from stackcheck.certificate.statement import VSA, Revocations, evidence, revocations, sign, status
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci import layout
 from stackcheck.oci.layout import OciLayout

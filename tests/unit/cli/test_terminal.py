@@ -1,8 +1,12 @@
-"""Colour, width and how much is said: on a terminal, in a file, with NO_COLOR, -q and -v."""
+"""Colour, width and how much is said: on a terminal, in a file, with NO_COLOR, -q, -v, at a late signal."""
 
 import io
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +147,30 @@ def test_an_error_in_a_copy_ends_its_bar_and_stays_the_error(monkeypatch: pytest
     with pytest.raises(ConfigurationError, match="cut off"):
         list(Progress().copying(broken(), 20_000_000))
     assert "\x1b[?25h" in terminal.getvalue(), "the cursor is there again"
+
+
+ROOT = Path(__file__).resolve().parents[3]
+LATE = "import atexit, os; from stackcheck.cli import main; atexit.register(os.kill, os.getpid(), {}); main()"
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+ENDINGS = [("list", ""), ("nope", "no such command"), ("lock nope", "next:")]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("verb", "said"), ENDINGS)
+def test_a_signal_to_an_interpreter_that_ends_is_no_traceback(
+    verb: str, said: str, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", LATE.format(int(number)), *verb.split()]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=60,
+        preexec_fn=lambda: [signal.signal(known, signal.SIG_DFL) for known in SIGNALS],
+    )
+    assert done.returncode == -number
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(done.stderr) == bool(said)

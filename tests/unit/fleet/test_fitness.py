@@ -85,10 +85,7 @@ def test_the_speed_of_a_processor_refuses_no_node(tmp_path: Path) -> None:
     assert (found.gates, found.figures, found.slower) == (7, 0, ())
 
 
-@given(
-    past=st.lists(st.floats(1.0, 1e6), min_size=7, max_size=20),
-    value=st.floats(0.0, 2e6),
-)
+@given(past=st.lists(st.floats(1.0, 1e6), min_size=7, max_size=20), value=st.floats(0.0, 2e6))
 def test_a_figure_is_refused_exactly_if_it_lost_more_than_the_nodes_spread_explains(
     past: list[float], value: float
 ) -> None:

@@ -70,10 +70,7 @@ def test_a_bad_part_of_a_large_fleet_is_named_and_nothing_else(sizes: list[int])
     pairs = [pair for each in rounds(nodes, racks) for pair in each]
     chosen = random.Random(1)
     node, link = chosen.choice(nodes), chosen.choice(pairs)
-    broken = {
-        ("node", (node,)): [pair for pair in pairs if node in pair],
-        ("link", link): [link],
-    }
+    broken = {("node", (node,)): [pair for pair in pairs if node in pair], ("link", link): [link]}
     if max(sizes) > 1:
         leaf = racks[node]
         crossing = [pair for pair in pairs if (racks[pair[0]] == leaf) != (racks[pair[1]] == leaf)]

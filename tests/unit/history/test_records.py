@@ -1,17 +1,22 @@
-"""Record files: appended once, never rewritten, checked when they are read."""
+"""Record files: appended once, never rewritten, checked when read; the flow keeps every judged run."""
 
 import gzip
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kept_runs import PASSED, body
+from small_checkout import CPU_STACK, FakeEngine, answer, call
 from stackcheck.errors import FileError
 from stackcheck.history import record_reader, records
+from stackcheck.history.history import open_history
 from stackcheck.history.records import Records
-from stackcheck.history.runs import HistoryError
+from stackcheck.history.runs import HistoryError, Query
+
+pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
 
 def record(number: int = 0) -> bytes:
@@ -121,3 +126,48 @@ def test_the_abstract_of_another_version_is_made_anew(
 def test_metrics_of_one_name_are_told_apart_by_their_conditions() -> None:
     names = [point.name for point in record_reader.read(record(), "sha256:0").points]
     assert names == ["gemm_tflops[m=8192]", "gemm_tflops[m=4096]"]
+
+
+GEMM = "test_kernels.py::test_gemm"
+Capsys = pytest.CaptureFixture[str]
+
+
+def kept(root: Path) -> list[Any]:
+    return open_history(root).runs(Query())
+
+
+def test_every_judged_run_is_kept(small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys) -> None:
+    assert call(capsys, "test", CPU_STACK).code == 0
+    fake_engine.answer = answer((GEMM, "failed"))
+    assert call(capsys, "certify", CPU_STACK, "--force").code == 6
+    runs = kept(small_checkout)
+    assert [(run.stack, run.status, run.failed) for run in runs] == [
+        (CPU_STACK, "FAILED", (GEMM,)),
+        (CPU_STACK, "PASSED", ()),
+    ]
+    assert all(run.image and run.image.startswith("sha256:") for run in runs)
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_a_history_that_cannot_be_written_changes_no_verdict(
+    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys, outcome: str
+) -> None:
+    fake_engine.answer = answer((GEMM, outcome))
+    (small_checkout / "build").mkdir()
+    (small_checkout / "build" / "history").write_text("in the way")
+    done = call(capsys, "test", CPU_STACK)
+    assert done.code == {"passed": 0, "failed": 6}[outcome]
+    assert "WARNING: this run is not in the history" in done.err
+    assert "stackcheck history import" in done.err
+
+
+def test_a_history_elsewhere_is_named_in_the_matrix(
+    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys, tmp_path: Path
+) -> None:
+    assert fake_engine is not None
+    matrix = small_checkout / "matrix.yaml"
+    place = f"history: {{records: {tmp_path}/far, index: 'sqlite:///{tmp_path}/far.sqlite'}}\n"
+    matrix.write_text(matrix.read_text() + place)
+    assert call(capsys, "test", CPU_STACK).code == 0
+    assert len(list((tmp_path / "far").rglob("*.json.gz"))) == 1
+    assert not (small_checkout / "build" / "history").exists()

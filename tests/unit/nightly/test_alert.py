@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import datetime as dt
 import email
 import itertools
 import json
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 
+import loopback
 from made_plans import BROKEN, RENEWED, SKIP, UNFIT, WARNED, plan
 from small_checkout import ROOT, call
-from small_images import new_key
 from stackcheck.errors import ConfigurationError, EngineError, StackcheckError
 from stackcheck.nightly import alert, summary
 from stackcheck.nightly.alert import Addressees
@@ -227,32 +224,12 @@ def test_servers_that_are_not_there_are_reported(web: Web, mail: Mail) -> None:
     assert SECRET not in "".join(lines)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate of this machine's name, with its key."""
-    key = new_key()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), 7)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path = tmp_path / "localhost.pem"
-    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
-    return path
-
-
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("offered", [True, False])
 def test_a_password_goes_to_a_trusted_encrypted_server_alone(
-    certificate: Path, mail: Mail, monkeypatch: pytest.MonkeyPatch, *, trusted: bool, offered: bool
+    tmp_path: Path, mail: Mail, monkeypatch: pytest.MonkeyPatch, *, trusted: bool, offered: bool
 ) -> None:
+    certificate = loopback.certificate(tmp_path)
     if offered:
         mail.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         mail.tls.load_cert_chain(certificate)
@@ -368,11 +345,7 @@ def raising(error: StackcheckError) -> Any:
     ],
 )
 def test_a_unit_that_failed_is_told_once(
-    case: tuple[str, str, bool],
-    tmp_path: Path,
-    web: Web,
-    capsys: Capsys,
-    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[str, str, bool], tmp_path: Path, web: Web, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, status, tells = case
     monkeypatch.setenv("MONITOR_SERVICE_RESULT", result)

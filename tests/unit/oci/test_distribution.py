@@ -13,13 +13,7 @@ from small_images import STACK_ID, certify, make_image, new_key, quiet
 from small_registry import Answer, repository, reset, serving
 from stackcheck.certificate import publish
 from stackcheck.oci.distribution import Repository
-from stackcheck.oci.documents import (
-    MANIFEST_LIMIT_BYTES,
-    IntegrityError,
-    Manifest,
-    RegistryError,
-    sha256,
-)
+from stackcheck.oci.documents import MANIFEST_LIMIT_BYTES, IntegrityError, Manifest, RegistryError, sha256
 from stackcheck.oci.layout import OciLayout
 
 
@@ -292,10 +286,7 @@ def test_a_lock_that_cannot_be_made_names_a_way_that_helps(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/nowhere")
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
-    with (
-        pytest.raises(RegistryError, match="XDG_STATE_HOME="),
-        Repository("localhost:1", "a").writing(quiet),
-    ):
+    with pytest.raises(RegistryError, match="XDG_STATE_HOME="), Repository("localhost:1", "a").writing(quiet):
         pass
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with Repository("localhost:1", "a").writing(quiet):

@@ -11,13 +11,7 @@ from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, make_image, put, quiet
 from stackcheck.certificate import attachments, revoke, verify
 from stackcheck.certificate.statement import VSA, status
-from stackcheck.oci.documents import (
-    OCI_INDEX,
-    OCI_MANIFEST,
-    Manifest,
-    RegistryError,
-    compact_json,
-)
+from stackcheck.oci.documents import OCI_INDEX, OCI_MANIFEST, Manifest, RegistryError, compact_json
 from stackcheck.oci.layout import REF_NAME, OciLayout
 
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")

@@ -44,10 +44,7 @@ def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved: bytes, t
     assert manifest["config"]["digest"] == SAVED_ID
     assert [
         ImageLayout(tmp_path / "oci").blob_path(layer["digest"]).read_bytes() for layer in manifest["layers"]
-    ] == [
-        b"first layer",
-        b"second layer",
-    ]
+    ] == [b"first layer", b"second layer"]
     assert {path.name for path in (tmp_path / "oci").iterdir()} == {"blobs", "oci-layout", "index.json"}
 
 

@@ -1,17 +1,27 @@
-"""What `stackcheck lock` learns, keeps and refuses to invent, against small indexes on this machine."""
+"""What `stackcheck lock` learns, keeps and refuses to invent, against small indexes and pages of links."""
 
 import dataclasses
+import hashlib
 import json
 import subprocess
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import loopback
 from small_index import add_source, add_wheel, use
+from small_wheels import index_of, locked_line, make_wheel, only_index, wheel
+from stackcheck.engine import apt
+from stackcheck.errors import BuildError
+from stackcheck.files import requirements
+from stackcheck.imaging import base_sources, bootstrap, platforms
+from stackcheck.imaging.wheels import wheel_cache
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Base
 from stackcheck.recipe import extensions, indexes, lock
+from stackcheck.recipe.lock import WheelFolder
 from stackcheck.recipe.upstream import OutOfReachError, Upstream, split_reference
 
 ROOT = Path(__file__).parents[3]
@@ -190,3 +200,87 @@ def test_flash_attention_4_is_no_stage_of_its_own_and_asks_for_the_compiler_of_i
     assert extensions.needs(stack) == ("flash-attn-4[cu13]",)
     assert extensions.needs(dataclasses.replace(stack, runtime_version="12.8")) == ()
     assert not extensions.toolchain(stack)
+
+
+def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    version = "2.9.1+rocm7.2.4.lw.git39497456"
+    made = wheel(tmp_path / "page", "torch", version, tag="cp312-cp312-linux_x86_64")
+    with loopback.serving(SimpleHTTPRequestHandler, made.parent) as host:
+        places = ["--no-index", f"--find-links=http://{host}/"]
+        text = indexes.resolve(["torch==2.9.1"], python="3.12", places=places)
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    assert text == f"torch=={version} \\\n    --hash=sha256:{digest}\n"
+
+
+def test_pip_is_asked_for_its_places_once_and_again_after_a_change_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[object] = []
+    run = subprocess.run
+
+    def counted(command: list[str], **options: object) -> object:
+        started.append(command)
+        return run(command, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    for address in ("http://127.0.0.1:1/first/", "http://127.0.0.1:1/second/"):
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        for find_links in (True, False, True):
+            assert f"--index-url={address}" in indexes.pip_places(find_links=find_links)
+    assert len(started) == 2
+
+
+SECRET = "s3cretPW"
+
+
+def test_no_password_of_an_address_is_an_argument_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to ask an index, with an address of pip's settings and one of the site's mirrors."""
+    argv: list[str] = []
+    run = subprocess.run
+
+    def seen(command: list[str], **options: Any) -> Any:
+        argv.append(" ".join(command))
+        return run(command, **options)
+
+    wheel = make_wheel(tmp_path / "index")
+    with index_of(wheel) as (address, fetched):
+        own = address.replace("://", f"://robot:{SECRET}@")
+        only_index(monkeypatch, own)
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setattr(subprocess, "run", seen)
+        name, version = "small-package", "1.0"
+        places = [*indexes.pip_places(find_links=True), f"--find-links={own}"]
+        assert f"{name}=={version}" in indexes.resolve([name], python="3.11", places=places)
+        assert indexes.listed([f"{name}=={version}"], python="3.11", places=places)
+        also = (f"--extra-index-url={own}",)
+        assert indexes.versions(name, python="3.11", also=also) == (version,)
+        target = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
+        wanted = requirements.read_packages(locked_line(wheel))
+        assert wheel_cache.WheelCache(tmp_path / "wheels").fill(wanted, target, also) == {}
+        assert fetched
+    monkeypatch.setattr(apt, "options", lambda: (f'Acquire::http::Proxy "http://robot:{SECRET}@proxy:1";',))
+    way = base_sources.Way(name="here", sources=f"deb http://robot:{SECRET}@archive/ bookworm main")
+    argv.append(" ".join(bootstrap._command("bookworm", (), bootstrap.NOTHING_SELECTED, tmp_path / "x", way)))
+    assert len(argv) > 5
+    assert [line for line in argv if SECRET in line] == []
+
+
+# A lock of one folder of wheels: the folder's own hashes, or a refusal that names what is absent.
+
+
+def test_a_lock_has_the_hashes_of_the_files_and_what_is_absent_is_named(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "house", word="one")
+    house = WheelFolder(wheel.parent)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    text = house.resolve(["small-package==1.0"], python="3.12")
+    assert text == f"small-package==1.0 \\\n    --hash=sha256:{digest}\n"
+    assert house.files(["small-package==1.0"]) == {"small-package==1.0": {wheel.name: digest}}
+    with pytest.raises(BuildError, match="lacks packages of the stack") as caught:
+        house.resolve(["small-package==1.0", "absent-one==2"], python="3.12")
+    assert "absent-one" in str(caught.value.got)
+    assert str(wheel.parent) in str(caught.value.next_step)

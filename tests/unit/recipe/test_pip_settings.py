@@ -1,9 +1,6 @@
 """Locks and builds see the settings that pip sees, however a site writes them; pip itself is asked."""
 
-import datetime as dt
-import functools
 import http.server
-import ipaddress
 import itertools
 import json
 import os
@@ -11,17 +8,13 @@ import random
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+import loopback
 import small_index
 from stackcheck.errors import ConfigurationError
 from stackcheck.files.pip_settings import asks_no_index, pip_settings
@@ -140,57 +133,19 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         return super().translate_path(urlsplit(path).path)
 
-    def log_message(self, *_arguments: object) -> None:
-        """Keep quiet."""
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A package index by http, which is also a proxy, and by https of an authority that nobody knows."""
     folder = tmp_path_factory.mktemp("site")
     small_index.add_wheel(folder, "smallpackage", "1.0")
-    pem = authority_and_key(folder)
-    servers = [
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
-    ]
-    servers += [
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
-    ]
+    pem = loopback.certificate(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem, folder / "key.pem")
-    servers[1].socket = context.wrap_socket(servers[1].socket, server_side=True)
-    for server in servers:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    http_port, https_port = (server.server_port for server in servers)
-    yield {
-        "http": f"http://127.0.0.1:{http_port}",
-        "https": f"https://127.0.0.1:{https_port}",
-        "host": f"127.0.0.1:{https_port}",
-        "authority": str(pem),
-        "absent": "http://index.invalid",
-    }
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def authority_and_key(folder: Path) -> Path:
-    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "site")])
-    certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=2))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    (folder / "authority.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    form = serialization.PrivateFormat.PKCS8
-    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    (folder / "key.pem").write_bytes(private)
-    return folder / "authority.pem"
+    context.load_cert_chain(pem)
+    absent, serving = "http://index.invalid", loopback.serving
+    with serving(Handler, folder) as plain, serving(Handler, folder, context=context) as host:
+        places = {"http": f"http://{plain}", "https": f"https://{host}", "host": host}
+        yield places | {"authority": str(pem), "absent": absent}
 
 
 CONFIGURED = {

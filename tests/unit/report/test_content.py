@@ -1,19 +1,89 @@
-"""What a report gathers from a real history: damaged records are named, and the asked machine is shown."""
+"""What a report gathers: a real history, what a target publishes, what others measured, the fleet."""
 
+import dataclasses
 import datetime as dt
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fleet_documents
+import report_content
 import result_files
-from report_content import MACHINE
+from report_content import HOSTILE, MACHINE, run, whole
+from small_checkout import call
+from small_images import NOW, new_key
+from small_target import Publisher
+from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.errors import CertificateError, ChecksFailedError
 from stackcheck.history.history import History
-from stackcheck.report import content, page
+from stackcheck.oci.documents import RegistryError
+from stackcheck.proof import contribution
+from stackcheck.report import content, fleet_file, markdown, others, page
+from stackcheck.report.published import PublishedImage, is_there, published
 from stackcheck.report.standing import StandingMachine
 
-NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
+HOUR = dt.timedelta(hours=1)
+DAY = dt.timedelta(days=1)
+
+
+def read(publisher: Publisher, now: dt.datetime = NOW + HOUR) -> tuple[PublishedImage, ...]:
+    return published(publisher.target, publisher.key.public_key(), now, MAX_AGE)
+
+
+def test_a_published_image_is_certified_for_the_machine_of_its_run(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"one"))
+    (found,) = read(publisher)
+    assert (found.standing, found.current) == ("certified", True)
+    (machine,) = found.machines
+    assert (machine.device_model, machine.driver, machine.device_count) == ("CPU", None, 1)
+    assert machine.expires == NOW + MAX_AGE
+
+
+def test_it_expires(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"one"))
+    assert read(publisher, NOW + 31 * DAY)[0].standing == "expired"
+
+
+def test_a_revoked_image_says_why_and_what_it_was_certified_for(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"one"))
+    publisher.revoke(publisher.reference)
+    (found,) = read(publisher, NOW + 2 * HOUR)
+    assert (found.standing, found.reason) == ("revoked", "NaN")
+    assert found.machines[0].device_model == "CPU"
+
+
+def test_what_another_key_signed_certifies_nothing(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"one"))
+    (found,) = published(publisher.target, new_key().public_key(), NOW + HOUR, MAX_AGE)
+    assert (found.standing, found.machines) == ("not certified", ())
+
+
+def test_only_the_newest_image_of_a_stack_is_current(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"one"))
+    publisher.publish(publisher.image(b"two"))
+    assert [image.current for image in read(publisher)] == [True, False]
+
+
+def test_a_certificate_from_the_future_certifies_nothing(publisher: Publisher) -> None:
+    publisher.publish(publisher.image(b"one"))
+    assert read(publisher, NOW - DAY)[0].standing == "not certified"
+
+
+def test_a_layout_that_was_never_made_holds_nothing_and_a_damaged_one_is_an_error(
+    publisher: Publisher,
+) -> None:
+    assert not is_there(publisher.target)
+    publisher.publish(publisher.image(b"one"))
+    assert is_there(publisher.target)
+    Path(publisher.target.removeprefix("oci:"), "index.json").write_text("{")
+    with pytest.raises(RegistryError):
+        read(publisher)
+
+
+MOMENT = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
 VERDICT = {"status": "FAILED", "reasons": ["it failed"], "failed": ["test_a.py::test_one"], "warned": []}
 
 
@@ -32,7 +102,7 @@ def history(tmp_path: Path) -> History:
 
 
 def gathered(history: History, tmp_path: Path, **changes: Any) -> content.Content:
-    options: dict[str, Any] = {"root": tmp_path, "now": NOW, "since": None, "report": lambda _line: None}
+    options: dict[str, Any] = {"root": tmp_path, "now": MOMENT, "since": None, "report": lambda _line: None}
     return content.gather(history, content.Offered(target="oci:dist"), **(options | changes))
 
 
@@ -46,7 +116,7 @@ def test_a_report_has_the_runs_figures_and_failures_of_its_history(history: Hist
 
 
 def test_older_runs_are_left_out(history: History, tmp_path: Path) -> None:
-    assert len(gathered(history, tmp_path, since=NOW - dt.timedelta(days=1)).runs) == 1
+    assert len(gathered(history, tmp_path, since=MOMENT - dt.timedelta(days=1)).runs) == 1
 
 
 def test_a_damaged_record_is_named_and_hides_nothing_else(history: History, tmp_path: Path) -> None:
@@ -76,3 +146,127 @@ def test_windows_of_points_lose_and_double_nothing(
 ) -> None:
     monkeypatch.setattr(content, "WINDOW", 1)
     assert gathered(history, tmp_path).groups[0].series[0].values == (10.0, 10.0)
+
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "docs" / "results" / "contributed"
+
+
+def bundle(model: str, signer: str, day: str, value: float) -> contribution.Bundle:
+    figure = {"metric": "gemm_tflops", "conditions": {"m": 8192}, "value": value, "unit": "TFLOP/s"}
+    told = {
+        "model": model,
+        "count": 1,
+        "driver": None,
+        "versions": {},
+        "tier": "standard",
+        "day": day,
+        "suites": "sha256:" + "1" * 64,
+        "verdict": "PASSED",
+        "checks": {},
+        "figures": [figure],
+    }
+    made = contribution.Contribution.model_validate_json(json.dumps(told))
+    return contribution.Bundle(file=FOLDER, signer=signer, told=made)
+
+
+def test_a_model_has_the_median_of_its_own_bundles() -> None:
+    given = [bundle("A", "k1", "2026-01-03", 1.0), bundle("A", "k2", "2026-01-01", 2.0)]
+    given += [bundle("A", "k2", "2026-01-02", 9.0), bundle("B", "k1", "2026-01-09", 100.0)]
+    made = others.of_model(given, "A")
+    assert (made.bundles, made.contributors, made.passed) == (3, 2, 3)
+    assert made.days == ("2026-01-01", "2026-01-03")
+    (figure,) = made.figures
+    assert (figure.conditions, figure.median, figure.unit, figure.runs) == ("m=8192", 2.0, "TFLOP/s", 3)
+
+
+def test_the_page_has_one_table_a_model_and_opens_that_of_the_first_machine() -> None:
+    made = tuple(
+        others.of_model([bundle(name, "k", "2026-01-01", 650.4)], name) for name in ("H100", HOSTILE)
+    )
+    html = page.render(whole([run(device_model="H100")], others=made)).decode()
+    assert html.count('<table class="others">') == 2
+    assert "<details open><summary>What others measured on <b>H100</b>: 1 run of 1 contributor" in html
+    assert '<td class="number">650.4 TFLOP/s</td>' in html
+    assert HOSTILE not in html
+    assert 'id="others"' not in page.render(whole([run()])).decode()
+
+
+@pytest.mark.usefixtures("own_home")
+def test_the_committed_bundles_come_to_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    call(capsys, "report", "--others", FOLDER, "--root", ROOT, "--history", kept(tmp_path), "--out", out)
+    html = out.read_text()
+    for path in FOLDER.glob(f"*{contribution.END}"):
+        assert f"What others measured on <b>{path.name.split('-')[0].upper()}</b>" in html
+
+
+def kept(tmp_path: Path) -> Path:
+    from stackcheck.history.history import History
+
+    (tmp_path / "records").mkdir()
+    History(str(tmp_path / "records"), f"sqlite:///{tmp_path / 'index.sqlite'}").rebuild()
+    return tmp_path
+
+
+@pytest.mark.parametrize("damage", ["another key", "a changed byte", "no bundle"])
+def test_a_wrong_bundle_stops_the_report(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "contributed"
+    shutil.copytree(FOLDER, folder)
+    (first, *rest) = sorted(folder.glob(f"*{contribution.END}"))
+    if damage == "another key":
+        other = ROOT / "docs" / "results"
+        (folder / contribution.KEYS).write_bytes(next(other.rglob("stackcheck.pub")).read_bytes())
+    elif damage == "a changed byte":
+        text = first.read_text()
+        at = text.index('"payload":"') + 400
+        first.write_text(text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :])
+    else:
+        for path in (first, *rest):
+            path.unlink()
+    with pytest.raises((CertificateError, ChecksFailedError)):
+        others.load_others(folder, ROOT)
+
+
+def test_the_newest_run_is_shown_with_the_worst_rack_and_node_first(tmp_path: Path) -> None:
+    fleet_documents.write(tmp_path, fleet_documents.document(), age_days=0)
+    fleet_documents.write(tmp_path, fleet_documents.document(), age_days=3)
+    (tmp_path / "build" / "fleet" / "broken").mkdir()
+    (tmp_path / "build" / "fleet" / "broken" / "fleet.json").write_text("{")
+    found, problems = fleet_file.load_fleets(tmp_path)
+    assert [run.job.id for run in found] == ["fleet0", "fleet3"]
+    assert len(problems) == 1
+    assert "broken" in problems[0]
+    newest = found[0]
+    assert [(group.rack, group.bad) for group in newest.groups()] == [("rack2", 1), ("rack1", 0)]
+    assert newest.groups()[0].nodes[0].status == "FAILED"
+    assert newest.checks[0] == fleet_documents.BAD_CHECK
+    assert newest.links is not None
+    assert newest.links.between("node2", "node1") == newest.links.between("node1", "node2") == "0.04"
+    assert newest.links.is_bad("node2", "node1")
+    assert not newest.links.is_bad("node1", "node3")
+
+
+def test_a_large_fleet_shows_every_bad_node_and_a_part_of_the_others(tmp_path: Path) -> None:
+    fleet_documents.write(tmp_path, fleet_documents.document(count=1000, links=False), age_days=0)
+    ((newest,), _) = fleet_file.load_fleets(tmp_path)
+    shown = [node for group in newest.groups() for node in group.nodes]
+    assert sum(node.status == "FAILED" for node in shown) == newest.counts["FAILED"] == 1
+    assert newest.hidden == 1000 - len(shown) > 0
+
+
+def test_page_and_markdown_tell_the_verdict_and_run_no_foreign_text(tmp_path: Path) -> None:
+    document = fleet_documents.document()
+    document["nodes"][0]["reasons"] = [report_content.HOSTILE]
+    fleet_documents.write(tmp_path, document, age_days=0)
+    fleets, _ = fleet_file.load_fleets(tmp_path)
+    made = dataclasses.replace(report_content.whole(), fleets=fleets)
+    text = page.render(made).decode()
+    for words in ("Is the whole fleet fit?", "rack2, small: 1 of 2 nodes did not pass", "node4 was lost"):
+        assert words in text
+    assert "<script>alert(1)" not in text
+    told = markdown.render(made)
+    assert "**FAILED**" in told
+    assert "link **node1 - node2**" in told
+    assert "<script>" not in told
+    json.dumps(document)

@@ -1,12 +1,18 @@
-"""Where each stack stands: a failure after the certificate hides it, silence is never success."""
+"""Where each stack stands, with its figures against their bounds and last month: silence is never success."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
-from report_content import DAY, HOUR, MACHINE, NOW, STACK, certified, image, run
-from stackcheck.report import night, standing
+import result_files
+from report_content import DAY, HOUR, MACHINE, NOW, STACK, certified, image, point, run
+from stackcheck.errors import ConfigurationError
+from stackcheck.report import details, night, speed, standing
+from stackcheck.report.blocks import rounded, text_of
 from stackcheck.report.standing import StandingMachine, State
+from stackcheck.suite import results
 
 
 def state(runs: list, images: list) -> State:
@@ -105,3 +111,108 @@ def test_several_failures_of_a_night_on_one_machine_are_told_once() -> None:
 def test_failed_runs_come_before_unfit_ones() -> None:
     runs = [run(3 * HOUR, status="UNFIT", stack="a"), run(2 * HOUR, status="FAILED", stack="b")]
     assert [item.run.status for item in night.last_night(runs, NOW).troubles] == ["FAILED", "UNFIT"]
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_margin_is_positive_inside_the_bound_in_both_directions() -> None:
+    (group,) = speed.groups([point(run(), 660), point(run(), 90, "latency_us", direction="max", bound=100)])
+    assert [round(series.margin or 0, 3) for series in group.series] == [0.1, 0.1]
+
+
+def test_last_month_is_the_median_of_the_two_weeks_a_month_before() -> None:
+    runs = [run(age * DAY + HOUR) for age in (60, 35, 30, 25, 0)]
+    values = [1, 700, 710, 720, 639]
+    (group,) = speed.groups([point(each, value) for each, value in zip(runs, values, strict=True)])
+    assert group.series[0].month == 710
+    assert group.series[0].change == pytest.approx(-0.1)
+
+
+def test_without_runs_a_month_ago_there_is_no_change() -> None:
+    (group,) = speed.groups([point(run(DAY), 650), point(run(HOUR), 640)])
+    assert group.series[0].change is None
+
+
+def test_a_processor_has_no_bounds_so_its_speeds_are_shown_without() -> None:
+    plain = {"direction": None, "bound": None}
+    found = speed.groups(
+        [point(run(), 5, "copy", unit="GB/s", **plain), point(run(), 3, "cases", unit="", **plain)]
+    )
+    assert [series.name for series in found[0].series] == ["copy"]
+
+
+def test_the_bandwidth_curve_has_the_sizes_in_order_with_their_bounds() -> None:
+    metrics = [
+        result_files.metric(
+            "all_reduce_busbw", float(size), conditions={"bytes": size, "dtype": "bf16"}, bound=bound
+        )
+        for size, bound in ((1 << 24, 5.0), (1 << 16, None), (1 << 20, None))
+    ]
+    (curve,) = details.bandwidth(parsed(result_files.check("test_a.py::test_one", metrics=metrics)))
+    assert curve.sizes == (1 << 16, 1 << 20, 1 << 24)
+    assert curve.bounds == (None, None, 5.0)
+
+
+def test_readings_of_a_wrong_type_are_left_out() -> None:
+    during = {"clock_mhz_median": "fast", "power_w_max": True, "temperature_c_max": 61, "throttle": "hot"}
+    check = result_files.check("test_a.py::test_one", evidence={"before": {}, "after": {"during": during}})
+    (reading,) = details.readings(parsed(check))
+    assert (reading.clock_mhz, reading.power_w, reading.temperature_c) == (None, None, 61.0)
+    assert reading.throttle == ()
+
+
+def test_a_long_reason_is_cut_and_says_so() -> None:
+    check = result_files.check("test_a.py::test_one", "failed", reason="\n".join(["x" * 999] * 50))
+    (failure,) = details.failures(parsed(check))
+    assert failure.reason[-1] == "… 44 more lines"
+    assert max(map(len, failure.reason)) <= details.REASON_LENGTH
+
+
+def test_the_band_is_that_of_the_trainers() -> None:
+    band = details.loss_band(ROOT)
+    assert band is not None
+    facts = json.loads((ROOT / details.REFERENCE).read_text())
+    assert band.high[0] == pytest.approx(facts["losses"][0] * (1 + facts["band"]["first"]))
+    assert band.low[-1] == pytest.approx(facts["losses"][-1] * (1 - facts["band"]["last"]))
+
+
+def test_a_checkout_without_trainers_has_no_band_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    assert details.loss_band(tmp_path) is None
+    path = tmp_path / details.REFERENCE
+    path.parent.mkdir(parents=True)
+    path.write_text('{"losses": [1]}')
+    with pytest.raises(ConfigurationError) as error:
+        details.loss_band(tmp_path)
+    assert "git checkout" in str(error.value)
+
+
+def parsed(*checks: dict) -> results.RunResult:
+    return results.parse(json.dumps(result_files.result(*checks)).encode())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(123456.7, "123460"), (0.000123456, "0.00012346"), (float("nan"), "null"), (2.0, "2")]
+)
+def test_numbers_of_the_page_have_five_digits(value: float, text: str) -> None:
+    assert text_of(rounded(value)) == text
+
+
+def steady(count: int, node: str, last: float, offset: float = 0.0) -> list:
+    """A figure over nights on one node, whose last ten nights have another level."""
+    nights = [run((count - night) * DAY, node=node) for night in range(count)]
+    wave = [offset + (night % 3) for night in range(count)]
+    levels = [650.0 if night < count - 10 else last for night in range(count)]
+    return [point(each, level + noise) for each, level, noise in zip(nights, levels, wave, strict=True)]
+
+
+def test_a_step_is_shown_at_its_first_run_and_two_nodes_make_it_a_warning() -> None:
+    (group,) = speed.groups(
+        sorted([*steady(40, "a", 620), *steady(40, "b", 620, 5)], key=lambda one: one[0].started)
+    )
+    assert {shift.node for shift in group.series[0].shifts} == {"a", "b"}
+    for shift in group.series[0].shifts:
+        assert group.runs[shift.at].node == shift.node
+        assert shift.loss == pytest.approx(0.046, abs=0.005)
+    (warned,) = group.warned
+    assert warned.nodes == ("a", "b")

@@ -1,12 +1,13 @@
 """Settings of processors: none limits a part alone, none that cannot run passes, and a failure repeats."""
 
-import importlib.util
 import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from by_path import module_at
 
 ROOT = Path(__file__).resolve().parents[3]
 # From the plainest to the newest, as ATen's limit and oneDNN's stand beside each other.
@@ -26,12 +27,7 @@ TEST = "def test_one(): assert {holds}\n"
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The program, in a checkout of its own and on a processor with AVX2."""
-    spec = importlib.util.spec_from_file_location("processors", ROOT / ".ci" / "processors.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "processors", module)
-    spec.loader.exec_module(module)
+    module = module_at(ROOT / ".ci" / "processors.py", "processors")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "LOGS", tmp_path / "build" / "logs" / "processors")
     monkeypatch.setattr(module, "flags_of_processor", lambda: ("a processor", module.AVX2 | {"avx"}))

@@ -75,10 +75,7 @@ def _links() -> dict[str, Any]:
 
 
 def write(root: Path, made: dict[str, Any], *, age_days: int) -> None:
-    job = made["job"] | {
-        "id": f"fleet{age_days}",
-        "created": (NOW - dt.timedelta(days=age_days)).isoformat(),
-    }
+    job = made["job"] | {"id": f"fleet{age_days}", "created": (NOW - dt.timedelta(days=age_days)).isoformat()}
     folder = root / "build" / "fleet" / job["id"]
     folder.mkdir(parents=True)
     (folder / "fleet.json").write_text(json.dumps(made | {"job": job}))

@@ -4,16 +4,16 @@ It passes every request on; a manifest with a `subject` is remembered, answered 
 under /v2/<name>/referrers/<digest> until it is deleted.
 """
 
-import contextlib
 import hashlib
 import json
 import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import requests
+
+import loopback
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 HOP_BY_HOP = {"transfer-encoding", "content-length", "connection", "accept-encoding", "host"}
@@ -76,21 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, *_arguments: object) -> None:
-        """Print no log."""
 
-
-@contextlib.contextmanager
-def referrers_proxy(upstream: str) -> Iterator[str]:
+def referrers_proxy(upstream: str) -> AbstractContextManager[str]:
     """Serve on a free loopback port; yields HOST:PORT."""
-    handler = type("Bound", (Handler,), {"upstream": upstream, "listed": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return loopback.serving(Handler, upstream=upstream, listed={})

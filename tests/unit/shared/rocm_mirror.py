@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import rocm_archives
-import rocm_standins as standins
 import rocm_wheels
+import small_wheels
 from stackcheck.matrix.stack import Stack
 from stackcheck.recipe import rocm
 
@@ -112,7 +112,7 @@ def _plain(mirror: Mirror, name: str, version: str) -> None:
     module = name.replace("-", "_")
     files = {f"{module}/__init__.py": f"__version__ = {version!r}\n"}
     needs = ("pluggy",) if name == "pytest" else ()
-    standins.wheel(mirror.tree / "pypi" / name, name, version, files, needs=needs)
+    small_wheels.wheel(mirror.tree / "pypi" / name, name, version, files, needs=needs)
 
 
 def _download_real(mirror: Mirror, name: str) -> None:

@@ -5,16 +5,12 @@ those of the real ones, as their sources say; the libraries are compiled here, a
 device code sections for the architectures. They compute nothing.
 """
 
-import base64
-import hashlib
-import io
 import subprocess
-import tarfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import device_code
+import small_wheels
 
 ARCHS = ("gfx90a", "gfx942", "gfx950")
 
@@ -193,58 +189,6 @@ def library(
     return output
 
 
-def wheel(
-    folder: Path,
-    name: str,
-    version: str,
-    files: Mapping[str, bytes | str],
-    *,
-    needs: Sequence[str] = (),
-    tag: str = "py3-none-any",
-    extras: Sequence[str] = (),
-) -> Path:
-    """A wheel with a RECORD that pip accepts, and metadata of version 2.1."""
-    plain = name.replace("-", "_")
-    info = f"{plain}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
-    metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
-    pure = str(tag.endswith("-any")).lower()
-    every = {
-        **files,
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: stand-in\nRoot-Is-Purelib: {pure}\nTag: {tag}\n",
-    }
-    bodies = {path: text.encode() if isinstance(text, str) else text for path, text in every.items()}
-    record = "".join(f"{path},{_recorded(body)}\n" for path, body in bodies.items())
-    folder.mkdir(parents=True, exist_ok=True)
-    made = folder / f"{plain}-{version}-{tag}.whl"
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, body in {**bodies, f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}.items():
-            archive.writestr(zipfile.ZipInfo(path, (2026, 1, 1, 0, 0, 0)), body)
-    return made
-
-
-def _recorded(body: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
-    return f"sha256={digest},{len(body)}"
-
-
-def source_archive(folder: Path, name: str, version: str, files: Mapping[str, bytes | str]) -> Path:
-    """A source archive: `files` below its folder, with PKG-INFO."""
-    folder.mkdir(parents=True, exist_ok=True)
-    plain = name.replace("-", "_")
-    made = folder / f"{plain}-{version}.tar.gz"
-    every = {"PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", **files}
-    with tarfile.open(made, "w:gz") as archive:
-        for path, text in every.items():
-            body = text.encode() if isinstance(text, str) else text
-            member = tarfile.TarInfo(f"{plain}-{version}/{path}")
-            member.size = len(body)
-            archive.addfile(member, io.BytesIO(body))
-    return made
-
-
 def flash_attn(folder: Path, version: str, arch_sets: Sequence[Sequence[str]], scratch: Path) -> Path:
     """The source archive of flash-attn; what `hipcc` would compile lies in it, one file a set of them."""
     files: dict[str, bytes | str] = {
@@ -254,7 +198,7 @@ def flash_attn(folder: Path, version: str, arch_sets: Sequence[Sequence[str]], s
     for archs in arch_sets:
         made = library(scratch, "flash_attn_2_cuda", {}, archs)
         files[f"code/{'_'.join(archs)}.so"] = made.read_bytes()
-    return source_archive(folder, "flash-attn", version, files)
+    return small_wheels.source_archive(folder, "flash-attn", version, files)
 
 
 def deb(folder: Path, name: str, version: str, root: Path, *, needs: str = "", script: str = "") -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import device_code
 import rocm_standins as standins
+import small_wheels
 from rocm_mirror import Mirror
 from stackcheck.matrix.stack import Stack
 
@@ -48,14 +49,14 @@ def torch(mirror: Mirror, stack: Stack) -> None:
         else:
             own |= {f"torch/lib/{name}": body for name, body in of_rocm.items()} | kernels("torch/")
     needs.append(f"{stack.triton.name}=={triton_version}")
-    standins.wheel(
+    small_wheels.wheel(
         place, "torch", version, {**own, **_modules(stack, version, folders)}, needs=needs, tag=tag
     )
     triton = {
         "triton/__init__.py": standins.TRITON.format(version=stack.triton.version),
         **standins.TRITON_FILES,
     }
-    standins.wheel(triton_place, stack.triton.name, triton_version, triton, tag=tag)
+    small_wheels.wheel(triton_place, stack.triton.name, triton_version, triton, tag=tag)
 
 
 def _libraries(mirror: Mirror, stack: Stack) -> Path:
@@ -136,7 +137,7 @@ def _rocm_wheels(index: Path, release: str, libraries: dict[str, bytes]) -> None
         f"      install_requires=['rocm-sdk-core=={release}'], extras_require={extras!r})\n"
     )
     pyproject = "[build-system]\nrequires = ['setuptools']\nbuild-backend = 'setuptools.build_meta'\n"
-    standins.source_archive(
+    small_wheels.source_archive(
         index / "rocm", "rocm", release, {"setup.py": setup, "rocm_sdk.py": "", "pyproject.toml": pyproject}
     )
 
@@ -145,7 +146,7 @@ def _rocm_wheel(
     index: Path, name: str, release: str, files: Mapping[str, bytes | str], needs: Sequence[str] = ()
 ) -> None:
     tag = "py3-none-manylinux_2_28_x86_64"
-    standins.wheel(index / name, name, release, files, needs=needs, tag=tag)
+    small_wheels.wheel(index / name, name, release, files, needs=needs, tag=tag)
 
 
 def amdsmi(release: str) -> dict[str, str]:

@@ -8,13 +8,14 @@ it makes the pods of an Indexed Job with the fields that the real ones set
 import contextlib
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import loopback
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -204,26 +205,14 @@ def running(folder: Path) -> Iterator[tuple[Api, Path]]:
 
         do_GET = do_POST = do_DELETE = do_PATCH = _any  # noqa: N815  # http.server's names
 
-        def log_message(self, *_words: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     config = folder / "kubeconfig"
-    here = {"server": f"http://127.0.0.1:{server.server_port}"}
-    config.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "small", "cluster": here}],
-                "contexts": [{"name": "small", "context": {"cluster": "small", "namespace": "gpus"}}],
-                "current-context": "small",
-            }
-        )
-    )
-    try:
+    with loopback.serving(Handler) as host:
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "small", "cluster": {"server": f"http://{host}"}}],
+            "contexts": [{"name": "small", "context": {"cluster": "small", "namespace": "gpus"}}],
+            "current-context": "small",
+        }
+        config.write_text(json.dumps(document))
         yield api, config
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -206,10 +206,7 @@ class NodesEngine:
                 "NODE_RANK": str(rank),
                 "NODE_NAME": name,
             }
-            own = {
-                "DOCKER_HOST": f"unix://{self.network.sockets[name].path}",
-                "GLOO_SOCKET_IFNAME": FABRIC,
-            }
+            own = {"DOCKER_HOST": f"unix://{self.network.sockets[name].path}", "GLOO_SOCKET_IFNAME": FABRIC}
             entry = (sys.executable, "-m", "stackcheck.fleet.node", str(job.folder))
             with (job.folder / f"task-{rank}.log").open("ab") as log:
                 self.programs[name] = subprocess.Popen(

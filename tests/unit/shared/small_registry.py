@@ -3,11 +3,11 @@
 import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+import loopback
 from stackcheck.oci.distribution import Repository
 
 Answer = tuple[
@@ -37,19 +37,8 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[tupl
 
         do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815  # the base class's names
 
-        def log_message(self, *_arguments: object) -> None:
-            """Print no log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", seen
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with loopback.serving(Handler) as host:
+        yield host, seen
 
 
 def reset(handler: BaseHTTPRequestHandler) -> None:

@@ -12,9 +12,8 @@ import hashlib
 import json
 import struct
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+import loopback
 
 IDENTITY, ISSUER = "person@example.org", "https://accounts.example.org"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -287,19 +288,9 @@ class Sigstore:
                 self.end_headers()
                 self.wfile.write(json.dumps(told).encode())
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        service = {
-            "url": url,
-            "majorApiVersion": 1,
-            "validFor": {"start": "2020-01-01T00:00:00Z"},
-            "operator": "test",
-        }
-        try:
+        with loopback.serving(Handler) as host:
+            service = {"url": f"http://{host}", "majorApiVersion": 1, "operator": "test"}
+            service["validFor"] = {"start": "2020-01-01T00:00:00Z"}
             yield {
                 "mediaType": "application/vnd.dev.sigstore.clienttrustconfig.v0.1+json",
                 "trustedRoot": self.trusted_root(),
@@ -311,9 +302,6 @@ class Sigstore:
                     "rekorTlogConfig": {"selector": "ANY"},
                 },
             }
-        finally:
-            server.shutdown()
-            server.server_close()
 
     def answer(self, path: str, asked: dict[str, Any], token: str) -> dict[str, Any]:
         """Fulcio's answer about a certificate, or Rekor's about an entry."""

@@ -1,16 +1,72 @@
-"""Wheels of one module, and an index on loopback that offers them and counts what is asked of it."""
+"""Wheels and source archives of a few bytes, and an index on loopback that counts what is asked of it."""
 
+import base64
 import contextlib
 import hashlib
 import http.server
+import io
 import os
-import threading
+import tarfile
 import zipfile
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+
+import loopback
+
+
+def wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    files: Mapping[str, bytes | str] = MappingProxyType({}),
+    *,
+    needs: Sequence[str] = (),
+    tag: str = "py3-none-any",
+    extras: Sequence[str] = (),
+) -> Path:
+    """A wheel with a RECORD that pip accepts, and metadata of version 2.1."""
+    plain = name.replace("-", "_")
+    info = f"{plain}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
+    metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
+    pure = str(tag.endswith("-any")).lower()
+    every = {
+        **files,
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: stand-in\nRoot-Is-Purelib: {pure}\nTag: {tag}\n",
+    }
+    bodies = {path: text.encode() if isinstance(text, str) else text for path, text in every.items()}
+    record = "".join(f"{path},{_recorded(body)}\n" for path, body in bodies.items())
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{plain}-{version}-{tag}.whl"
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, body in {**bodies, f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}.items():
+            archive.writestr(zipfile.ZipInfo(path, (2026, 1, 1, 0, 0, 0)), body)
+    return made
+
+
+def _recorded(body: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
+    return f"sha256={digest},{len(body)}"
+
+
+def source_archive(folder: Path, name: str, version: str, files: Mapping[str, bytes | str]) -> Path:
+    """A source archive: `files` below its folder, with PKG-INFO."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = name.replace("-", "_")
+    made = folder / f"{plain}-{version}.tar.gz"
+    every = {"PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", **files}
+    with tarfile.open(made, "w:gz") as archive:
+        for path, text in every.items():
+            body = text.encode() if isinstance(text, str) else text
+            member = tarfile.TarInfo(f"{plain}-{version}/{path}")
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    return made
 
 
 def make_wheel(
@@ -22,15 +78,7 @@ def make_wheel(
     word: str = "",
 ) -> Path:
     """A wheel that pip installs, of one module with one word."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{version}-{tag}.whl"
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", f"WORD = {word!r}\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
-        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n")
-    return path
+    return wheel(folder, name, version, {f"{name}.py": f"WORD = {word!r}\n"}, tag=tag)
 
 
 def locked_line(*wheels: Path) -> str:
@@ -63,15 +111,8 @@ def index_of(*wheels: Path) -> Iterator[tuple[str, list[str]]]:
             if self.path.endswith(".whl"):
                 fetched.append(self.path)
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple", fetched
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=60)
+    with loopback.serving(Handler, root) as host:
+        yield f"http://{host}/simple", fetched
 
 
 def only_index(monkeypatch: pytest.MonkeyPatch, address: str) -> None:

@@ -1,5 +1,6 @@
 """Files that no package vouches for, by kind and place: each is found, and only they are."""
 
+# ruff: noqa: E501 - a table of cases reads in rows
 import base64
 import dataclasses
 import hashlib
@@ -80,32 +81,16 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
     "a program": ({"usr/local/bin/tool": ELF}, "/usr/local/bin/tool", "no package"),
     "a program without x": ({"opt/data.bin": Member(body=ELF, mode=0o644)}, "/opt/data.bin", "no package"),
     "a changed library": ({"lib/x/libc.so.6": ELF + b"!"}, "/usr/lib/x/libc.so.6", "differs"),
-    "hwcaps": (
-        {"usr/lib/glibc-hwcaps/x86-64-v2/libc.so.6": ELF},
-        "/usr/lib/glibc-hwcaps/x86-64-v2/libc.so.6",
-        "",
-    ),
+    "hwcaps": ({"usr/lib/glibc-hwcaps/x86-64-v2/libc.so.6": ELF}, "/usr/lib/glibc-hwcaps/x86-64-v2/libc.so.6", ""),
     "a changed module": ({f"{LIBRARY}/json.py": b"!"}, f"/{LIBRARY}/json.py", "differs"),
-    "a package for a module": (
-        {f"{LIBRARY}/pathlib/__init__.py": b"!"},
-        f"/{LIBRARY}/pathlib/__init__.py",
-        "no",
-    ),
+    "a package for a module": ({f"{LIBRARY}/pathlib/__init__.py": b"!"}, f"/{LIBRARY}/pathlib/__init__.py", "no"),
     "an archive": ({"usr/lib/python311.zip": b"PK"}, "/usr/lib/python311.zip", "no package"),
     "a start-up file": ({f"{SITE}/evil.pth": b"import os"}, f"/{SITE}/evil.pth", "no package"),
     "a module beside packages": ({f"{SITE}/org/__init__.py": b""}, f"/{SITE}/org/__init__.py", "no package"),
     "a changed torch": ({f"{SITE}/torch/__init__.py": b"!"}, f"/{SITE}/torch/__init__.py", "differs"),
     "a shadow of a wheel": (wheel("w", {"msvcrt.py": b"!"}), f"/{SITE}/msvcrt.py", "standard library"),
-    "poisoned byte code": (
-        {f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"!"},
-        f"/{LIBRARY}/__pycache__/json.cpython-311.pyc",
-        "byte code",
-    ),
-    "new byte code": (
-        {f"{LIBRARY}/__pycache__/pathlib.cpython-311.opt-1.pyc": b"!"},
-        f"/{LIBRARY}/__pycache__/pathlib.cpython-311.opt-1.pyc",
-        "byte code",
-    ),
+    "poisoned byte code": ({f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"!"}, f"/{LIBRARY}/__pycache__/json.cpython-311.pyc", "byte code"),
+    "new byte code": ({f"{LIBRARY}/__pycache__/pathlib.cpython-311.opt-1.pyc": b"!"}, f"/{LIBRARY}/__pycache__/pathlib.cpython-311.opt-1.pyc", "byte code"),
     "poisoned byte code, and a touched source": (
         {f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"!", f"{LIBRARY}/json.py": b"json"},
         f"/{LIBRARY}/__pycache__/json.cpython-311.pyc",
@@ -116,48 +101,16 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
     "a loader's folder": ({"etc/ld.so.conf.d/0.conf": b"/x"}, "/etc/ld.so.conf.d/0.conf", "no package"),
     "a changed loader's file": ({"etc/ld.so.conf": b"/x"}, "/etc/ld.so.conf", "differs"),
     "OpenSSL's file": ({"etc/ssl/openssl.cnf": b"!"}, "/etc/ssl/openssl.cnf", "differs"),
-    "a link to another OpenSSL file": (
-        {"usr/lib/ssl/openssl.cnf": "/evil/o", "evil/o": b"!"},
-        "/evil/o",
-        "no package",
-    ),
+    "a link to another OpenSSL file": ({"usr/lib/ssl/openssl.cnf": "/evil/o", "evil/o": b"!"}, "/evil/o", "no package"),
     "a script for python": ({"evil/bin/python3": b"#!/bin/sh"}, "/evil/bin/python3", "no package"),
-    "a link for python": (
-        {"evil/bin/python3": "/usr/bin/su"},
-        "/evil/bin/python3",
-        "is a link to /usr/bin/su",
-    ),
-    "a link for a numbered library": (
-        {"usr/lib/x/libz-2.so": "libc.so.6"},
-        "/usr/lib/x/libz-2.so",
-        "link to",
-    ),
-    "a link for a library whose name is a number": (
-        {"usr/lib/x/lib7.so": "libc.so.6"},
-        "/usr/lib/x/lib7.so",
-        "link to",
-    ),
+    "a link for python": ({"evil/bin/python3": "/usr/bin/su"}, "/evil/bin/python3", "is a link to /usr/bin/su"),
+    "a link for a numbered library": ({"usr/lib/x/libz-2.so": "libc.so.6"}, "/usr/lib/x/libz-2.so", "link to"),
+    "a link for a library whose name is a number": ({"usr/lib/x/lib7.so": "libc.so.6"}, "/usr/lib/x/lib7.so", "link to"),
     "a link for a library": ({"usr/lib/x/libz.so.1": "libc.so.6"}, "/usr/lib/x/libz.so.1", "link to"),
-    "a link to a device": (
-        {f"{SITE}/torch/lib/libx.so": "/dev/zero"},
-        f"/{SITE}/torch/lib/libx.so",
-        "not of",
-    ),
-    "a link out of Python's folders": (
-        {f"{SITE}/evil": "/evil", "evil/__init__.py": b""},
-        f"/{SITE}/evil",
-        "out of",
-    ),
-    "a moved library": (
-        {"usr/lib/.wh.python3.11": b"", "usr/lib/python3.11": "/evil/lib"} | {"evil/lib/x.py": b""},
-        "/usr/lib/python3.11",
-        "out of",
-    ),
-    "a setuid shell": (
-        {"usr/bin/python3.11": Member(body=PYTHON, mode=SETUID)},
-        "/usr/bin/python3.11",
-        "rights",
-    ),
+    "a link to a device": ({f"{SITE}/torch/lib/libx.so": "/dev/zero"}, f"/{SITE}/torch/lib/libx.so", "not of"),
+    "a link out of Python's folders": ({f"{SITE}/evil": "/evil", "evil/__init__.py": b""}, f"/{SITE}/evil", "out of"),
+    "a moved library": ({"usr/lib/.wh.python3.11": b"", "usr/lib/python3.11": "/evil/lib"} | {"evil/lib/x.py": b""}, "/usr/lib/python3.11", "out of"),
+    "a setuid shell": ({"usr/bin/python3.11": Member(body=PYTHON, mode=SETUID)}, "/usr/bin/python3.11", "rights"),
     "a setuid shell, and a touched record": (
         dpkg("login", {"usr/bin/su": Member(body=ELF + b" su", mode=SETUID)})
         | dpkg("python3.11-minimal", {"usr/bin/python3.11": Member(body=PYTHON, mode=SETUID)}),
@@ -166,7 +119,7 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
     ),
     "a setuid file of no package": ({"x": Member(body=b"#!/bin/sh", mode=SETUID)}, "/x", "no package"),
     "a device": ({"evil/mem": Member(kind=DEVICE)}, "/evil/mem", "device"),
-}
+}  # fmt: skip
 
 
 def found(folder: Path, *layers: Layer, **env: str) -> contents.Contents:

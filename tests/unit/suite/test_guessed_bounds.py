@@ -146,9 +146,7 @@ def test_an_old_result_follows_the_bounds_of_now(
 
 
 @pytest.mark.parametrize(
-    "flaw",
-    [{"value": None}, {"bound": 4.5}, {"verdict": "no_threshold"}, {"verdict": "fail"}],
-    ids=str,
+    "flaw", [{"value": None}, {"bound": 4.5}, {"verdict": "no_threshold"}, {"verdict": "fail"}], ids=str
 )
 def test_an_old_pass_that_its_own_figures_deny_is_failed(flaw: dict[str, Any]) -> None:
     then = check(SPEED, metrics=[metric(value=4.0, bound=3.0, verdict="pass") | flaw])

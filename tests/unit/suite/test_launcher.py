@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import waits
+from by_path import module_at
 from stackcheck.suite import inputs, run, steering
 
 SUITES_CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
@@ -124,12 +125,7 @@ def test_a_python_of_the_oldest_images_can_parse_the_launcher() -> None:
 @pytest.fixture
 def conftest() -> Any:
     """The module of the suites' conftest.py."""
-    spec = importlib.util.spec_from_file_location("suites_conftest", SUITES_CONFTEST)
-    assert spec
-    assert spec.loader
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(SUITES_CONFTEST, "suites_conftest")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
-"""What matrix.yaml excepts names checks that the suites have, each with the parameters that are meant."""
+"""Edits of matrix.yaml: exceptions name checks that there are, and a bad block stops no other stack."""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stackcheck.errors import ConfigurationError
-from stackcheck.matrix import matrix
+from stackcheck.files import yamlfile
+from stackcheck.matrix import matrix, resolve
 from stackcheck.policy import Waiver, names
 
 ROOT = Path(__file__).parents[3]
@@ -18,8 +21,6 @@ IDS = sorted({name for ids in LISTING.values() for name in ids})
 FUNCTIONS = sorted({name.partition("[")[0] for name in IDS})
 WITH_CASES = [name for name in FUNCTIONS if name not in IDS]
 WAIVED = "test_compiled.py::test_compiled_sums_in_place"
-
-
 POLICY = matrix.load_matrix(ROOT / "matrix.yaml").policy
 
 
@@ -93,3 +94,47 @@ def test_the_waivers_of_the_matrix_leave_what_was_right_to_decide():
     assert {name.partition("[")[2].partition("-")[0] for name in open_ways} == {
         *("efficient", "flash", "flex", "math", "package")
     }
+
+
+GOOD = {stack.id for stack in resolve.load_stacks(ROOT)}
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "torch": ({"torch": "2.99.0"}, r"torch 2\.99\.0: .*`versions\.torch`"),
+    "nccl": ({"torch": "2.13.0", "nccl": "2.99.1"}, r"nccl 2\.99\.1: .*`versions\.nccl`"),
+    "runtime": ({"version": "13.9", "torch": "2.13.0"}, r"PyTorch builds torch 2\.13\.0 for CUDA"),
+}
+
+
+@pytest.fixture(params=BAD, ids=str)
+def bad(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    """A checkout with one block that is refused, and what its refusal says."""
+    block, says = BAD[request.param]
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    value = yamlfile.load_yaml(ROOT / "matrix.yaml")
+    like = {
+        "runtime": "cuda",
+        "version": "13.0",
+        "python": ["3.12"],
+        "os": ["debian12"],
+        "wheels": ["upstream"],
+    }
+    value["stacks"].append(like | block)
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(value))
+    return tmp_path, says
+
+
+def test_the_other_stacks_are_there(bad: tuple[Path, str]) -> None:
+    root, _ = bad
+    assert {stack.id for stack in resolve.load_stacks(root, ["cpu*"])} == {
+        name for name in GOOD if name.startswith("cpu")
+    }
+    told: list[str] = []
+    assert {stack.id for stack in resolve.load_stacks(root, refused=told.append)} == GOOD
+    assert {stack.id for stack in resolve.usable(root)} == GOOD
+    assert told
+
+
+def test_the_refused_one_cannot_be_selected_and_names_its_row(bad: tuple[Path, str]) -> None:
+    root, says = bad
+    for selectors in ([], ["cuda13*"]):
+        with pytest.raises(ConfigurationError, match=says):
+            resolve.load_stacks(root, selectors)
