@@ -27,8 +27,8 @@ image:
 lint:
 	@$(STAGE) "lint" sh .ci/lint
 
-# Inside the image, and over fabricated hosts: there every fault of AMD once, as the slow tests plant the rest.
-# Three at a time, as some wait for a time limit while another computes.
+# Inside the image, and over fabricated hosts: there every kind of fault of AMD once, as the
+# slow tests plant the rest. Three at a time, as some wait for a time limit while another computes.
 faults: image
 	@sh .ci/prepare-faults
 	@$(STAGE) "planted faults" env STACKCHECK_AMD_HOSTS=quick .venv/bin/stackcheck prove --quick --workers 3
@@ -63,7 +63,7 @@ image-again:
 # Three at a time: a host mostly waits for what its library does not answer.
 amd-hosts:
 	@$(STAGE) "other faults of AMD hosts" env STACKCHECK_AMD_HOSTS=rest $(PYTEST) -q -n 3 \
-		tests/faults/test_amd_hosts.py -k "healthy_host or fault_of_a_host"
+		tests/faults/test_amd_hosts.py -k "healthy_host or fault_of_a_host or part_of_a_node or one_partition"
 
 amd-calls: amd-hosts
 	@$(STAGE) "AMD's module without calls" $(PYTEST) -q -n 3 tests/faults/test_amd_missing_calls.py \
@@ -74,6 +74,7 @@ amd-whole: amd-hosts image-again
 	@$(STAGE) "whole command on AMD hosts" $(PYTEST) -q tests/faults/test_amd_whole_run.py
 
 slow-faults: image-again
+	@sh .ci/prepare-faults
 	@$(STAGE) "slow planted faults" .venv/bin/stackcheck run "$(IMAGE)" -- python -m pytest tests/faults -q -m slow \
 		-p no:cacheprovider --ignore tests/faults/test_amd_hosts.py --ignore tests/faults/test_amd_readings.py \
 		--ignore tests/faults/test_amd_whole_run.py --ignore tests/faults/test_amd_missing_calls.py \

@@ -42,6 +42,7 @@ FAULTS = (
         "test_groups_set_up_and_torn_down",
         {CYCLE: "lambda r, key, **k: original(r, key, **k) and not key.endswith('/5')"},
         "the sums of worlds [5]",
+        another=True,
     ),
     fault(
         "a world that is refused on one rank",

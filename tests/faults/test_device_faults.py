@@ -256,7 +256,15 @@ CARDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("model", CARDS)
+MEMORY_TELLS = (
+    "A100-PCIe-40GB"  # from another card of its chip; the slow half has those with a chip of their own
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=() if name == MEMORY_TELLS else pytest.mark.slow) for name in CARDS],
+)
 def test_cards_without_bridges_are_products_of_their_own(model, plant) -> None:
     chosen = ("-k", "identity or is_linked or peer_access or peer_copies")
     nvml = {**CARDS[model], "p2p_nvlink": 1, "p2p_read": 1}

@@ -61,10 +61,10 @@ WIDE = (
 )  # fmt: skip
 
 
-def gradients(name: str, layout: str, says: str, patches: dict[str, str]) -> Fault:
+def gradients(name: str, layout: str, says: str, patches: dict[str, str], *, another: bool = False) -> Fault:
     """A fault in the step of one layout, and the weight whose gradient shows it."""
     check = f"{SUITE}test_gradients_at_full_width[2-{layout}]"
-    return Fault(name, check, patches=patches, says=says)
+    return Fault(name, check, patches=patches, says=says, another=another)
 
 
 # What only one of two layers does: forward runs them in turn.
@@ -80,6 +80,7 @@ GRADIENTS = (
     gradients(
         "a rank's shard is counted twice", "zero1", "blocks.1.attention.o.weight",
         {NORM: f"lambda self, **k: ({ON_RANK_1} and self.slice.mul_(2), original(self, **k))[1]"},
+        another=True,
     ),
     gradients(
         "AdamW gets half of each gradient", "zero1", "embedding.weight: 0.5",
@@ -89,6 +90,7 @@ GRADIENTS = (
         "AdamW gets half of each shard", "fsdp2", "embedding.weight: 0.5",
         {"layouts.optimizer:update": "lambda optimizer, lr: ([weight.grad.mul_(0.5) "
          "for group in optimizer.param_groups for weight in group['params']], original(optimizer, lr))[1]"},
+        another=True,
     ),
     gradients(
         "a layer loses its dK", "fsdp2", "blocks.0.attention.k.weight: 1",

@@ -124,6 +124,7 @@ def test_a_full_disk_keeps_the_tag_on_what_was_certified_before(checkout: Path, 
     assert verify(checkout) == 0
 
 
+@pytest.mark.slow
 def test_an_image_that_finds_no_room_in_build_is_no_traceback(checkout: Path, build: SmallDisk) -> None:
     text = ended(checkout, "certify", REFERENCE, code=10)
     assert str(build.folder) in text

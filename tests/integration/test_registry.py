@@ -133,6 +133,10 @@ def named(digest: str, form: str) -> str:
     return f"{digest.replace(':', '-')}.{form}"
 
 
+# The other one is in each of its promotions.
+@pytest.mark.parametrize(
+    "target", ["registry", pytest.param("referring_registry", marks=pytest.mark.slow)], indirect=True
+)
 def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_form(
     target: str, referring_registry: str, image: SmallImage, tmp_path: Path
 ) -> None:
@@ -164,14 +168,14 @@ def test_writers_at_the_same_time_lose_nothing(registry: str, tmp_path: Path) ->
     target = f"{registry}/stacks/{uuid.uuid4().hex}"
     image = make_image(tmp_path / "one", b"one")
     release(image, target)
-    times = [NOW + n * SECOND for n in range(1, 5)]
+    times = [NOW + n * SECOND for n in range(1, 4)]
     threads = [threading.Thread(target=release, args=(image, target), kwargs={"now": at}) for at in times]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     known = attachments.read_envelopes(open_store(target), image.manifest_digest, KEY.public_key())
-    assert sum(item.statement.predicate_type == VSA for item in known) == 5
+    assert sum(item.statement.predicate_type == VSA for item in known) == 4
 
 
 def test_the_engine_gets_the_verified_image_from_a_registry_and_from_a_layout(

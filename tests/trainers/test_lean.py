@@ -69,9 +69,19 @@ def test_lean_positions_have_the_same_losses_gradients_and_norms() -> None:
     same_training(*records, lr=LR)
 
 
-@pytest.mark.parametrize("batch", [(), ("--global-batch", "8")], ids=["one", "accumulated"])
-@pytest.mark.parametrize("precision", [FP32, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("model", ["moe", "flux", "llama"])
+@pytest.mark.parametrize(
+    ("model", "precision", "batch"),
+    [
+        pytest.param(
+            *(model, precision, batch),
+            id=f"{model}-{name}-{count}",
+            marks=() if (name, count) == ("bf16", "accumulated") or model == "llama" else pytest.mark.slow,
+        )
+        for model in ("moe", "flux", "llama")
+        for name, precision in (("fp32", FP32), ("bf16", BF16))
+        for count, batch in (("one", ()), ("accumulated", ("--global-batch", "8")))
+    ],
+)
 def test_gradients_left_in_place_train_the_same(
     model: str, precision: tuple[str, ...], batch: tuple[str, ...]
 ) -> None:

@@ -34,7 +34,7 @@ LAYOUTS = {name: layout_flags.LAYOUTS[name] for name in (*NAMES, "zero1-accumula
 }
 
 
-@layout_flags.each(LAYOUTS, quick={"fsdp2-accumulated", "zero1-accumulated", "fused-fp8", "full-shard"})
+@layout_flags.each(LAYOUTS, quick={"fsdp2-accumulated", "fused-fp8"})
 def test_validation_changes_no_bit_of_the_training(layout: str, tmp_path: Path, record: Record) -> None:
     ranks, *flags = LAYOUTS[layout]
     flags += ["--checkpoint-every", "2", "--full-every", "2", "--checkpoint"]

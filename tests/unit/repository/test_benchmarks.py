@@ -40,15 +40,16 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def commands() -> list[list[str]]:
     """The words of each `python benchmarks/NAME.py …` of a page, as a shell makes them."""
-    found: list[list[str]] = []
-    for page in sorted((ROOT / "docs").rglob("*.md")):
-        text = page.read_text()
-        for block in (*BLOCK.findall(text), *INLINE.findall(BLOCK.sub("", text))):
-            if "benchmarks/" not in block or "\u2026" in block:  # \u2026: the page leaves out words
-                continue
-            made = subprocess.run(["bash", "-c", SHELL + block], capture_output=True, text=True, check=False)
-            said = [words.split("\0")[:-1] for words in made.stdout.split("END\0")]
-            found += [words for words in said if words and words[0].startswith("benchmarks/")]
+    texts = [page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = [
+        block for text in texts for block in (*BLOCK.findall(text), *INLINE.findall(BLOCK.sub("", text)))
+    ]
+    # \u2026: the page leaves out words. A block of its own process each, as one may end its shell.
+    named = [f"(\n{block}\n)" for block in blocks if "benchmarks/" in block and "\u2026" not in block]
+    script = SHELL + "\n".join(named)
+    made = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    said = [words.split("\0")[:-1] for words in made.stdout.split("END\0")]
+    found = [words for words in said if words and words[0].startswith("benchmarks/")]
     # Those need torch: tests/trainers/test_commands.py has them.
     found = [words for words in found if not words[0].startswith("benchmarks/training/")]
     return [words for at, words in enumerate(found) if words not in found[:at]]

@@ -55,7 +55,7 @@ def _config(folder: Path, address: str, settings: dict[str, Any]) -> dict[str, A
     storage = {"filesystem": {"rootdirectory": str(folder / "data")}, "delete": {"enabled": True}}
     return {
         "version": 0.1,
-        "log": {"level": "error"},
+        "log": {"level": "error", "accesslog": {"disabled": True}},
         **settings,
         "storage": storage | settings.get("storage", {}),
         "http": settings.get("http", {}) | {"addr": address},

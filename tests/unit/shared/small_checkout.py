@@ -27,6 +27,7 @@ from stackcheck.imaging import bootstrap
 from stackcheck.imaging.wheels import host_settings, wheel_cache
 from stackcheck.oci.documents import is_digest
 from stackcheck.oci.layout import OciLayout
+from stackcheck.recipe.upstream import Upstream
 from stackcheck.suite import inputs, needed, sbom
 from stackcheck.vendors import amd, nvidia
 
@@ -191,6 +192,8 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bootstrap, "ready", lambda *_a: ())  # whatever host these tests run on
     empty = host_settings.HostSettings(pip={}, folders=(), indexes=(), ca=None)
     monkeypatch.setattr(host_settings, "host_settings", lambda: empty)
+    # No public place: a test would ask this machine's pip where its proxy is, and then the Internet.
+    monkeypatch.setattr(Upstream, "answers", lambda *_: "out of reach")
     monkeypatch.setenv(wheel_cache.VARIABLE, wheel_cache.OFF)
     monkeypatch.setattr(inputs, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
     assert vendors.detect() == "cpu"
