@@ -86,11 +86,8 @@ class Verdict:
 def judge(result: RunResult, required: Requirements, bounds: Bounds = NOTHING_GATED) -> Verdict:
     """Judge one run.
 
-    Args:
-        result: The run, as the image under test wrote it.
-        required: What the run must show. A check that is missing or invalid cannot be waived: for the first
-            change the suites, for the second the machine.
-        bounds: The bounds of its gated metrics, looked up on this host.
+    A check that is missing or invalid cannot be waived: for the first change the suites, for the second the
+    machine. `bounds` are those of the run's gated metrics, looked up on this host.
     """
     warned = tuple(
         check.id
