@@ -59,7 +59,7 @@ def matches(axis: str, pattern: str, value: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def matcher(axis: str, pattern: str) -> Callable[[str], bool]:
-    """A pattern, parsed once, as a question to a value of its axis."""
+    """A function that says whether a value of this axis matches the pattern."""
     if pattern == "*":
         return lambda _: True
     if axis not in VERSION_AXES:

@@ -64,7 +64,7 @@ def legacy_layer(store: Store, envelope: Envelope) -> Descriptor:
 
 
 def legacy_manifest(store: Store, layers: Iterable[Descriptor]) -> Manifest:
-    """The manifest of layers in the legacy form; cosign demands an image's config with their digests."""
+    """The manifest of layers in the legacy form; cosign demands a config that lists their digests."""
     unique = {layer.digest: layer for layer in layers}
     config = {
         "architecture": "",

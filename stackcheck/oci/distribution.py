@@ -195,7 +195,7 @@ class Repository:
 
     @contextlib.contextmanager
     def writing(self, report: Callable[[str], None]) -> Iterator[None]:
-        """One writer per repository on this host; a registry has no lock: the read-back shows others."""
+        """Let one process of this host write at a time; a writer on another host is seen by reading back."""
         name = hashlib.sha256(self.target.encode()).hexdigest()[:16]
         path = _lock_folder() / f"{name}.lock"
         with _opened(path) as lock:

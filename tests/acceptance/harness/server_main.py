@@ -58,7 +58,7 @@ class Mark:
 
     @classmethod
     def find(cls) -> "Mark":
-        """The place in a process that has not changed its environment yet."""
+        """Find the place; this process must not have changed its environment before."""
         library = ctypes.CDLL(None)
         library.getenv.restype = ctypes.c_void_p
         return cls(library.getenv(TOKEN.encode()), len(os.environ[TOKEN]))

@@ -46,7 +46,7 @@ def chosen(dtype: str) -> list[dict[str, Any]]:
 
 
 def taken(dtype: str, shape: attention.Shape) -> dict[str, Any]:
-    """The backend that PyTorch takes for a shape, empty if none of those that are known ran, and kernels."""
+    """The backend that PyTorch takes for a shape, and its kernels; "" if no known backend ran."""
     events = names(dtype, "default", shape)
     found = [backend for backend, pattern in OPERATORS.items() if _matching(events["operators"], pattern)]
     return {"shape": str(shape), "backend": found[-1] if found else "", **events}
