@@ -19,6 +19,7 @@ from stackcheck.certificate.statement import (
     Statement,
     evidence,
     facts,
+    recency,
     time_verified,
 )
 from stackcheck.certificate.verify import CertifiedImage
@@ -127,7 +128,7 @@ def _left(end: float) -> float:
 def _judged(tag: str, certified: CertifiedImage, wanted: ImageQuery) -> Candidate:
     """The newest verdict that fits; else the newest one, with the reason why it does not."""
     last: Candidate | None = None
-    for verdict in sorted(certified.verdicts, key=time_verified, reverse=True):
+    for verdict in sorted(certified.verdicts, key=recency, reverse=True):
         host = facts(verdict)["host"]
         torch = _torch(verdict, certified.statements)
         problem = _misfit(host, torch, wanted)

@@ -201,9 +201,13 @@ def status(statement: Statement) -> Literal["PASSED", "FAILED"]:
 
 
 def newest(statements: Iterable[Statement]) -> Statement | None:
-    """The VSA that counts: the latest; of two from the same moment the FAILED one."""
-    summaries = [item for item in statements if item.predicate_type == VSA]
-    return max(summaries, key=lambda item: (time_verified(item), status(item) == "FAILED"), default=None)
+    """The VSA that counts: the last one by `recency`."""
+    return max((item for item in statements if item.predicate_type == VSA), key=recency, default=None)
+
+
+def recency(vsa: Statement) -> tuple[dt.datetime, bool]:
+    """What orders VSAs: their time; of two from the same moment the FAILED one is the later one."""
+    return time_verified(vsa), status(vsa) == "FAILED"
 
 
 def facts(statement: Statement) -> dict[str, Any]:

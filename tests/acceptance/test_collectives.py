@@ -23,7 +23,7 @@ NOTICED_S = 20.0
 # Only the library's log says whether switches add; these lines are written when a group is set up.
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NVLS"}
 RANKS_ADD = {**LOG, multicast.SWITCH: "0"}  # the order of these sums is NCCL's own, and the same each time
-AGAIN_S = 120
+AGAIN_S = 120  # as in smoke: 200 sums of 8 MiB take less than a second, and the start of ranks the rest
 TIMEOUT_S = {"smoke": 120, "standard": 240, "soak": 1800}
 CYCLE_S = 20.0  # to set up and tear down a world; it takes less than a second
 # What a process may hold more of after all worlds than after the first ones. One that is left behind holds

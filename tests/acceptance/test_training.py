@@ -1,7 +1,7 @@
 """Training end to end: does a sharded job learn, agree, resume and run fast? In: n devices.
 Out: metrics, problems.
 
-The smoke tier runs small jobs without a compiler: three starts of torchrun, under 30 s on GPUs. The standard
+The smoke tier runs small jobs without a compiler: three launches of ranks, under 30 s on GPUs. The standard
 tier times Llama 3.1 8B, and eight of its layers with FSDP2, in one more start. If the preflight of a timed
 job fails, so does each check of it; with evidence about the machine it is invalid.
 """

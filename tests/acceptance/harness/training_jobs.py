@@ -75,7 +75,7 @@ def launched(
     *more: str,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run jobs by name in one start of torchrun."""
+    """Run jobs by name in one launch of ranks."""
     words = (text_of(flags), *more)
     return launch("training.py", *words, nproc=ranks, timeout_s=timeout_s, env=env)
 

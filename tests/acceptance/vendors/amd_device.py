@@ -329,7 +329,7 @@ def throttle(bdf: str, metrics: Metrics, earlier: Metrics) -> Throttle:
     through metrics now", smu_v13_0_6_ppt.c), so this zero is not read.
     """
     counters = {name: counter(metrics, name) for name in UNFIT_ACCUMULATORS | NORMAL_ACCUMULATORS}
-    if all(is_known(counter) for counter in counters.values()):
+    if all(map(is_known, counters.values())):
         return Throttle(
             unfit=_grown(UNFIT_ACCUMULATORS, metrics, earlier),
             normal=_grown(NORMAL_ACCUMULATORS, metrics, earlier),

@@ -26,6 +26,7 @@ from stackcheck.certificate.statement import (
     facts,
     newest,
     open_envelope,
+    recency,
     sign,
     status,
     time_verified,
@@ -178,6 +179,7 @@ def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_
 def test_at_the_same_moment_failed_counts(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
     passed, failed = (certify(image, key, outcome=outcome)[-1].statement for outcome in ("passed", "failed"))
     assert newest([failed, passed]) == newest([passed, failed]) == failed
+    assert sorted([passed, failed], key=recency) == sorted([failed, passed], key=recency) == [passed, failed]
 
 
 def test_a_key_is_made_once_private_and_outside_the_checkout(
