@@ -2,6 +2,7 @@
 
 The output goes to build/logs/; a failure shows its last lines, the command that repeats it and the log. The
 line ends with the counts of pytest, else with what the pattern matches, else with the last line of output.
+`{folder}` in a command is a new folder, which goes when the stage passed.
 Out: the exit code of the command. `--summary TITLE CODE SECONDS` says in one line what all recorded stages
 ran, and exits with 1 where one of them failed or CODE says that not every stage ran.
 """
@@ -12,9 +13,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -31,8 +34,12 @@ SHOWN_LINES = 20
 def run(name: str, command: list[str], pattern: str | None = None) -> int:
     """Run a stage to its end, record it and print its line."""
     log = LOGS / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.log"
+    folder = tempfile.mkdtemp(prefix="stage-")
+    command = [word.replace("{folder}", folder) for word in command]
     begin = time.monotonic()
     code = ended(command, log)
+    if code == 0:
+        shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - begin
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     counts: Counter[str] = Counter()

@@ -3,7 +3,9 @@
 # exec: what ends make ends the stage, which lets its tests clean up.
 STAGE := exec .venv/bin/python .ci/stage.py
 # What a test that passed wrote goes at once: a hundred thousand files of earlier runs take a disk a minute.
-PYTEST := .venv/bin/python -m pytest -o tmp_path_retention_policy=failed
+# In a folder that no other pytest has: one that ends removes its folder, another then takes the same number, and the
+# first one removes the other's lock.
+PYTEST := .venv/bin/python -m pytest -o tmp_path_retention_policy=failed --basetemp {folder}
 IMAGE = $$(sh .ci/cpu-image)
 IN_IMAGE = .venv/bin/stackcheck run "$(IMAGE)" -- env PYTHONPATH=build/peers python
 TRAINERS := -m pytest tests/trainers -q -n 2 -p no:cacheprovider --durations 10

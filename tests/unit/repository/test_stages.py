@@ -1,0 +1,53 @@
+"""Test runs that go on beside each other have no folder in common: what one removes, no other needs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scripted
+
+CI = scripted.ROOT / ".ci"
+# Writes where its folder is, then ends as it is told.
+SAY = "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
+
+
+def stage(root: Path, code: int) -> Path:
+    """The folder of one stage that ends with this code."""
+    program = [sys.executable, root / ".ci" / "stage.py", "one", sys.executable, "-c", SAY]
+    done = subprocess.run([*program, "{folder}", f"{code}"], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return Path((root / "build" / "logs" / "one.log").read_text().strip())
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for folder in (".ci", "build/logs", "tmp"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / ".ci" / "stage.py").write_text((CI / "stage.py").read_text())
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    return tmp_path
+
+
+def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root: Path) -> None:
+    first, second = stage(root, 3), stage(root, 3)
+    assert first != second
+    assert first.is_dir()
+    assert second.is_dir()
+    assert not stage(root, 0).exists()
+
+
+def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other() -> None:
+    made = subprocess.run(
+        ["make", "-n", "-f", CI / "stages.mk", "usual", "slow"],
+        cwd=scripted.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    scripts = [path.read_text() for path in CI.iterdir() if path.is_file() and path.name != "stages.mk"]
+    lines = "\n".join([made.stdout, *scripts]).replace("\\\n", " ").splitlines()
+    removing = [line for line in lines if "retention_policy=failed" in line]
+    assert len(removing) > 5  # the stages outside of the image
+    assert [line for line in removing if "--basetemp" not in line] == []
