@@ -4,8 +4,11 @@ import functools
 import importlib
 import importlib.util
 import os
+import resource
 import shlex
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ OWN_TESTS = ("unit", "faults", "integration", "journeys", "trainers")
 
 # More workers would only wait for devices. Each needs a core, and on GPUs another one while it compiles.
 MOST_WORKERS, CORES_PER_WORKER = 16, {"amd": 2, "nvidia": 2, "cpu": 1}
+
+LEAST_OPEN_FILES, LEAST_FREE_BYTES = 256, 64 << 20
 
 XDIST = ("xdist", "xdist.plugin")  # its name where pytest found it by itself, and where it was named
 LAUNCHER = "runner/launcher.py"  # the end of the path of what stackcheck starts in place of pytest
@@ -106,6 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     if os.pathsep in str(ACCEPTANCE):  # the suites' children find them through PYTHONPATH
         raise pytest.UsageError(f"{ACCEPTANCE}: no path of the suites may have a colon: rename the folder")
+    if lacking := _lacking():
+        raise pytest.UsageError(f"the machine lacks what every run needs: {lacking}")
     if _lacks_torch(config) and any(path.is_dir() for path in named):
         raise pytest.UsageError(
             f"the acceptance suites need torch, and {sys.executable} has none:"
@@ -117,6 +124,19 @@ def pytest_configure(config: pytest.Config) -> None:
     from harness.session import PLUGIN, AcceptanceSession
 
     config.pluginmanager.register(AcceptanceSession(config), PLUGIN)
+
+
+def _lacking() -> str:
+    """What no check could run without, and how to get it; empty: nothing is missing."""
+    if not Path("/proc/self").exists():
+        return "/proc is not mounted: mount -t proc proc /proc"
+    if (files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < LEAST_OPEN_FILES:
+        return f"{files} open files are allowed, {LEAST_OPEN_FILES} are needed: ulimit -n {LEAST_OPEN_FILES}"
+    if (free := shutil.disk_usage(folder := tempfile.gettempdir()).free) < LEAST_FREE_BYTES:
+        return (
+            f"{folder} has {free >> 20} MiB free, {LEAST_FREE_BYTES >> 20} are needed: TMPDIR names another"
+        )
+    return ""
 
 
 @pytest.hookimpl(optionalhook=True)

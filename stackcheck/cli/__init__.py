@@ -227,6 +227,8 @@ def _of_this_host(error: ModuleNotFoundError | OSError | subprocess.TimeoutExpir
     if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd and tempfile alone
         step = "go to a folder that exists, or name one for temporary files: export TMPDIR=FOLDER"
         return file_error(error, Path(os.environ.get("PWD", ".")), step)
+    if not Path("/proc/self").exists() and str(error.filename).startswith("/proc"):
+        return FileError("/proc is not mounted", where=error.filename, next_step="mount -t proc proc /proc")
     if error.errno is None and "TLS" in str(error) and "invalid path: " in str(error):  # requests says it so
         path = str(error).rpartition("invalid path: ")[2]
         step = "REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE or pip's `cert` names it: correct or unset that"

@@ -40,6 +40,7 @@ class Place:
     environment: dict[str, str]
     cwd: Path = ROOT
     root: Path | None = None  # None: the verb looks for it
+    within: tuple[str, ...] = ()  # the program that starts the shell
     before: str = ""  # lines of sh
     after: str = ""  # redirections
     said: bool = True  # whether the streams still say what the verb says
@@ -88,6 +89,15 @@ def before(line: str) -> Callable[[Place], None]:
     return change
 
 
+def machine(line: str, *own_codes: int) -> Callable[[Place], None]:
+    def change(place: Place) -> None:
+        place.within = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+        place.own_codes = own_codes
+        before(line)(place)
+
+    return change
+
+
 AXES: dict[str, tuple[Callable[[Place], None], ...]] = {
     "checkout": (
         modules,
@@ -112,6 +122,12 @@ AXES: dict[str, tuple[Callable[[Place], None], ...]] = {
         streams(">/dev/full", 10),
         streams("2>/dev/full", 10),
     ),
+    "machine": (
+        machine("umount -l /proc", 10),
+        machine("umount -l /sys"),
+        machine("umount -l /dev"),
+        machine("mount -t tmpfs none /etc"),
+    ),
     "clock": (variables(TZ="Asia/Kathmandu"), variables(TZ="none/such"), variables(SOURCE_DATE_EPOCH="x")),
 }
 MEMBERS = [(axis, change) for axis, changes in AXES.items() for change in changes]
@@ -127,8 +143,9 @@ def draws() -> list[tuple[str, tuple[Callable[[Place], None], ...]]]:
         other = next((one for one in left if one[0] != axis), None)
         if other:
             left.remove(other)
-        asks_suites = "checkout" in {axis, *(other or ())[:1]}
-        verb = "judge" if asks_suites else rng.choice([*VERBS][:4])
+        axes = {axis, *(other or ())[:1]}
+        drawn = rng.choice([*VERBS][:4])
+        verb = "judge" if "checkout" in axes else "list" if "machine" in axes else drawn  # what asks for it
         found.append((verb, (change, *([other[1]] if other else []))))
     return found
 
@@ -137,7 +154,7 @@ def call(place: Place, verb: str) -> subprocess.CompletedProcess[str]:
     words = [*VERBS[verb], *(["--root", str(place.root)] if place.root else [])]
     program = f'{place.before or ":"}\n"$0" -P -c "$@" {place.after}\nexit ${{PIPESTATUS[0]}}'
     return subprocess.run(
-        ["bash", "-c", program, sys.executable, MAIN, *words],
+        [*place.within, "bash", "-c", program, sys.executable, MAIN, *words],
         cwd=place.cwd,
         env=place.environment,
         capture_output=True,
@@ -208,3 +225,31 @@ def test_what_other_programs_print_may_have_any_bytes() -> None:
             names = {word.arg for word in node.keywords} if isinstance(node, ast.Call) else set()
             if ast.unparse(getattr(node, "func", ast.Constant(0))).startswith("subprocess."):
                 assert "errors" in names or not names & {"text", "encoding"}, f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("umount -l /proc", "/proc is not mounted: mount -t proc proc /proc"),
+        ("ulimit -n 20", "20 open files are allowed, 256 are needed: ulimit -n 256"),
+        ("mount -t tmpfs -o size=1m none $TMPDIR", "has 1 MiB free, 64 are needed: TMPDIR names another"),
+    ],
+)
+def test_the_suites_say_what_the_machine_lacks(line: str, words: str, tmp_path: Path) -> None:
+    place = made(tmp_path)
+    machine(line)(place)
+    program = f'{place.before}; "$@"'
+    command = [sys.executable, "-m", "pytest", "tests/", "--gpu-vendor=cpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*place.within, "bash", "-c", program, "bash", *command],
+        cwd=ROOT,
+        env=place.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    assert f"ERROR: the machine lacks what every run needs: {words}" in done.stderr.replace(
+        place.environment["TMPDIR"] + " ", ""
+    )
