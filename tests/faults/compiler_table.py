@@ -58,6 +58,14 @@ def forgets_norms(step: Any, x: torch.Tensor, *context: Any) -> torch.Tensor:
     return out + 0.01 * (out - out.detach())
 
 
+def wrong_row(original: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The last row of each product is half as large again, in eager mode too."""
+    out = original(x, *rest)
+    if out.dtype is torch.float64:
+        return out
+    return torch.cat([out[..., :-1, :], out[..., -1:, :] * 1.5], -2) if out.ndim > 2 else out
+
+
 def without_accumulator(original: Any, self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
     """A product forgets what it should add to."""
     d.data = d.data * 0
@@ -116,6 +124,7 @@ def tuned_wrong(original: Any, a: Any, b: Any, out: Any) -> None:
 
 MUTANTS: dict[str, Mutant] = {
     **{f"a compiled block of {family} has larger gradients": (f"compiled {family}", COMPILE, compiles_to(forgets_norms)) for family in ("llama", "flux", "moe")},
+    **{f"the products of {family} are wrong in eager mode too": (f"compiled {family}", (torch.nn.functional, "linear"), wrong_row) for family in ("llama", "flux", "moe")},
     "a compiled block loses a row of dx": ("compiled llama", COMPILE, compiles_to(bad_backward(0))),
     "a slice of a compiled table's gradient is not written": ("compiled norms", COMPILE, compiles_to(loses_a_slice)),
     "a compiled function loses its gradient": ("compiled functions", COMPILE, compiles_to(loses_the_gradient)),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from workloads import cases, device, operands, trainers
 from workloads.compiled_models import BACKEND
-from workloads.gates import Reading, elementwise, frobenius
+from workloads.gates import Reading, beside_eager, elementwise
 
 FACTOR = 3.0
 WIDTH, ROWS = {"cuda": 1024, "cpu": 64}, {"cuda": (8, 4096), "cpu": (2, 48)}
@@ -76,11 +76,11 @@ def _norms(step: Step, batch: int, shape: tuple[int, ...], tokens: int = 0) -> I
         got, eager = _gradients(fast, x, table), _gradients(step, x, table)
         ref = _gradients(step, x.double(), table.double())
         terms = batch * rows
-        yield frobenius(got[0], ref[0], eager[0], factor=FACTOR, name=f"step {number} dx")
+        yield from beside_eager(got[0], ref[0], eager[0], factor=FACTOR, name=f"step {number} dx")
         parts = (one.flatten().chunk(len(PARTS)) for one in (got[1], ref[1], eager[1]))
         for name, one, expected, plain in zip(PARTS, *parts, strict=True):
             words = f"step {number} d {name}"
-            yield frobenius(one, expected, plain, factor=FACTOR, terms=terms, name=words)
+            yield from beside_eager(one, expected, plain, factor=FACTOR, terms=terms, name=words)
 
 
 def _gradients(step: Step, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -143,4 +143,4 @@ def _chunked_loss() -> Iterable[Reading]:
     got, eager = _gradients(_compiled(loss), rows, weight), _gradients(loss, rows, weight)
     ref = _gradients(lambda x, w: F.cross_entropy(x @ w.t(), labels), rows.double(), weight.double())
     for name, one, expected, plain in zip(("dx", "d weight"), got, ref, eager, strict=True):
-        yield frobenius(one, expected, plain, factor=FACTOR, terms=len(rows), name=name)
+        yield from beside_eager(one, expected, plain, factor=FACTOR, terms=len(rows), name=name)

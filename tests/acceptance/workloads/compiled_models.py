@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from workloads import cases, device, operands, trainers
-from workloads.gates import Reading, frobenius
+from workloads.gates import Reading, beside_eager
 
 FACTOR = 3.0
 # On a CPU Inductor needs a C++ compiler, which an image need not have. The tracing is the same.
@@ -99,7 +99,7 @@ def _against_eager(problem: Callable[[], Problem]) -> Iterable[Reading]:
     wide = block.double()
     ref = _run(wide, wide, x.double(), tuple(_wide(one) for one in context))
     for name, expected in ref.items():
-        yield frobenius(got[name], expected, eager[name], factor=FACTOR, name=name)
+        yield from beside_eager(got[name], expected, eager[name], factor=FACTOR, name=name)
 
 
 def _give_weights(block: nn.Module) -> None:
