@@ -1,6 +1,7 @@
 """Pages that claim: the AMD pages, the table of attacks and trust.md name what holds each claim."""
 
 import ast
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -256,3 +257,44 @@ def test_what_is_refused_is_refused_by_more_than_a_warning_and_shown(row: list[s
 def test_what_only_warns_says_so():
     for row in OTHERS:
         assert all(ISSUES[name].severity == "warn" for name in judges(row[2]) if name in ISSUES)
+
+
+COLLECTED = (ROOT / "docs" / "reference" / "incidents.md").read_text(encoding="utf-8")
+
+
+def collected(half: str) -> list[list[str]]:
+    """The rows of half A or B: incident, query, what happened, symptom, verdict, by what."""
+    section = COLLECTED.partition(f"\n## Half {half}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| [")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def listed() -> set[str]:
+    """The checks with their parameters, without the number of ranks or devices before them."""
+    suites = json.loads((ROOT / "tests/acceptance/checks.json").read_text(encoding="utf-8"))
+    return {identity.partition("::")[2] for identities in suites.values() for identity in identities}
+
+
+@pytest.mark.parametrize("half", ["A", "B"])
+def test_a_half_of_the_incidents_is_one_by_its_rule_and_its_figures_are_its_rows(half: str) -> None:
+    links = [_LINK.match(row[0]) for row in collected(half)]
+    names = [link[1] for link in links if link]
+    assert len(set(names)) == len(links) == 50
+    even = [int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2 == 0 for name in names]
+    assert set(even) == {half == "A"}
+    verdicts = [row[4] for row in collected(half)]
+    place = "AB".index(half) + 1
+    figures = [line for line in COLLECTED.splitlines() if "of 50 (" in line]
+    for verdict, words in {"caught": "certifies", "soak": "soak", "rule": "rule", "missed": "missed"}.items():
+        counted = sum(one.strip("*").startswith(verdict) for one in verdicts)
+        (line,) = [line for line in figures if words in line.split("|")[1]]
+        assert line.split("|")[place + 1].split()[0] == str(counted), line
+
+
+@pytest.mark.parametrize(
+    "row", [*collected("A"), *collected("B")], ids=lambda row: row[0].partition("]")[0][1:]
+)
+def test_what_a_collected_incident_is_caught_by_exists(row: list[str]) -> None:
+    ids = [name for name in named(row[5]) if re.match(r"(test_|R[0-9])", name)]
+    assert bool(ids) == (row[4] != "missed")
+    assert set(ids) <= listed() | checks() | RULES
