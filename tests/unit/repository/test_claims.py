@@ -260,11 +260,12 @@ def test_what_only_warns_says_so():
 
 
 COLLECTED = (ROOT / "docs" / "reference" / "incidents.md").read_text(encoding="utf-8")
+UNREAD = (ROOT / "docs" / "reference" / "incidents-unread.md").read_text(encoding="utf-8")
 
 
 def collected(half: str) -> list[list[str]]:
     """The rows of half A or B: incident, query, what happened, symptom, verdict, by what."""
-    section = COLLECTED.partition(f"\n## Half {half}\n")[2].partition("\n## ")[0]
+    section = (UNREAD if half == "B" else COLLECTED).partition(f"\n## Half {half}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| [")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
