@@ -1,0 +1,35 @@
+"""Drawn layouts of training and checkpoints between them. In: n devices, or two gloo ranks. Out: what failed.
+
+`--case-seed` draws others. A case that ends or stops its ranks is the last that they named.
+"""
+
+import pytest
+
+from harness import processes
+from harness.calls import Launch, RecordMetric
+from harness.session import AcceptanceSession
+from workloads import cases
+
+RANKS = {"cpu": 2}  # `ranks` is every device of this run
+# Each has every parallel layout, plain, recomputed and compiled; layouts also in both types.
+COUNTS = {"layouts": 24, "checkpoints": 12}
+TIMEOUT_S = 900
+
+
+# No tier that certifies has them: they have not run on a GPU (docs/reference/trust.md).
+@pytest.mark.tier("soak")
+@pytest.mark.parametrize("family", COUNTS)
+def test_generated_layouts(
+    family: str,
+    ranks: int,
+    *,
+    acceptance: AcceptanceSession,
+    launch: Launch,
+    record_metric: RecordMetric,
+    pytestconfig: pytest.Config,
+) -> None:
+    """Two steps in drawn layouts of torch are those of one rank in float64; a checkpoint keeps each bit."""
+    seed = pytestconfig.getoption("case_seed")
+    record_metric("generated_seed", seed, unit="seed")
+    asked = (family, seed, 0, COUNTS[family], processes.inside(acceptance.result_dir))
+    cases.require(launch("generated_layouts.py", *asked, nproc=ranks, timeout_s=TIMEOUT_S), record_metric)
