@@ -10,7 +10,7 @@ FSDP = "torch.distributed.fsdp._fully_shard."
 CHECKPOINT = "torch.distributed.checkpoint."
 
 
-def planted(name: str, family: str, case: int, patches: dict[str, str], says: str, **more: str) -> Fault:
+def planted(name: str, family: str, case: int, patches: dict[str, str], says: str, **more: bool) -> Fault:
     """A fault in one case of seed 0, which the check draws among others."""
     one = f"lambda program, words, **k: original(program, [*words[:2], '{case}', '1', words[4]], **k)"
     return Fault(
@@ -90,6 +90,42 @@ FAULTS = (
         3,
         {FSDP + "_fsdp_param_group:FSDPParamGroup._init_mp_dtypes": "lambda self: __import__('os')._exit(3)"},
         "at layouts 0 3",
+    ),
+    # Chosen only after the check was done.
+    planted(
+        "FSDP2 forgets what it added up without sums",
+        "layouts",
+        17,
+        {FSDP + "_fsdp_param:FSDPParam.accumulate_unsharded_grad_if_needed": "lambda self: None"},
+        "gradient 0 of norm.weight",
+        another=True,
+    ),
+    planted(
+        "FSDP2 loses the last row of a weight that ranks do not divide",
+        "layouts",
+        1,
+        {FSDP + "_fsdp_collectives:foreach_reduce_scatter_copy_in": "lambda grads, out, size: ("
+         "[one[-1:].zero_() for one in grads if len(one) % size], original(grads, out, size))[1]"},
+        "gradient 0 of head.weight",
+        another=True,
+    ),
+    planted(
+        "a loaded matrix loses its last row",
+        "checkpoints",
+        1,
+        {CHECKPOINT + "default_planner:DefaultLoadPlanner.commit_tensor": "lambda self, item, one: "
+         "one.ndim == 2 and one[-1:].zero_()"},
+        "loaded embedding.weight",
+        another=True,
+    ),
+    planted(
+        "a rank that never gathers its sharded state",
+        "checkpoints",
+        5,
+        {CHECKPOINT + "state_dict_saver:save": "lambda *a, **k: __import__('time').sleep(3600) "
+         "if dist.get_rank() else original(*a, **k)"},
+        "checkpoints: 0 5: float32",
+        another=True,
     ),
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ SHOWN = 3  # failed readings of a case and rank
 
 
 def draw(family: str, seed: int, number: int, size: int) -> Case:
-    """One case for so many ranks. Twenty-four in turn have every kind, way and type of the first layout."""
+    """One case for a number of ranks. Twenty-four in turn have every kind, way and type of the first layout."""
     r = random.Random(f"{family} {seed} {number}")
     tensor = r.choice([n for n in range(1, size + 1) if size % n == 0])
     sizes = {
@@ -139,7 +139,7 @@ def check(ranks: Ranks, case: Case, saver: Any) -> tuple[Reading, ...]:
 
 
 def refusing(ranks: Ranks, case: Case, saver: Any) -> tuple[Reading, ...]:
-    """The readings of a case, of the failed ones the first; what torch raises is a failure, as `Book` takes it."""
+    """The readings of a case, of the failed ones the first; what torch raises is a failure of the case."""
     try:
         readings = check(ranks, case, saver)
         failed = [one for one in readings if not one.passed]

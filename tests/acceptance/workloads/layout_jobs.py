@@ -236,7 +236,7 @@ def tensor_plan(case: Case, sequence: bool) -> dict[str, Any]:
 
 
 def chunks_of(case: Case, step: int) -> list[torch.Tensor]:
-    """The tokens of one step, in as many chunks as there are backward passes of one rank alone."""
+    """The tokens of one step, in one chunk for each of the backward passes of one rank alone."""
     numbers = torch.Generator().manual_seed(case.numbers % 2**31 + 7919 * step)
     shape = (case.sizes["batch"], case.sizes["length"] + 1)
     return [torch.randint(case.sizes["vocab"], shape, generator=numbers) for _ in range(case.chunks)]
