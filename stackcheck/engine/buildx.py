@@ -27,6 +27,7 @@ from stackcheck.errors import BuildError, EngineError
 TIMEOUT_S = 4 * 3600.0
 # BuildKit writes its record of a build when every output is written, and fails the build if that takes over
 # 20 s (300 s from 0.15 on), as it does on a busy disk: https://github.com/moby/buildkit/issues/3966
+# It has such limits too where it asks its client for a context or a Dockerfile.
 OWN_DEADLINE = re.compile(r"failed to solve: DeadlineExceeded: context deadline exceeded$")
 TRIES = 3
 # Text in the output of a failed step, what it means, and what to configure; the first match counts.
@@ -118,7 +119,7 @@ def bake(
                 )
             if attempt == TRIES or seconds >= timeout_s or not seen.only_the_deadline():
                 break
-            report("the builder was too busy to record a finished build: again, from its cache")
+            report("the builder was too busy for its own time limit: again, from its cache")
             ran |= seen.ran()
     raise _error(seen, log, None if seconds < timeout_s else timeout_s)
 
@@ -206,7 +207,7 @@ def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> B
         )
     if seen.only_the_deadline():
         return BuildError(
-            "the builder was too busy to record a finished build within its own time limit",
+            "the builder was too busy for its own time limit",
             got=f"{failure.message}, {TRIES} times",
             next_step="the same command when the host's disk is less busy: finished steps are kept",
         )
@@ -259,8 +260,9 @@ class BuildLog:
         return frozenset(self._name(number) for number in self.steps - self.cached)
 
     def only_the_deadline(self) -> bool:
-        """Whether no step failed, and only the builder's own deadline ended the build."""
-        return self._failed is None and OWN_DEADLINE.search(self._message) is not None
+        """Whether only the builder's own deadline ended the build, and no step of the Dockerfile failed."""
+        failed = self._failed and _TITLE.match(self._titles[self._failed])
+        return not failed and OWN_DEADLINE.search(self._message) is not None
 
     def feed(self, line: str) -> None:
         """Read one line."""

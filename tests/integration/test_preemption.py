@@ -37,6 +37,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 # More steps than any machine takes before the signal; without the signal there is no checkpoint.
 ENDLESS = "trainers/train.py --steps 1000000 --log-every 1 --checkpoint kept --checkpoint-every"
 ALONE = f"python3 {ENDLESS} 1000000"
+# torchrun itself ends with 1; on a busy machine it may abort while its Python ends, after the ranks did
+# ("terminate called without an active exception"), which a shell calls 134.
+ENDS = {1, 134}
 RANKS = f"torchrun --standalone --nproc-per-node 2 {ENDLESS} 1000000"
 OFTEN = f"python3 {ENDLESS} 2"
 GRACE_S = 120  # a busy machine writes slowly; terminationGracePeriodSeconds of docs/guides
@@ -176,7 +179,9 @@ def test_a_step_that_gets_the_signal_of_the_time_limit_ends_with_the_trainer_s_c
         assert len(records) == start, job.text()
         assert records[-1]["stopped"] is True
         assert records[-1]["first_step"] == (steps[-1] if steps else 0)
-        assert job.codes.read_text().split() == ["1"] * start
+        codes = [int(word) for word in job.codes.read_text().split()]
+        assert len(codes) == start, codes
+        assert {*codes} <= ENDS, job.text()
         steps = training.checkpoints()
     assert steps[-1] > records[-1]["first_step"] > 0
 
@@ -269,7 +274,7 @@ def test_a_pod_that_is_stopped_writes_a_checkpoint_in_its_grace_period_and_conti
         pod.start()
         pod.wait_until_it_trains()
         assert own_folder.checkpoints()[-1:] == ([last] if last else [])
-        assert pod.stop(GRACE_S) == 1, pod.said()
+        assert pod.stop(GRACE_S) in (ENDS if command == RANKS else {1}), pod.said()
         told = record_of(pod.said())
         assert (told["stopped"], told["first_step"]) == (True, last)
         assert own_folder.checkpoints()[-1] > last

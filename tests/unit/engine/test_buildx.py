@@ -136,6 +136,7 @@ STEP = "#4 [wheels 1/1] RUN pip download torch\n"
 TOO_LATE = "ERROR: target image-1: failed to solve: DeadlineExceeded: context deadline exceeded\n"
 EXPORT = "#5 exporting to client directory\n#5 DONE 4.3s\n"
 FIRST_RUN = f"{STEP}#4 0.9 saved torch\n#4 DONE 0.9s\n{EXPORT}{TOO_LATE}"
+OWN = ("load build context", "load build definition from Dockerfile", "load .dockerignore")
 FROM_CACHE = f"{STEP}#4 CACHED\n{EXPORT}"
 
 
@@ -159,13 +160,18 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     return say
 
 
-def test_a_build_that_the_builder_only_could_not_record_runs_again(builder: Callable[..., Path]) -> None:
-    folder = builder(FIRST_RUN, FROM_CACHE)
+@pytest.mark.parametrize("step", ["", *OWN])
+def test_a_build_that_only_the_builders_own_time_limit_ended_runs_again(
+    builder: Callable[..., Path], step: str
+) -> None:
+    failed = f"#6 [image-1 internal] {step}\n#6 ERROR: context deadline exceeded\n" if step else ""
+    first = FIRST_RUN.replace(TOO_LATE, failed + TOO_LATE)
+    folder = builder(first, FROM_CACHE)
     lines: list[str] = []
     done = buildx.bake({}, ["image-1"], report=lines.append, log=folder / "build.log")
     assert (done.steps, done.cached, done.stages) == (1, 0, {("", "wheels"): (1, 0)})
     assert sum("too busy" in line for line in lines) == 1
-    assert (folder / "build.log").read_text() == FIRST_RUN + FROM_CACHE
+    assert (folder / "build.log").read_text() == first + FROM_CACHE
 
 
 def test_a_builder_that_stays_too_busy_fails_after_three_runs(builder: Callable[..., Path]) -> None:
