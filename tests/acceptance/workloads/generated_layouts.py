@@ -43,7 +43,7 @@ SHOWN = 3  # failed readings of a case and rank
 
 
 def draw(family: str, seed: int, number: int, size: int) -> Case:
-    """One case for a number of ranks. Twenty-four in turn have every kind, way and type of the first layout."""
+    """One case for a number of ranks; 24 in turn have every kind, way and type of the first layout."""
     r = random.Random(f"{family} {seed} {number}")
     tensor = r.choice([n for n in range(1, size + 1) if size % n == 0])
     sizes = {
