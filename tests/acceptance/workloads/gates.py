@@ -46,8 +46,8 @@ class Reading:
 
 
 TINY = torch.finfo(torch.float64).tiny
-# How wrong one element may be, in roundings. A processor reads at most 31 in bf16 and 86 in float32, and an H200
-# at most 22 in a small block in bf16.
+# How wrong one element may be, in roundings. A processor reads at most 31 in bf16 and 86 in float32, and an
+# H200 at most 22 in a small block in bf16.
 WORST, WORST_FP32 = 128, 1024
 
 
