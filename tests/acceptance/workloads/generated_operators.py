@@ -53,6 +53,11 @@ READS_BY_NUMBERS = (
     "polygamma",
     "special.polygamma",
     "special.zeta",
+    "special.chebyshev_polynomial",  # as many steps as its degree, an operand
+    "special.hermite_polynomial",
+    "special.laguerre_polynomial",
+    "special.legendre_polynomial",
+    "special.shifted_chebyshev_polynomial",
 )
 # With stride 0 it reads behind its operand.
 READS_BEYOND = ("median", "nanmedian", "masked.median")
