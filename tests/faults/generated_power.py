@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import drawn_faults
 from drawn_faults import Drawn
@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 from workloads import generated, generated_judge, generated_operators
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from multiprocessing.pool import Pool
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
 
 AT_ONCE = 32  # cases that a process takes
 TRIES = 40  # cases of one seed that run with a fault planted
@@ -57,29 +58,46 @@ def measure(
     """Look for each fault in one seed after the other, until it is found."""
     power = Power({fault: Found() for fault in faults})
     generated_operators.rows()
-    with multiprocessing.get_context("fork").Pool(processes, torch.set_num_threads, (1,)) as pool:
-        for seed in seeds:
-            wanted = [fault for fault, found in power.faults.items() if not found.case]
-            cases = [(family, seed, n) for family, count in counts.items() for n in range(count)]
-            runs: dict[Drawn, list[Case]] = {fault: [] for fault in wanted}
-            _look_for(pool, cases, wanted, runs, power)
-            jobs = [(fault, runs[fault][:TRIES]) for fault in wanted if runs[fault]]
-            for fault, case in pool.imap_unordered(_first, jobs, chunksize=1):
-                power.faults[fault].case = case
-            for fault in wanted:
-                power.faults[fault].touched += len(runs[fault])
+    for seed in seeds:
+        wanted = [fault for fault, found in power.faults.items() if not found.case]
+        cases = [(family, seed, n) for family, count in counts.items() for n in range(count)]
+        runs: dict[Drawn, list[Case]] = {fault: [] for fault in wanted}
+        for ran, struck in each(_touched, [(part, wanted) for part in batched(cases)], processes):
+            power.ran |= ran
+            for fault, case in struck:
+                runs[fault].append(case)
+        jobs = [(fault, runs[fault][:TRIES]) for fault in wanted if runs[fault]]
+        for fault, case in each(_first, jobs, processes):
+            power.faults[fault].case = case
+        for fault in wanted:
+            power.faults[fault].touched += len(runs[fault])
     return power
 
 
-def _look_for(
-    pool: Pool, cases: Sequence[Case], wanted: Sequence[Drawn], runs: dict[Drawn, list[Case]], power: Power
-) -> None:
-    """Note for each fault the cases that could show it."""
-    parts = [(cases[n : n + AT_ONCE], wanted) for n in range(0, len(cases), AT_ONCE)]
-    for ran, struck in pool.imap(_touched, parts):
-        power.ran |= ran
-        for fault, case in struck:
-            runs[fault].append(case)
+def batched(cases: Sequence[Case]) -> list[Sequence[Case]]:
+    """The cases, as many together as one process takes."""
+    return [cases[n : n + AT_ONCE] for n in range(0, len(cases), AT_ONCE)]
+
+
+def each(function: Callable[[Any], Any], jobs: Sequence[Any], processes: int) -> Iterator[Any]:
+    """What a function gives for each job, in processes; nothing for a job that ends its process."""
+    alone = []
+    with _pool(processes) as pool:
+        for job, running in [(job, pool.submit(function, job)) for job in jobs]:
+            try:
+                done = running.result()
+            except BrokenProcessPool:
+                alone.append(job)
+                continue
+            yield done
+    for job in alone:
+        with _pool(1) as pool, contextlib.suppress(BrokenProcessPool):
+            yield pool.submit(function, job).result()
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    fork = multiprocessing.get_context("fork")
+    return ProcessPoolExecutor(processes, fork, generated.alone, (None,))
 
 
 def _touched(
@@ -96,9 +114,9 @@ def _touched(
 def touched(case: Case, faults: Sequence[Drawn]) -> drawn_faults.Watched:
     """The faults that could strike in this case."""
     drawn = None
-    with generated._plain(), contextlib.suppress(Exception):
+    with generated._plain(), generated.limited(), contextlib.suppress(Exception):
         drawn = generated._drawn(*case, "small")
-    with generated._plain(), drawn_faults.Watched(faults) as watched:
+    with generated._plain(), generated.limited(), drawn_faults.Watched(faults) as watched:
         for _, call in drawn[1] if drawn else ():
             with contextlib.suppress(Exception):
                 generated_judge.results(call)
@@ -109,15 +127,13 @@ def _first(job: tuple[Drawn, list[Case]]) -> tuple[Drawn, Case | None]:
     return job[0], found(*job)
 
 
-def found(fault: Drawn | None, cases: Sequence[Case]) -> Case | None:
-    """The first case that fails with the fault planted."""
-    for case in cases:
-        with generated._plain():
-            if fault is None:
-                margin = generated.margin(*case)
-            else:
-                with fault.mode():
-                    margin = generated.margin(*case)
-        if margin is not None and margin > 1:
-            return case
-    return None
+def found(fault: Drawn, cases: Sequence[Case]) -> Case | None:
+    """The first case that fails with the fault planted, and passes without it."""
+    return next((case for case in cases if fails(fault, case) and not fails(None, case)), None)
+
+
+def fails(fault: Drawn | None, case: Case) -> bool:
+    """Whether a case fails with a fault planted, or without any."""
+    with generated._plain(), generated.limited(), fault.mode() if fault else contextlib.nullcontext():
+        margin = generated.margin(*case)
+    return margin is not None and margin > 1

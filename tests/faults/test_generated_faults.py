@@ -1,9 +1,11 @@
 """Generated cases find faults that were drawn without them: a few in a whole run, and a share of many."""
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -12,12 +14,14 @@ import pytest
 from planting import TESTS, Fault
 
 pytest.importorskip("torch", reason="the suites need torch")
+import torch
+
 import drawn_faults
 import generated_power
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated, generated_operators
+from workloads import generated, generated_inside, generated_judge, generated_operators
 
 HERE = Path(__file__).parent
 CHECK = "test_generated.py::test_generated"
@@ -85,10 +89,105 @@ def test_a_drawn_fault_is_found_and_nothing_else() -> None:
         ("attention", 0, number) for number in range(4)
     ]
     fault = drawn_faults.Drawn("mul", drawn_faults.TYPES[0], "always", "it is off by 4096 roundings")
-    assert generated_power.found(None, cases) is None
+    assert not any(generated_power.fails(None, case) for case in cases)
     assert generated_power.found(
         fault, [one for one in cases if generated_power.touched(one, [fault]).struck]
     )
+
+
+@pytest.mark.parametrize("effect", ["one element is off by 64 roundings", "NaN and infinity are 0"])
+def test_a_kernel_is_judged_where_the_result_hides_it(effect: str) -> None:
+    """The program's last steps take the fault out of its result."""
+    x = torch.linspace(0.5, 2, 64)
+    x[5] = torch.nan
+    call = generated_judge.Call(lambda one: one.exp().nan_to_num() * 0, (x,), {}, torch.float32, inside=True)
+    fault = drawn_faults.Drawn("exp", torch.float32, "always", effect)
+    healthy = generated._judged(call, 1.0)
+    with fault.mode():
+        inside, result = generated._judged(call, 1.0), generated._judged(replace(call, inside=False), 1.0)
+    assert healthy
+    assert healthy[0] <= 1
+    assert result
+    assert result[0] <= 1
+    assert inside
+    assert inside[0] > 1
+    assert "its kernel exp float32" in inside[1]
+
+
+HALF, FLOAT = torch.float16, torch.float32
+ATEN = torch.ops.aten
+# What float64 says otherwise, by no fault: a type, a kernel, operands, and a fault that is seen in them.
+NO_ALARMS = {
+    "a count that float16 takes for infinity": (
+        HALF, ATEN.div.Tensor, (torch.ones(3), torch.tensor([1, 2, 70_000])), "always", "it is negative",
+    ),
+    "a number to compare with that float16 takes for 0": (
+        HALF, ATEN.ge.Scalar, (torch.tensor([0.0, 1, 1]), 1e-12), "always", "its last element is 0",
+    ),
+    "a gradient at NaN": (
+        FLOAT, ATEN.softshrink_backward.default, (torch.ones(40), torch.full((40,), torch.nan), 0.5),
+        "a zero", "it is off by 64 roundings",
+    ),
+    "a mean of infinity and minus infinity": (
+        FLOAT, ATEN.native_layer_norm.default,
+        (torch.tensor([[1.0, 2, torch.inf, -torch.inf], [1, 2, 3, 4]]), [4], None, None, 1e-5),
+        "always", "its last row is 0",
+    ),
+    "what a kernel worked with": (
+        FLOAT, ATEN._linalg_det.default, (torch.rand(5, 5, generator=torch.Generator().manual_seed(0)).mT,),
+        "always", "it is negative",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NO_ALARMS)
+def test_what_float64_says_otherwise_is_no_alarm(what: str) -> None:
+    """The same kernel with a fault is one, unless its operands alone say that it cannot be."""
+    dtype, kernel, operands, condition, effect = NO_ALARMS[what]
+    given = [one.to(dtype) if generated_judge.is_number(one) else one for one in operands]
+    name = generated_inside.name_of(kernel)
+    fault = drawn_faults.Drawn(name, dtype, condition, effect)
+    shares = []
+    for mode in (contextlib.nullcontext(), fault.mode()):
+        with mode, generated_inside.Inside() as inside:
+            kernel(*given)
+        shares.append(inside.worst[0] if inside.worst else 0)
+    assert shares[0] <= 1
+    assert shares[1] > 1 or condition != "always"
+
+
+def test_the_error_of_a_long_sum_grows_where_the_profile_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of few numbers it does not."""
+    shares = {}
+    for grows in ([], ["linalg_vector_norm"]):
+        known = {"units": {}, "noisy": [], "overflows": [], "unknown": [], "grows": grows}
+        monkeypatch.setattr(generated_inside, "profile", lambda known=known: known)
+        for count in (8, 65_536):
+            for fault in (contextlib.nullcontext(), _off("linalg_vector_norm")):
+                with fault, generated_inside.Inside() as inside:
+                    torch.linalg.vector_norm(torch.tensor([7.813012599945068]).expand(count), 1)
+                shares[bool(grows), count, hasattr(fault, "struck")] = inside.worst[0]
+    assert shares[False, 65_536, False] > 1 >= shares[True, 65_536, False]
+    assert shares[True, 8, True] > 1 >= shares[True, 8, False]
+
+
+def _off(kernel: str) -> drawn_faults.Planted:
+    return drawn_faults.Drawn(kernel, FLOAT, "always", "it is off by 64 roundings").mode()
+
+
+def test_kernels_without_one_answer_are_not_judged() -> None:
+    """A view, random numbers, empty memory."""
+    x = torch.ones(3)
+    with generated_inside.Inside() as inside:
+        torch.rand_like(x), torch.empty_like(x), x.view(1, 3)
+    assert not inside.found
+
+
+def test_words_that_leave_operators_out_leave_no_others_out() -> None:
+    """As `int` leaves out no interpolation, and `normal` no normalization."""
+    names = set(generated_operators.table())
+    assert {"nn.functional.interpolate.linear", "nn.functional.normalize", "masked.normalize", "abs"} <= names
+    assert not names & {"int", "normal", "rand_like", "full", "sparse.sampled_addmm"}
 
 
 def test_every_operator_has_a_turn_before_any_has_two() -> None:

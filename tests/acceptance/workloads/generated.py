@@ -27,6 +27,7 @@ from workloads import (
     device,
     generated_attention,
     generated_chains,
+    generated_inside,
     generated_judge,
     generated_operators,
     generated_sizes,
@@ -45,10 +46,10 @@ class Plan(NamedTuple):
 
 # What a healthy operator needs, in units of the judge, and by how much it may be left.
 NEEDED, FACTOR = 4.0, 4.0
-# Of operators; the profile has those that need more. A sum in float32 has many roundings of its own size,
-# one in a half is rounded once. A lost element is 100 units in bfloat16 and 800 in float16.
-OPERATORS_NEED = {"float32": 32.0, "float16": 8.0, "bfloat16": 4.0}
-# Up to here, rounding that changes with the inputs' last bits is the algorithm's. Beyond, a profile says so.
+# Of an operator's result, which has the roundings of all its kernels; each of these is judged by itself.
+# A lost element is 100 units in bfloat16 and 800 in float16.
+OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
+# Up to here, rounding that changes with the inputs' last bits is the algorithm's, where no kernel is judged.
 EXCUSED = 512.0  # float32 computed in TF32 is off by 8192 units
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
 # A refusal is loud, and grammars ask for what is refused. These errors are none: a kernel broke.
@@ -123,7 +124,7 @@ def _in_processes(shares: list[Share]) -> list[dict[str, Any]]:
     generated_operators.rows()
     at = multiprocessing.RawArray("q", len(shares))
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(len(shares), mp_context=fork, initializer=_alone, initargs=(at,)) as pool:
+    with ProcessPoolExecutor(len(shares), mp_context=fork, initializer=alone, initargs=(at,)) as pool:
         running = [pool.submit(_share, share) for share in shares]
         try:
             return [one.result() for one in running]
@@ -137,10 +138,10 @@ def _in_processes(shares: list[Share]) -> list[dict[str, Any]]:
 _AT: list[Any] = []
 
 
-def _alone(at: Any) -> None:
+def alone(at: Any) -> None:
     """One thread, and a bound on memory: an operator may have the square of its operands in between.
 
-    A case that takes too long ends the process, as no kernel hears an exception.
+    Its cases end in time, or it ends: `limited`.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -148,6 +149,16 @@ def _alone(at: Any) -> None:
     most = pages * resource.getpagesize() + MOST_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     _AT[:] = [at]
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """End this process, if it runs cases alone, where one takes too long: no kernel hears an exception."""
+    signal.alarm(MOST_S if _AT else 0)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def _share(share: Share) -> dict[str, Any]:
@@ -159,15 +170,14 @@ def _share(share: Share) -> dict[str, Any]:
             drawn += 1
             if _AT:
                 _AT[0][share.place] = number
-                signal.alarm(MOST_S)
-            said = _one(share.family, share.seed, number, share.sizes)
+            with limited():
+                said = _one(share.family, share.seed, number, share.sizes)
             if said is None:
                 continue
             judged += 1
             margin, words = said
             worst = max(worst, margin) if margin <= 1 else worst
             failed += [words] if margin > 1 else []
-    signal.alarm(0)
     return {"drawn": drawn, "judged": judged, "worst": worst, "failed": failed}
 
 
@@ -243,8 +253,8 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
 
 def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[float, str, int] | None:
     """The worst of calls with equal numbers: its share of the gate, words, and which one it is."""
-    reference, found = _reference(forms[0][1]), []
-    for n, (_, call) in enumerate(forms if reference else ()):
+    reference, found = None if forms[0][1].alone else _reference(forms[0][1]), []
+    for n, (_, call) in enumerate(forms):
         said = _judged(call, needed, reference)
         found += [(*said, n)] if said else []
     return max(found, default=None, key=lambda one: one[0])
@@ -259,17 +269,12 @@ def _reference(call: Call) -> generated_judge.Reference | None:
     return reference if reference.right else None
 
 
-def needed_by(case: generated_operators.Case) -> float:
-    """The units that a healthy operator needs in this type."""
-    return max(OPERATORS_NEED[case.dtype], generated_operators.needed(case.operator, case.dtype))
-
-
 def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
     mixed = seed * 1_000_003 + number
     if family == "operators":
         case = generated_operators.draw(seed, number)
         forms = generated_operators.forms_of(case)
-        return (str(case), forms, needed_by(case)) if forms else None
+        return (str(case), forms, OPERATORS_NEED[case.dtype]) if forms else None
     if family == "sizes":
         words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
         return words, [("", call)], NEEDED
@@ -285,19 +290,26 @@ def _judged(
     call: Call, needed: float, reference: generated_judge.Reference | None = None
 ) -> tuple[float, str] | None:
     """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
-    reference = reference or _reference(call)
-    if reference is None:
+    reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
+    if reference is None and not call.inside:
         return None
     try:
-        got = generated_judge.results(call)
+        with inside if call.inside else contextlib.nullcontext():
+            got = generated_judge.results(call)
     except Exception as error:  # noqa: BLE001
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        return (float("inf"), words) if any(word in words.lower() for word in BROKEN) else None
+        broken = not call.breaks and any(word in words.lower() for word in BROKEN)
+        return (float("inf"), words) if broken else None
+    said = [inside.worst] if inside.worst else []
     bound = FACTOR * needed
-    units = generated_judge.distance(call, got, reference, enough=bound / 2)
-    if units is not None and bound < units <= EXCUSED and not call.noisy:
+    units = generated_judge.distance(call, got, reference, enough=bound / 2) if reference else None
+    if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
+        units = generated_judge.distance(replace(call, noisy=True), got, reference)
+    elif units is not None and bound < units <= EXCUSED and not call.noisy:
         units = generated_judge.distance(call, got, reference, excused=True)
-    return None if units is None else (units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed")
+    if units is not None:
+        said.append((units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed"))
+    return max(said, default=None)
 
 
 def _smaller(call: Call, needed: float) -> Call:

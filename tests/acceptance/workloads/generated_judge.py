@@ -20,6 +20,7 @@ import torch
 from workloads import gates
 
 MOVES = 4
+MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
 CANCELLED = 2.0**-40  # of the operands: what float64 leaves of numbers that cancel is its own rounding
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, *HALVES)
@@ -36,8 +37,12 @@ class Call:
     gradients: bool = False
     seed: int = 0
     right: Call | None = None  # what float64 evaluates instead: a plain formula, or a part of the arguments
-    noisy: bool = False  # a healthy operator of this name is rougher than its inputs' rounding
+    noisy: bool = False  # what changes with its inputs' last bits belongs to the unit
     overflows: bool = False  # its intermediate values may leave the type where its result does not
+    passes_over_nan: bool = False  # nobody says what it gives for NaN, if that is a number
+    inside: bool = False  # the kernels that run in it are judged too
+    alone: bool = False  # they alone: its result is random, or nobody promises it
+    breaks: bool = False  # a healthy torch breaks in it, loudly
     fixed: frozenset[int] = frozenset()  # the places of tensors that get no gradient
     uneven: bool = False  # the gradients that come in have zeros, large and small numbers
     not_finite: bool = False  # some of the gradients that come in are no numbers
@@ -69,8 +74,17 @@ class Reference:
             not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, self.right, strict=False)
         ):
             return []  # it draws numbers
-        moved = [results(wide(self.call, move), move) for move in range(1, MOVES + 1)]
+        moved = [self._moved(move) for move in range(1, MOVES + 1)]
         return moved if all(_shapes(one) == _shapes(self.right) for one in moved) else []
+
+    def ask_again(self) -> None:
+        """Find how far results lie apart by more moves, once."""
+        if len(self.moved) == MOVES:
+            more = [self._moved(move) for move in range(MOVES + 1, MOVES + MORE_MOVES + 1)]
+            self.moved.extend(one for one in more if _shapes(one) == _shapes(self.right))
+
+    def _moved(self, move: int) -> list[torch.Tensor]:
+        return results(wide(self.call, move), move)
 
 
 def leaves(tree: Any) -> Iterator[Any]:
@@ -102,14 +116,35 @@ def results(call: Call, move: int = 0) -> list[torch.Tensor]:
         call = call.mapped(lambda leaf: _leaf(leaf, call.fixed, places))
     inputs = [one for one in call.tensors() if one.requires_grad]
     with torch.set_grad_enabled(call.gradients):
-        given = [one for one in leaves(call.function(*call.args, **call.kwargs)) if _is_tensor(one)]
-    out = [_as_real(one.detach()) for one in given]
+        returned = call.function(*call.args, **call.kwargs)
+    given, out = [one for one in leaves(returned) if is_tensor(one)], numbers(returned)
     roots = [one for one in given if one.requires_grad and one.is_floating_point()]
     if not call.gradients or not roots or not inputs:
         return out
     weights = [_weights(one, call, n, move) for n, one in enumerate(roots)]
     grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True)
-    return out + [grad for grad in grads if _is_tensor(grad)]
+    return out + [grad for grad in grads if is_tensor(grad)]
+
+
+def numbers(tree: Any) -> list[torch.Tensor]:
+    """The tensors of what a function returned; a complex one as its two parts."""
+    given = [one.detach() for one in leaves(tree) if is_tensor(one)]
+    return [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in given]
+
+
+def kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function with copies of what it may change, such as the statistics of a normalization."""
+    args, kwargs = mapped((args, kwargs), lambda one: one if _has_gradient(one) else copied(one))
+    return function(*args, **kwargs)
+
+
+def copied(leaf: Any) -> Any:
+    """A copy of a tensor, and anything else as it is."""
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _has_gradient(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and one.requires_grad
 
 
 def seed_all(seed: int) -> None:
@@ -119,12 +154,14 @@ def seed_all(seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def _is_tensor(one: object) -> bool:
+def is_tensor(one: object) -> bool:
+    """Whether this is a tensor with strides."""
     return isinstance(one, torch.Tensor) and one.layout is torch.strided
 
 
-def _as_real(one: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(one.resolve_conj()) if one.is_complex() else one
+def is_number(one: object) -> bool:
+    """Whether this is a tensor of a floating type."""
+    return isinstance(one, torch.Tensor) and one.is_floating_point()
 
 
 def _leaf(one: Any, fixed: frozenset[int], places: Iterator[int]) -> Any:
@@ -293,6 +330,8 @@ def _distance(
         else torch.zeros_like(finite)
     )
     special = every.isnan().all(0)
+    if call.passes_over_nan:
+        finite = finite & ~_has_nan(call, ref)
     endless = every.isinf().all(0) & (every == ref).all(0)
     if call.overflows:
         finite, special = finite & mine.isfinite(), special & mine.isnan()
@@ -309,3 +348,9 @@ def _distance(
     allowed, less = (allowed + noise, 0.0) if call.noisy else (allowed, noise)
     finite = finite & ~cancelled
     return float(torch.where(finite, ((mine - ref).abs() - less).clamp(min=0) / allowed, 0.0).max())
+
+
+def _has_nan(call: Call, ref: torch.Tensor) -> torch.Tensor:
+    """Where one of the operands is NaN, in the shape of the result."""
+    floats = [one for one in call.tensors() if one.is_floating_point()]
+    return functools.reduce(torch.logical_or, (one.isnan() for one in floats)).expand(ref.shape)

@@ -9,45 +9,68 @@ import contextlib
 import functools
 import importlib
 import itertools
-import json
 import random
 import sys
 import types
 import unittest
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from workloads import device, generated_judge
+from workloads import device, generated_inside, generated_judge
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
 
-# What healthy operators need beyond the judge's units, by benchmarks/generated_profile.py: so many units in a
-# type; `noisy`, if rounding inside is rougher than its inputs'; `overflows`, if inner values leave the type;
-# `without`, the sizes, numbers or places that it does not take; `left out`, if nothing helps.
-PROFILE = Path(__file__).with_name("generated_profile.json")
-SAMPLES = 24  # of each operator at most
-EXPANDED = 0.2  # the share of cases that have an operand with stride 0 beside what was drawn
+SAMPLES = 256  # of each operator at most
+EXPANDED = 0.3  # the share of calls that have an operand with stride 0 beside what was drawn
+OTHERS = 3  # samples of a case of which the kernels alone are judged
+ELSEWHERE = 0.5  # the share of them that are views
+ALONE = ("not finite", "another sample", "in place")
 TRIED = 6  # samples, until one takes the case's sizes and numbers
-# What draws numbers, leaves memory as it is, reads where it is told to, or has several right answers.
-NOT_A_FUNCTION = (
-    "rand", "bernoulli", "dropout", "multinomial", "normal_", "normal", "cauchy", "exponential",
-    "geometric", "log_normal", "uniform", "rrelu", "empty", "new_empty", "sparse", "to_sparse", "item",
-    "tolist", "resize", "nn.functional.fractional_max_pool", "nn.functional.max_unpool",
-    "nn.functional.ctc_loss", "segment_reduce", "_segment_reduce", "as_strided", "linalg.eig", "linalg.svd",
-    "svd",
-    "linalg.qr", "qr", "linalg.lstsq", "linalg.l", "lu", "lobpcg", "geqrf", "pinverse", "linalg.pinv",
-    "_unsafe", "svd_lowrank", "pca_lowrank", "jiterator", "torch.ops.aten._",
+# What runs no kernel that can be judged, or needs another device.
+NOT_DRAWN = (
+    "empty", "new_empty", "sparse.", "to_sparse", "item", "tolist", "resize", "as_strided", "jiterator",
+    "torch.ops.aten._efficient", "torch.ops.aten._flash", "rand", "normal", "cauchy", "exponential",
+    "geometric", "log_normal", "uniform", "signal.windows", "full", "logspace", "allclose",
 )  # fmt: skip
+INTEGERS = ("byte", "char", "short", "int", "long")  # beyond their borders a processor may give anything
+# What draws numbers, has several right answers, or reads where it is told to: its samples stay as they are,
+# and its kernels alone are judged.
+NOT_A_FUNCTION = (
+    "bernoulli", "nn.functional.dropout", "multinomial", "nn.functional.rrelu",
+    "nn.functional.fractional_max_pool", "nn.functional.max_unpool", "nn.functional.ctc_loss",
+    "segment_reduce", "_segment_reduce",
+    "linalg.eig", "linalg.svd", "svd", "linalg.qr", "qr", "linalg.lstsq", "linalg.l", "lu", "lobpcg",
+    "geqrf", "pinverse", "linalg.pinv", "_unsafe", "svd_lowrank", "pca_lowrank",
+)  # fmt: skip
+# Its operands say where it reads, and with stride 0 its gradient damages memory; or how long it takes: of
+# -1e9 - 0.5 polygamma takes 15 s.
+READS_BY_NUMBERS = (
+    "grid_sampler",
+    "nn.functional.grid_sample",
+    "polygamma",
+    "special.polygamma",
+    "special.zeta",
+    "special.chebyshev_polynomial",  # as many steps as its degree, an operand
+    "special.hermite_polynomial",
+    "special.laguerre_polynomial",
+    "special.legendre_polynomial",
+    "special.shifted_chebyshev_polynomial",
+)
+# With stride 0 it reads behind its operand.
+READS_BEYOND = ("median", "nanmedian", "masked.median")
 SIZES = ("", *variations.SIZES)
 NUMBERS = ("", *variations.NUMBERS)
 # What checks no size before it reads, or needs a matrix of one kind: its samples stay as they are.
 EXACT_STRUCTURE = (
     "nn.functional.embedding_bag",
     "nn.functional.multi_head_attention_forward",  # as many scores as its rows squared
+    "nn.functional.multilabel_margin_loss",  # as many steps
+    "nn.functional.linear_cross_entropy.chunked",  # a step of many kernels for each of a few rows
+    "grid_sampler",  # its gradient in 16 bits damages memory
+    "nn.functional.grid_sample",
     "native_",
     "_native",
     "_batch_norm",
@@ -61,9 +84,8 @@ EXACT_STRUCTURE = (
     "logdet",
     "inverse",
 )
+NORMALIZES = "norm"  # one kernel does all, and numbers that are nearly equal are one number after it
 MOVES_STATISTICS = ("batch_norm", "instance_norm", "batch_norm_legit", "batch_norm_with_update")
-INTEGERS = ("byte", "char", "short", "int", "long")  # beyond their borders a processor may give anything
-RARE = ("linalg.", "fft.", "special.", "signal.", "masked.")  # a third of the table, and no part of training
 
 
 @dataclass(frozen=True)
@@ -97,24 +119,14 @@ def table() -> dict[str, Any]:
         if not frozen:
             torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
     named = ((f"{op.name}.{op.variant_test_name}".rstrip("."), op) for op in op_db)
-    return {name: op for name, op in sorted(named, key=lambda pair: pair[0]) if _is_function(name, op)}
+    drawn = [(name, op) for name, op in named if not name.startswith(NOT_DRAWN) and name not in INTEGERS]
+    return dict(sorted(drawn, key=lambda pair: pair[0]))
 
 
-def _is_function(name: str, op: Any) -> bool:
-    drawn = any(name.startswith(word) or f".{word}" in name for word in NOT_A_FUNCTION)
-    drawn = drawn or name in INTEGERS
-    left_out = _profile().get(name, {}).get("left out", False)
-    return not drawn and not left_out and not getattr(op, "has_nondeterministic_output", False)
-
-
-@functools.cache
-def _profile() -> dict[str, dict[str, Any]]:
-    return dict(json.loads(PROFILE.read_text(encoding="utf-8")))
-
-
-def needed(operator: str, dtype: str) -> float:
-    """The units that the profile gives an operator in a type; 0 without."""
-    return float(_profile().get(operator, {}).get("units", {}).get(dtype, 0))
+def is_alone(name: str) -> bool:
+    """Whether an operator's kernels are judged alone: its result is unknown, or far from float64."""
+    random = name.startswith(NOT_A_FUNCTION) or getattr(table()[name], "has_nondeterministic_output", False)
+    return random or NORMALIZES in name or name in generated_inside.profile()["operators"]
 
 
 @functools.cache
@@ -138,12 +150,7 @@ def _order(seed: int, turn: int) -> list[tuple[str, str]]:
 def _decks(row: tuple[str, str], seed: int) -> tuple[list[str], list[str]]:
     """The orders in which a seed takes the sizes and the numbers of a row."""
     source = random.Random(f"{row} {seed}")
-    sizes, numbers = ([one for one in every if one not in _without(row[0])] for every in (SIZES, NUMBERS))
-    return source.sample(sizes, len(sizes)), source.sample(numbers, len(numbers))
-
-
-def _without(operator: str) -> list[str]:
-    return list(_profile().get(operator, {}).get("without", ()))
+    return source.sample(SIZES, len(SIZES)), source.sample(NUMBERS, len(NUMBERS))
 
 
 def draw(seed: int, number: int) -> Case:
@@ -201,7 +208,10 @@ def _odd(one: torch.Tensor) -> bool:
 
 
 def forms_of(case: Case) -> list[tuple[str, Call]]:
-    """The calls of a case: as drawn, as views, in place, and into a given tensor; none without a sample."""
+    """The calls of a case: as drawn, as views, in place, and into a given tensor; none without a sample.
+
+    Of not finite numbers, and of other samples, the kernels alone are judged.
+    """
     op, dtype = table()[case.operator], getattr(torch, case.dtype)
     source = random.Random(case.seed)
     samples = _samples(case.operator, dtype)
@@ -215,36 +225,52 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
     if base is None:
         sample = source.choice(samples)
         base = _call(op, dtype, sample, case.seed)
-    known = _profile().get(case.operator, {})
-    noisy = known.get("noisy", False) or case.operator.startswith(RARE)
-    modest = case.numbers not in {"scaled", "uneven", "not finite"} and case.sizes in {"", "odd"}
-    inner = dtype is torch.float16 and not modest  # squares and sums leave this type first
-    overflows = known.get("overflows", False) or inner
-    base = replace(base, noisy=noisy, overflows=overflows, uneven=bool(case.seed % 2))
-    base = replace(base, not_finite=case.numbers == "not finite" and case.seed % 4 > 1)
-    forms = _forms(op, dtype, base, source, broadcasts=sample.broadcasts_input)
-    return [(form, call) for form, call in forms if form not in _without(case.operator)]
+    base = replace(
+        base,
+        inside=True,
+        alone=is_alone(case.operator),
+        breaks=case.operator in generated_inside.profile()["broken"],
+        overflows=True,  # a kernel says so where one is wrong: squares and sums leave a type first
+        uneven=bool(case.seed % 2),
+    )
+    forms = list(_forms(op, dtype, base, source, broadcasts=sample.broadcasts_input))
+    others = [_call(op, dtype, one, case.seed) for one in source.sample(samples, min(OTHERS, len(samples)))]
+    given = [replace(_another(call, case, source), inside=True, breaks=base.breaks) for call in others]
+    if not _is_exact(case.operator) and not case.operator.startswith(READS_BY_NUMBERS):
+        forms.append(("not finite", replace(variations.not_finite(base, source), not_finite=True)))
+    if not _skipped(op, dtype, "view"):
+        given = [_elsewhere(call, source) for call in given]
+        forms = [(form, _elsewhere(call, source) if form == "not finite" else call) for form, call in forms]
+    forms += [("another sample", call) for call in given]
+    return [(form, replace(call, alone=call.alone or form in ALONE)) for form, call in forms]
+
+
+def _another(call: Call, case: Case, source: random.Random) -> Call:
+    """Another sample, with sizes and numbers of its own."""
+    sizes, numbers = source.choice(SIZES), source.choice(NUMBERS)
+    return _varied(call, replace(case, sizes=sizes, numbers=numbers), source) or call
+
+
+def _elsewhere(call: Call, source: random.Random) -> Call:
+    """Half of the calls as views."""
+    return variations.in_other_places(call, source) if source.random() < ELSEWHERE else call
+
+
+def _is_exact(name: str) -> bool:
+    return name.startswith((*EXACT_STRUCTURE, *NOT_A_FUNCTION))
 
 
 def _able(op: Any, dtype: torch.dtype) -> bool:
-    return dtype in op.supported_backward_dtypes(device().type) and not _skipped(op, dtype, "gradients")
+    unsure = _skipped(op, dtype, "gradients") and not op.name.startswith(NOT_A_FUNCTION)
+    return dtype in op.supported_backward_dtypes(device().type) and not unsure
 
 
 def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
     """A sample's call, with copies of its tensors: PyTorch says which of them have gradients."""
-    function = functools.partial(_kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
+    function = functools.partial(generated_judge.kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
     call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, _able(op, dtype), seed)
     fixed = frozenset(n for n, one in enumerate(call.tensors()) if not one.requires_grad)
-    return replace(call.mapped(_copied), fixed=fixed)
-
-
-def _kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the function with copies of what it changes: the statistics of a normalization."""
-    args, kwargs = generated_judge.mapped(
-        (args, kwargs),
-        lambda one: one if not isinstance(one, torch.Tensor) or one.requires_grad else one.clone(),
-    )
-    return function(*args, **kwargs)
+    return replace(call.mapped(generated_judge.copied), fixed=fixed)
 
 
 def _forms(
@@ -259,22 +285,21 @@ def _forms(
         yield "out", replace(base, function=functools.partial(_into, op.op), gradients=False)
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _varied(call: Call, case: Case, source: random.Random) -> Call | None:
     """The call with the case's sizes and numbers; `None` if the sample does not take them."""
-    if case.operator.startswith(EXACT_STRUCTURE):
+    if _is_exact(case.operator):
         return call
     varied = variations.SIZES[case.sizes](call, source) if case.sizes else call
     if varied is None:
         return None
-    if case.numbers:
+    if case.numbers and not case.operator.startswith(READS_BY_NUMBERS):
         varied = variations.NUMBERS[case.numbers](varied, source)
-    if varied and source.random() < EXPANDED and "expanded" not in _without(case.operator):
-        varied = variations.NUMBERS["expanded"](varied, source)
-    return varied
+    return varied and _expanded(varied, case, source)
+
+
+def _expanded(call: Call, case: Case, source: random.Random) -> Call:
+    chosen = source.random() < EXPANDED and not case.operator.startswith((*READS_BY_NUMBERS, *READS_BEYOND))
+    return variations.expanded(call, source) if chosen else call
 
 
 def _in_place(function: Callable[..., Any], first: Any, *args: Any, **kwargs: Any) -> Any:

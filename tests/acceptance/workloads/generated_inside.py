@@ -1,0 +1,195 @@
+"""What runs inside a generated case: each kernel by itself, beside float64, with the operands that it got.
+
+In: a context in which a case runs. Out: the kernel that is farthest from float64, as a share of its gate.
+
+A case's last operators round away or multiply by zero what an earlier one did wrong, and its unit has the
+roundings of all of them. A kernel has one or two of its own, so its gate is narrow.
+"""
+
+import collections
+import functools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workloads import generated_judge
+from workloads.generated_judge import Call
+
+# What healthy kernels need beyond half a gate, by benchmarks/generated_profile.py.
+PROFILE = Path(__file__).with_name("generated_profile.json")
+GATES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+SERIES = "special_"  # what is worked out by series has more roundings
+RECURRENCES = "_polynomial_"  # and what is worked out by recurrence has rough steps, which overflow
+FACTOR = 4.0  # by so much a kernel may leave its profile or a series the gate of its type
+# Of a sum in float32, up to here what changes with its operands' last bits is the order of its steps. Rounded
+# to TF32 it is off by 8192 units.
+EXCUSED = 512.0
+GROWS = 4  # numbers for each unit of a kernel whose error grows with them, as it adds them one by one
+MOST_CALLS = 16  # of one kernel and type in one program: a loop of thousands would take minutes
+MOST_ELEMENTS = 2**20  # of a kernel's operands and results: float64 has six times as many
+# What gives memory as it is, or has several right answers.
+NO_RESULT = (
+    "empty", "new_empty", "resize", "set", "_reshape_alias", "_linalg_svd", "_linalg_eigh", "linalg_eig",
+    "_linalg_eigvals", "linalg_qr", "geqrf", "linalg_l", "_linalg_s", "linalg_householder_product", "ormqr",
+)  # fmt: skip
+# Beside its first result it gives what it worked with.
+GIVES_WORK = ("_embedding_bag", "_linalg_det", "_linalg_slogdet", "_linalg_solve")
+
+
+class Inside(TorchDispatchMode):  # type: ignore[misc]
+    """Judges each kernel that runs in this context: `found` has the most units by kernel and type."""
+
+    def __init__(self) -> None:
+        """Nothing has run yet."""
+        super().__init__()
+        self.found: dict[str, float] = {}
+        self.counts: dict[str, int] = {}
+        self.calls: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the kernel, then ask float64 with the operands that it got."""
+        kwargs = kwargs or {}
+        call = _call(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if call:
+            key = f"{name_of(func)} {str(call.dtype).removeprefix('torch.')}"
+            self.calls[key] += 1
+            units = _units(call, out, key) if self.calls[key] <= MOST_CALLS else None
+            if units is not None and units >= self.found.get(key, 0.0):
+                self.found[key], self.counts[key] = units, _added(name_of(func), call)
+        return out
+
+    @property
+    def worst(self) -> tuple[float, str] | None:
+        """The worst kernel's share of its gate, and words."""
+        shares = {key: units / gate(key) for key, units in self.found.items()}
+        if not shares:
+            return None
+        key = max(shares, key=shares.__getitem__)
+        units, bound = self.found[key], gate(key)
+        return shares[key], f"its kernel {key} is {units:.3g} units from float64, {bound:.3g} allowed"
+
+
+def name_of(func: Any) -> str:
+    """A kernel without its overload, unless that cuts decimals off, and without the mark of one in place."""
+    name = str(func._schema.name).removeprefix("aten::").rstrip("_")
+    return f"{name}.mode" if "_mode" in func._schema.overload_name else name
+
+
+@functools.cache
+def _has_one_answer(func: Any) -> bool:
+    views = any(one.alias_info and not one.alias_info.is_write for one in func._schema.returns)
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    return not views and not draws and not name_of(func).startswith(NO_RESULT)
+
+
+def _call(func: Any, args: Any, kwargs: Any) -> Call | None:
+    """The kernel as a call that float64 can repeat; `None` if there is nothing to judge.
+
+    A kernel that works element by element turns tensors of integers into its own type before anything else.
+    """
+    if not _has_one_answer(func):
+        return None
+    floats = (one for one in generated_judge.leaves((args, kwargs)) if generated_judge.is_tensor(one))
+    dtype = next((one.dtype for one in floats if one.is_floating_point() and one.numel()), None)
+    if dtype not in generated_judge.FLOATS:
+        return None
+    call = Call(func, tuple(args), kwargs, dtype)
+    if func._schema.is_mutable:
+        kept = functools.partial(generated_judge.kept, func)
+        call = replace(call, function=kept).mapped(generated_judge.copied)
+    return call.mapped(functools.partial(_rounded, dtype)) if _is_pointwise(name_of(func)) else call
+
+
+def _rounded(dtype: torch.dtype, leaf: Any) -> Any:
+    if generated_judge.is_tensor(leaf) and leaf.dim() and leaf.dtype in (torch.int32, torch.int64):
+        return leaf.to(dtype)
+    return leaf
+
+
+def _as_its_type(dtype: torch.dtype, leaf: Any) -> Any:
+    """A number that a tensor is compared with is rounded to the tensor's type first."""
+    return torch.tensor(leaf, dtype=dtype).item() if isinstance(leaf, float) else leaf
+
+
+@functools.cache
+def _is_pointwise(name: str) -> bool:
+    """Whether a kernel works element by element: itself, or what it is the gradient of."""
+    packet = getattr(torch.ops.aten, name.removesuffix("_backward").removesuffix(".mode"), None)
+    overloads = [getattr(packet, one) for one in getattr(packet, "overloads", list)()]
+    return any(torch.Tag.pointwise in one.tags for one in overloads)
+
+
+def _added(name: str, call: Call) -> int:
+    """How many numbers a kernel may add into one."""
+    return 0 if _is_pointwise(name) else max(one.numel() for one in call.tensors())
+
+
+def _leaves_its_type(call: Call) -> bool:
+    """Whether an operand is infinite, or its square is: then sums differ by what they add first."""
+    given = [one for one in call.tensors() if one.is_floating_point() and one.numel()]
+    most = max(float(one.abs().nan_to_num(0, torch.inf).max()) for one in given)
+    return most > math.sqrt(torch.finfo(call.dtype).max)
+
+
+def _units(call: Call, out: Any, key: str) -> float | None:
+    """How far a kernel's result is from float64; `None` if float64 does not take its operands."""
+    known, got = profile(), generated_judge.numbers(out)
+    if key in known["unknown"] or sum(one.numel() for one in (*call.tensors(), *got)) > MOST_ELEMENTS:
+        return None
+    name, enough = key.split(maxsplit=1)[0], needed(key)
+    is_pointwise = _is_pointwise(name)
+    if name in GIVES_WORK:
+        got = got[:1]
+    if all(one.dtype is torch.bool for one in got):
+        call = call.mapped(functools.partial(_as_its_type, call.dtype))
+    call = replace(
+        call,
+        noisy=RECURRENCES in key or key in known["noisy"],
+        overflows=RECURRENCES in key
+        or key in known["overflows"]
+        or (not is_pointwise and _leaves_its_type(call)),
+        passes_over_nan=is_pointwise and name.endswith("_backward"),
+    )
+    try:
+        reference = generated_judge.Reference(call)
+        units = generated_judge.distance(call, got, reference, enough)
+        if units is not None and enough < units < torch.inf:
+            reference.ask_again()
+            units = generated_judge.distance(call, got, reference, enough)
+        if not is_pointwise and call.dtype is torch.float32 and units and enough < units <= EXCUSED:
+            units = generated_judge.distance(replace(call, noisy=True), got, reference, enough)
+    except Exception:  # noqa: BLE001
+        return None
+    grows = name in known["grows"] and units is not None and units <= _added(name, call) / GROWS
+    return min(units or 0.0, enough) if grows else units
+
+
+def needed(key: str) -> float:
+    """The units that a healthy kernel needs, by its name and type."""
+    return float(profile()["units"].get(key, _gate(key) / 2))
+
+
+def gate(key: str) -> float:
+    """The units that a kernel may have, by its name and type."""
+    return max(_gate(key), FACTOR * float(profile()["units"].get(key, 0)))
+
+
+def _gate(key: str) -> float:
+    return GATES[key.split()[1]] * (FACTOR if key.startswith(SERIES) else 1)
+
+
+@functools.cache
+def profile() -> dict[str, Any]:
+    """What was measured. By kernel and type: `units`, and `unknown` if nothing helps.
+
+    Also `noisy` if its rounding is rougher than its inputs', `overflows` if inner values leave the type. By
+    kernel: `grows` if its error grows with the number of its operands' elements. `operators`: their results
+    are far from float64; `broken`: they break loudly.
+    """
+    return dict(json.loads(PROFILE.read_text(encoding="utf-8")))
