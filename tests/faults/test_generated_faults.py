@@ -110,7 +110,7 @@ FAULTS = (
     ),
     in_compiled(
         "a mask that repeats every 4 elements",
-        368,
+        4,
         "a mask repeats after",
         "torch.nn.functional:dropout",
         "lambda x, p=0.5, training=True, inplace=False: x * original(torch.ones_like(x).flatten()[::4], p)"

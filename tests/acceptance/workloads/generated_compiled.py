@@ -151,13 +151,13 @@ def _has(one: Any) -> bool:
 
 
 def recomputed(function: Callable[..., Any], *args: Any, reentrant: bool = False, **kwargs: Any) -> Any:
-    """The function under recomputation, which sees tensors only where they are arguments themselves."""
+    """The function under recomputation, which sees tensors only outside of lists, both ways."""
     tensors = [one for one in generated_judge.leaves((args, kwargs)) if _has(one)]
 
     def flat(*given: torch.Tensor) -> Any:
         mine = iter(given)
         own, named = generated_judge.mapped((args, kwargs), lambda one: next(mine) if _has(one) else one)
-        return function(*own, **named)
+        return tuple(generated_judge.leaves(function(*own, **named)))
 
     return checkpoint(flat, *tensors, use_reentrant=reentrant)
 
