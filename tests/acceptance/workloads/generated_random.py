@@ -165,7 +165,7 @@ def _centred(mask: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def _of_one(mask: torch.Tensor, share: float) -> list[tuple[float, str]]:
-    """Its share, and whether an element says what a later one is, along each dimension."""
+    """Find its share, and whether an element says what a later one is, along each dimension."""
     centred = _centred(mask, share)
     sigmas = float(centred.sum().abs()) / math.sqrt(mask.numel())
     found = [
