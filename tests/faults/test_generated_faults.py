@@ -57,75 +57,22 @@ def planted(family: str, *fault: str) -> Fault:
     )
 
 
-def in_compiled(name: str, seed: int, says: str, place: str, planted: str, *, another: bool = True) -> Fault:
-    """A fault of a compiler, of recomputation or of random numbers, and the drawn case that meets it."""
-    return Fault(
-        name,
-        f"{CHECK}[compiled]",
-        files={"compiled_faults.py": (HERE / "compiled_faults.py").read_text(encoding="utf-8")},
-        patches={
-            place: planted
-            if place.endswith((":compiled", ":checkpoint", ":dropout"))
-            else f"lambda *_: {planted}",
-            "workloads.generated:of_soak": f"lambda **_: {{'least': 0, **check('compiled', {seed}, 1, 1)}}",
-        },
-        says=says,
-        tier="soak",
-        another=another,
-    )
-
-
 FAULTS = (
     planted("operators", "mul", "float32", "an operand with gaps", "its last element is 0"),
     planted("sizes", "gelu", "float32", "more than 2^16 elements", "its last element is 0"),
     planted(
         "attention", "_scaled_dot_product_flash_attention_for_cpu", "bfloat16", "always", "one column is 0"
     ),
-    in_compiled(
-        "a compiled part without its gradient",
-        9,
-        "units from float64",
-        "workloads.generated_compiled:backend",
-        "__import__('compiled_faults').no_gradient_of_a_part",
-        another=False,
-    ),
-    in_compiled(
-        "a view compiled as a copy",
-        10,
-        "units from float64",
-        "workloads.generated_compiled:backend",
-        "__import__('compiled_faults').views_are_copies",
-    ),
-    in_compiled(
-        "a compiled optimizer without its last tensor",
-        1,
-        "units from float64",
-        "workloads.generated_compiled:compiled",
-        "lambda step, name, whole=True, **k: original("
-        "step if whole else __import__('compiled_faults').skips_the_last(step), name, whole=whole, **k)",
-    ),
-    in_compiled(
-        "recomputation draws another mask",
-        4,
-        "the gradient is that of other random numbers",
-        "workloads.generated_compiled:checkpoint",
-        "functools.partial(original, preserve_rng_state=False)",
-        another=False,
-    ),
-    in_compiled(
-        "a mask that repeats every 4 elements",
-        4,
-        "a mask repeats after",
-        "torch.nn.functional:dropout",
-        "lambda x, p=0.5, training=True, inplace=False: x * original(torch.ones_like(x).flatten()[::4], p)"
-        ".repeat_interleave(4)[:x.numel()].view(x.shape)",
-    ),
-    in_compiled(
-        "dropout of a tenth more",
-        4,
-        "was asked for",
-        "torch.nn.functional:dropout",
-        "lambda x, p=0.5, training=True, inplace=False: original(x, 1.1 * p, training, inplace)",
+    Fault(
+        "a compiled program that loses a step",
+        f"{CHECK}[chains]",
+        patches={
+            "workloads.generated_chains:draw": "lambda *a: (lambda words, call, eager: (words, "
+            "Call(**{**vars(call), 'function': lambda x, y: (x + y, y)}), eager))(*original(*a))",
+            "workloads.generated:of_soak": "lambda **k: {'least': 0, **check('chains', 0, 2, 2)}",
+        },
+        says="units from float64",
+        tier="soak",
     ),
 )
 

@@ -26,7 +26,7 @@ import torch
 from workloads import (
     device,
     generated_attention,
-    generated_compiled,
+    generated_chains,
     generated_inside,
     generated_judge,
     generated_operators,
@@ -68,7 +68,7 @@ PLANS = {
     "operators": (Plan(1, 1, 0), Plan(0, 0, 0)),
     "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
-    "compiled": (Plan(40, 400, 60), Plan(200, 2000, 900)),
+    "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),
 }
 MOST_PROCESSES = 16
 MOST_S = 300  # of one case, on a busy machine
@@ -234,8 +234,6 @@ def _plain() -> Iterator[None]:
 
 
 def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] | None:
-    if family == "compiled":
-        return _compiled(seed, number)
     drawn = _drawn(family, seed, number, sizes)
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
@@ -251,18 +249,6 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
         f"  {words}{form and f' {form}'}: {told}\n    at its smallest {_shown(small)}: "
         f"{(_judged(small, needed) or said)[1]}\n    again: {again}"
     )
-
-
-def _compiled(seed: int, number: int) -> tuple[float, str] | None:
-    """A compiled program is its own smallest case."""
-    try:
-        said = generated_compiled.judge(source("compiled", seed, number), seed * 1_000_003 + number)
-    except Exception as error:  # noqa: BLE001
-        words = f"{type(error).__name__}: {error}".splitlines()[0]
-        said = (float("inf"), words) if any(word in words.lower() for word in BROKEN) else None
-    if said is None or said[0] <= 1:
-        return said
-    return said[0], f"  {said[1]}\n    again: generated.repeat('compiled', {seed}, {number})"
 
 
 def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[float, str, int] | None:
@@ -295,7 +281,9 @@ def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
     if family == "attention":
         words, call = generated_attention.draw(source(family, seed, number), mixed)
         return words, [("", call)], ATTENTION_NEEDED
-    raise LookupError(f"{family} has no call that stands alone")
+    words, compiled, eager = generated_chains.draw(source(family, seed, number), mixed, "inductor")
+    own = generated_judge.distance(eager)
+    return None if own is None else (words, [("", compiled)], max(NEEDED, own))
 
 
 def _judged(

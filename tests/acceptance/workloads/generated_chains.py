@@ -1,6 +1,8 @@
-"""Generated programs: chains of operators, views, sums in place, FP8 and autocast.
+"""Generated programs: chains of operators, views, sums in place and autocast, compiled.
 
 In: a source of numbers. Out: a call.
+
+A compiled program may round in other places than eager does: its gate is eager's own distance from float64.
 """
 
 import random
@@ -14,7 +16,6 @@ from workloads.generated_judge import FLOATS, Call
 
 SIZES = (1, 3, 8, 17, 33, 64, 130)
 LEAST, MOST = 3, 9
-FP8 = torch.float8_e4m3fn
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -28,13 +29,6 @@ def _scaled_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     view = (x := x.clone()).t()
     view.mul_(y.t().sigmoid()).add_(0.5)
     return x
-
-
-def _through_fp8(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    """Each row in FP8, by its own scale; the gradient passes."""
-    scale = x.detach().abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / torch.finfo(FP8).max
-    rounded = (x.detach().float() / scale).to(FP8).to(x.dtype) * scale.to(x.dtype)
-    return x + (rounded - x).detach()
 
 
 def _index_put(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -70,7 +64,6 @@ STEPS: dict[str, Step] = {
     "sum to half": _add_to_half,
     "in place": _scaled_in_place,
     "index_add": _index_put,
-    "fp8": _through_fp8,
     "stacked": lambda x, y: torch.stack((x, y)).amax(0),
     "rotated": lambda x, y: x * y.cos() + x.roll(x.shape[-1] // 2, -1) * y.sin(),
 }
@@ -84,26 +77,29 @@ class Program:
         self.steps, self.autocast = steps, autocast
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both tensors at the end, as new ones: a root that is used too has its gradients in any order."""
+        """Both tensors at the end."""
         enabled = self.autocast is not None and x.dtype is torch.float32
         with torch.autocast(x.device.type, dtype=self.autocast, enabled=enabled):
             for number, name in enumerate(self.steps):
                 x = STEPS[name](x, y.to(x.dtype))
                 if number % 3 == 2:
                     x, y = y, x
-        return x * 1, y * 1
+        return x, y
 
 
-def draw(source: random.Random, seed: int) -> tuple[str, Program, Call]:
-    """One program in words, itself, and its call in eager mode."""
+def draw(source: random.Random, seed: int, backend: str) -> tuple[str, Call, Call]:
+    """One program in words, compiled, and eager."""
     steps = [source.choice(list(STEPS)) for _ in range(source.randrange(LEAST, MOST))]
     dtype = source.choice(FLOATS)
     autocast = torch.bfloat16 if dtype is torch.float32 and source.random() < 0.3 else None
     program = Program(steps, autocast)
     shape = source.choice(SIZES), source.choice(SIZES)
-    tensors = tuple(operands.normal(*shape, dtype=dtype, seed=seed + n) for n in (0, 1))
+    tensors = tuple(operands.normal(*shape, dtype=dtype, seed=seed % 2**31 + n) for n in (0, 1))
     if source.random() < 0.3:
         tensors = tensors[0].t().contiguous().t(), tensors[1]
-    unit = FP8 if "fp8" in steps else autocast or dtype
+    unit = autocast or dtype
+    eager = Call(program, tensors, {}, unit, gradients=True, seed=seed)
+    torch._dynamo.reset()
+    compiled = torch.compile(program.__call__, backend=backend, dynamic=source.random() < 0.3, fullgraph=True)
     words = f"{' > '.join(steps)} of {dtype} {shape}{f' under autocast {autocast}' if autocast else ''}"
-    return words, program, Call(program, tensors, {}, unit, gradients=True, seed=seed)
+    return words, Call(**{**vars(eager), "function": compiled, "right": eager}), eager
