@@ -10,11 +10,14 @@ import ctypes
 import gc
 import itertools
 import statistics
+import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import multiprocessing, nn
@@ -37,6 +40,7 @@ MOST_GRAPHS = 4  # of one block: for fixed sizes, for any, and reserve. Dynamo g
 MEMORY, CHILDREN = Path("/proc/self/smaps_rollup"), Path("/proc/thread-self/children")
 KEPT = ("Private_Dirty", "Shared_Dirty", "Swap")  # not pages of files, which the kernel drops and reads again
 LIBC = ctypes.CDLL(None)
+LONG_PATH = 60  # characters; with two names below it a socket's path may have 107
 OTHER = "the other process's "
 Pipe = Any
 Tensors = tuple[torch.Tensor, ...]
@@ -165,15 +169,19 @@ def _replayed(gradients: Callable[[], Tensors]) -> Tensors:
 def _other_process() -> Iterator[Pipe]:
     """A new process that runs `echo`, and the pipe to it."""
     context = multiprocessing.get_context("spawn")  # a device cannot be used after a fork
-    mine, theirs = context.Pipe()
-    other = context.Process(target=echo, args=(theirs,), daemon=True)
-    other.start()
-    theirs.close()
-    try:
-        yield mine
-    finally:
-        mine.close()
-        other.join()
+    config = multiprocessing.current_process()._config  # of the other process too
+    short = None if len(tempfile.gettempdir()) < LONG_PATH else "/tmp"
+    with tempfile.TemporaryDirectory(dir=short) as folder, mock.patch.dict(config, tempdir=folder):
+        mine, theirs = context.Pipe()
+        other = context.Process(target=echo, args=(theirs,), daemon=True)
+        other.start()
+        theirs.close()
+        try:
+            yield mine
+        finally:
+            mine.close()
+            other.join()
+            resource_sharer.stop()  # its socket is in the folder
 
 
 def echo(pipe: Pipe) -> None:
