@@ -40,10 +40,12 @@ SHARED = (
 )
 
 
-def planted(name: str, patches: dict[str, str], says: str, action: str = "steps") -> Fault:
+def planted(
+    name: str, patches: dict[str, str], says: str, action: str = "steps", *, another: bool = False
+) -> Fault:
     """One mode shows a leak; the others cost as much time again."""
     patches = {"workloads.growth:MODES": "('eager',)", **patches}
-    return Fault(name, f"{CHECK}[{action}]", patches=patches, says=says, tier="soak")
+    return Fault(name, f"{CHECK}[{action}]", patches=patches, says=says, tier="soak", another=another)
 
 
 def keeps(expression: str) -> dict[str, str]:
@@ -53,9 +55,15 @@ def keeps(expression: str) -> dict[str, str]:
 
 
 FAULTS = (
-    *(planted(f"each step keeps {name}", keeps(what), says) for name, (what, says) in KEEPS.items()),
+    *(
+        planted(f"each step keeps {name}", keeps(what), says, another=name != "a tensor")
+        for name, (what, says) in KEEPS.items()
+    ),
     planted(
-        "each step compiles", {"workloads.growth:training": COMPILES}, "graphs were compiled in 20 steps"
+        "each step compiles",
+        {"workloads.growth:training": COMPILES},
+        "graphs were compiled in 20 steps",
+        another=True,
     ),
     planted(
         "the other process keeps each tensor",
@@ -63,7 +71,7 @@ FAULTS = (
         "the other process's tensors grow by 1 ",
         "processes",
     ),
-    Fault("nothing", f"{CHECK}[steps]", outcome="passed", tier="soak"),
+    Fault("nothing", f"{CHECK}[steps]", outcome="passed", tier="soak", another=True),
 )
 
 
