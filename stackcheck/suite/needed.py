@@ -4,12 +4,13 @@ Without these packages nearly every check would fail, each with a reason of its 
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from stackcheck.engine.client import Engine
 from stackcheck.engine.container import USER_ENV, RunSpec
 from stackcheck.errors import ChecksFailedError
-from stackcheck.suite import container_user, interpreter, steering
+from stackcheck.suite import answers, container_user, interpreter, steering
 from stackcheck.suite.results import ReportedInterpreter
 from stackcheck.suite.subject import Subject
 
@@ -25,7 +26,6 @@ from importlib.util import find_spec
 print(json.dumps([name for name in sys.argv[1:] if find_spec(name) is None]))
 """
 TIMEOUT_S = 120
-TRIES = 3  # a busy engine may lose all that a container wrote: it ends with 0 and has said nothing
 
 
 def require(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
@@ -59,12 +59,12 @@ def _require_listed(document: dict[str, Any], name: str) -> None:
 
 
 def _require_found(python: ReportedInterpreter, subject: Subject, engine: Engine) -> None:
-    for _ in range(TRIES):
-        lines: list[str] = []
-        code = engine.run(_question(python, subject.image.reference, engine, lines))
-        if code or lines:
-            break
-    missing = _answer(lines[-1]) if lines and not code else None
+    code, lines = answers.ask(
+        engine,
+        _question(python, subject.image.reference, engine),
+        lambda said: _answer(said) is not None,
+    )
+    missing = None if code else _answer(lines)
     if missing is None:
         raise ChecksFailedError(
             "the image's Python cannot be started by the user who runs the suites",
@@ -83,7 +83,7 @@ def _require_found(python: ReportedInterpreter, subject: Subject, engine: Engine
         )
 
 
-def _question(python: ReportedInterpreter, reference: str, engine: Engine, lines: list[str]) -> RunSpec:
+def _question(python: ReportedInterpreter, reference: str, engine: Engine) -> RunSpec:
     user, env = container_user.uid(), engine.inspect(reference).env
     return RunSpec(
         image=reference,
@@ -93,14 +93,13 @@ def _question(python: ReportedInterpreter, reference: str, engine: Engine, lines
         env={**dict.fromkeys(filter(steering.is_neutralised, env)), **USER_ENV},
         workdir="/tmp",  # noqa: S108  # the container's own
         timeout_s=TIMEOUT_S,
-        on_line=lines.append,
     )
 
 
-def _answer(line: str) -> list[str] | None:
-    """The names that are missing; None for a line of another form."""
+def _answer(lines: Sequence[str]) -> list[str] | None:
+    """The names that are missing, as the last line has them; None for a line of another form, or none."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError, RecursionError):
         return None
     return [name for name in NEEDED if name in found] if isinstance(found, list) else None

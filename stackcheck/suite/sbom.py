@@ -6,7 +6,7 @@ images give equal bytes: serial number and date come from the image. https://cyc
 """
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import compact_json, stored_json
-from stackcheck.suite import interpreter, steering
+from stackcheck.suite import answers, interpreter, steering
 from stackcheck.suite.results import ReportedInterpreter
 
 TIMEOUT_S = 300
@@ -90,7 +90,6 @@ def list_packages(reference: str, found: ReportedInterpreter, engine: Engine) ->
     Raises:
         ChecksFailedError: The image has no usable python3, or the list is incomplete.
     """
-    lines: list[str] = []
     spec = RunSpec(
         image=reference,
         entrypoint=(found.path,),
@@ -99,14 +98,10 @@ def list_packages(reference: str, found: ReportedInterpreter, engine: Engine) ->
         env={**dict.fromkeys(filter(steering.is_neutralised, engine.inspect(reference).env)), **USER_ENV},
         mounts=(Mount(source=INVENTORY, target=PROGRAM),),
         timeout_s=TIMEOUT_S,
-        on_line=lines.append,
     )
-    code = engine.run(spec)
-    try:
-        records = [dict(json.loads(line)) for line in lines]
-    except (ValueError, TypeError, RecursionError):
-        records = []
-    if code or not records or records[-1].get("kind") != "end":
+    code, lines = answers.ask(engine, spec, lambda said: bool(_records(said)))
+    records = _records(lines)
+    if code or not records:
         raise ChecksFailedError(
             "the packages in the image could not be listed",
             where=reference,
@@ -115,6 +110,15 @@ def list_packages(reference: str, found: ReportedInterpreter, engine: Engine) ->
             next_step="install Python 3 in the image, then run the same command again",
         )
     return records
+
+
+def _records(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """The records of a complete list, whose last one says that it ends; empty for any other."""
+    try:
+        records = [dict(json.loads(line)) for line in lines]
+    except (ValueError, TypeError, RecursionError):
+        return []
+    return records if records and records[-1].get("kind") == "end" else []
 
 
 def _is_of(document: dict[str, Any], image: Image) -> bool:

@@ -207,8 +207,7 @@ def wide(call: Call, move: int = 0) -> Call:
     def change(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype) and leaf in FLOATS:
             return torch.float64
-        is_number = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return _moved(leaf, call.seed + move, 1.0 if move else 0.0) if is_number else leaf
+        return _moved(leaf, call.seed + move, 1.0 if move else 0.0) if is_number(leaf) else leaf
 
     return call.mapped(change)
 
@@ -287,8 +286,7 @@ def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor
     for move in range(1, 4):
 
         def change(leaf: Any, seed: int = call.seed + 100 * move) -> Any:
-            is_number = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-            return _moved(leaf, seed, 8.0).to(leaf.dtype) if is_number else leaf
+            return _moved(leaf, seed, 8.0).to(leaf.dtype) if is_number(leaf) else leaf
 
         other = call.mapped(change)
         errors = zip(results(other), results(wide(_right(other))), got, right, strict=True)
