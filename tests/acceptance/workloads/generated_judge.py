@@ -8,6 +8,7 @@ where these results take different branches are not judged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from workloads import gates
+from workloads import gates, synchronize
 
 MOVES = 4
 MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
@@ -56,6 +57,13 @@ class Call:
         """The same call with every leaf of its arguments changed."""
         args, kwargs = mapped((self.args, dict(self.kwargs)), change)
         return replace(self, args=args, kwargs=kwargs)
+
+
+class DeviceLostError(BaseException):
+    """The device answers nothing any more, as after an assertion in a kernel: this process must end.
+
+    No handler of what a case raises takes it.
+    """
 
 
 class Reference:
@@ -122,7 +130,7 @@ def results(call: Call, move: int = 0) -> list[torch.Tensor]:
     if not call.gradients or not roots or not inputs:
         return out
     weights = [_weights(one, call, n, move) for n, one in enumerate(roots)]
-    grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True)
+    grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True, materialize_grads=True)
     return out + [grad for grad in grads if is_tensor(grad)]
 
 
@@ -259,6 +267,24 @@ def distance(
     ]
     judged = [one for one in found if one is not None]
     return max(judged) if judged else None
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Run the body on a device. Raises `DeviceLostError` if that answers nothing after an error."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            synchronize()
+        except RuntimeError:
+            raise DeviceLostError(first_line(error)) from error
+        raise
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line: its class and its first words."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:

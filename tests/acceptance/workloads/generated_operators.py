@@ -23,6 +23,7 @@ from workloads import device, generated_inside, generated_judge
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
 
+CPU = torch.device("cpu")
 SAMPLES = 256  # of each operator at most
 EXPANDED = 0.3  # the share of calls that have an operand with stride 0 beside what was drawn
 OTHERS = 3  # samples of a case of which the kernels alone are judged
@@ -189,12 +190,12 @@ def _skipped(op: Any, dtype: torch.dtype, what: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _samples(name: str, dtype: torch.dtype) -> list[Any]:
-    """PyTorch's samples of an operator that can be judged: the same ones in every run."""
+    """PyTorch's samples of an operator that can be judged, on the processor: the same ones in every run."""
     op = table()[name]
     generated_judge.seed_all(0)
     random.seed(0)
     able = _able(op, dtype)
-    samples = itertools.islice(op.sample_inputs_func(op, device(), dtype, requires_grad=able), SAMPLES)
+    samples = itertools.islice(op.sample_inputs_func(op, CPU, dtype, requires_grad=able), SAMPLES)
     return [one for one in samples if _is_judged((one.input, one.args, one.kwargs))]
 
 

@@ -1,0 +1,357 @@
+"""Small programs for a compiler: an operator of PyTorch's table among views, sums in place and other operators.
+
+In: a source of numbers, an operator, a type. Out: an `Item`: words, and a call that a processor ran in eager mode.
+
+Every part is drawn: which view of a leaf the operator reads, what else happens to the leaf, whether the operator
+works in place, a second operator that reads the same view or the first one's result, and what is done to the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from workloads import device, generated_judge, generated_operators
+from workloads.generated_judge import Call
+
+PARTNERS = 4  # operators that are tried as a second one
+MOST_ELEMENTS = 2**14  # of an operand or a result that is placed in a larger one, or that a second operator reads
+MOST_KERNELS, MOST_RESULTS = 200, 32  # of one program, and of its gradients
+# The shares of programs that have other sizes and other numbers than PyTorch's samples, and so on.
+VARIED, PLACED, IN_PLACE, PARTNERED, CHAINED, RECOMPUTED, AUTOCAST = 0.3, 0.6, 0.4, 0.5, 0.6, 0.15, 0.1
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operand lies: a leaf made from it, and the view of the leaf that is the operand again."""
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+    take: Callable[[torch.Tensor, Shape], torch.Tensor]
+    dims: int = 1  # the least number of dimensions
+    other_numbers: bool = False
+
+
+def _strides(shape: Shape) -> list[int]:
+    return [math.prod(shape[n + 1 :]) for n in range(len(shape))]
+
+
+PLACES: dict[str, Place] = {
+    "": Place(lambda x: x, lambda b, _: b, 0),
+    "a slice": Place(lambda x: torch.cat((x, x)), lambda b, s: b.narrow(0, s[0], s[0])),
+    "every other": Place(lambda x: torch.stack((x, x), -1).flatten(-2), lambda b, _: b[..., 1::2]),
+    "a column": Place(lambda x: torch.stack((x, x), -1), lambda b, _: b.select(-1, 1), 0),
+    "turned": Place(lambda x: x.mT.contiguous(), lambda b, _: b.mT, 2),
+    "moved": Place(lambda x: x.movedim(0, -1).contiguous(), lambda b, _: b.movedim(-1, 0), 2),
+    "flat": Place(lambda x: x.reshape(-1), lambda b, s: b.view(s)),
+    "a diagonal": Place(torch.diag_embed, lambda b, _: b.diagonal(0, -2, -1)),
+    "a chunk": Place(lambda x: torch.cat((x, x), -1), lambda b, _: b.chunk(2, -1)[1]),
+    "unbound": Place(lambda x: torch.stack((x, x)), lambda b, _: b.unbind()[0], 0),
+    "a window": Place(lambda x: torch.cat((x, x), -1), lambda b, s: b.unfold(-1, s[-1], 1)[..., 1, :],
+                      other_numbers=True),
+    "strided": Place(lambda x: torch.cat((x, x)).contiguous(),
+                     lambda b, s: b.as_strided(s, _strides(s), math.prod(s)), 1),
+    "expanded": Place(lambda x: x.narrow(-1, 0, 1), lambda b, s: b.expand(s), other_numbers=True),
+}  # fmt: skip
+# A part of a tensor with at least one dimension, as a view.
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all": lambda y: y,
+    "a half": lambda y: y.narrow(-1, y.shape[-1] // 2, y.shape[-1] - y.shape[-1] // 2),
+    "a row": lambda y: y[0],
+    "each second": lambda y: y[..., ::2],
+    "turned": lambda y: y.mT if y.dim() > 1 else y.unsqueeze(0),
+    "its diagonal": lambda y: y.diagonal() if y.dim() > 1 else y[:1],
+    "split": lambda y: y.tensor_split(2, 0)[0],
+}
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "times 0.75": lambda v: v.mul_(0.75),
+    "plus itself": lambda v: v.add_(v.clone(), alpha=0.5),
+    "overwritten": lambda v: v.copy_(v.detach().flip(0) if v.dim() else v),
+    "negated": lambda v: v.neg_(),
+    "zeroed": lambda v: v.zero_(),
+    "clamped": lambda v: v.clamp_(min=0.125),
+}
+# What happens to the leaf beside the operator.
+ELSEWHERE = ("", "", "given back as a view", "read again", "changed before", "changed after", "changed for the caller")
+# What happens to the result.
+AFTER = ("", "", "summed in place", "written into a buffer", "added to a part of a buffer", "a part changed",
+         "a changed part given too", "given twice")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Program:
+    """An operator and what surrounds it; all is in its fields, so that it can be drawn, said and made smaller.
+
+    Its arguments: the operator's first one, the others with their names, and those of a second operator.
+    """
+
+    name: str
+    operator: Callable[..., Any]
+    shape: Shape = ()  # of the operand
+    result: Shape = ()  # of what the operator gives
+    fixed: frozenset[int] = frozenset()  # the places of tensors without a gradient, which it may change
+    place: str = ""
+    elsewhere: str = ""
+    in_place: Callable[..., Any] | None = None
+    partner: str = ""
+    other: Callable[..., Any] | None = None
+    chained: bool = False
+    after: str = ""
+    buffer: str = "a slice"
+    part: str = "all"
+    change: str = "times 0.75"
+    recomputed: bool = False
+    autocast: bool = False
+
+    def __call__(self, *given: Any) -> Any:
+        """What the program gives, and what it left in tensors that are not its own."""
+        prepared = self.prepare(given)
+        return self.compiled(*prepared), self.left(prepared)
+
+    def prepare(self, given: Any) -> Any:
+        """What a program may change is a copy."""
+        places = itertools.count()
+        return generated_judge.mapped(
+            given, lambda one: one.clone() if _is(one) and self._changes(next(places)) else one
+        )
+
+    def left(self, prepared: Any) -> list[torch.Tensor]:
+        """What a program left in the copies."""
+        given = [one for one in generated_judge.leaves(prepared) if _is(one)]
+        return [one for n, one in enumerate(given) if self._changes(n)]
+
+    def _changes(self, place: int) -> bool:
+        return place in self.fixed or (place == 0 and self.elsewhere == "changed for the caller")
+
+    def compiled(self, *given: Any) -> Any:
+        """What a compiler gets."""
+        with torch.autocast(device().type, dtype=torch.bfloat16, enabled=self.autocast):
+            if self.recomputed:
+                return checkpoint(self.inside, *given, use_reentrant=False)
+            return self.inside(*given)
+
+    def inside(self, first: Any, others: Any, partners: Any) -> tuple[Any, ...]:
+        """The operator on a view of the leaf, and what surrounds it."""
+        base, more = first, []
+        if self.in_place or self.elsewhere in ("changed before", "changed after"):
+            base = first.clone()
+        if self.elsewhere == "changed before":
+            self.changed(base)
+        x = PLACES[self.place].take(base, self.shape)
+        out = (self.in_place or self.operator)(x, *others[0], **others[1])
+        if self.other:
+            more.append(self.other(_first(out) if self.chained else x, *partners[0], **partners[1]))
+        if self.elsewhere == "given back as a view":
+            more.append(base[..., 0:])
+        if self.elsewhere == "read again" or self.in_place:
+            more.append(base.sin())
+        if self.elsewhere in ("changed after", "changed for the caller"):
+            self.changed(base)
+            more.append(base.sum())
+        return (self.finished(out), *more)
+
+    def finished(self, out: Any) -> Any:
+        """The first result, changed, and the others."""
+        y = _first(out)
+        if not self.after:
+            return out
+        if self.after == "summed in place":
+            total = torch.full_like(y, 0.5)
+            total += y
+            total.mul_(0.75).add_(y)
+            return total, out
+        if "buffer" in self.after:
+            place = PLACES[self.buffer]
+            buffer = place.make(y.new_full(self.result, 0.25)).clone()
+            part = place.take(buffer, self.result)
+            (part.add_ if "added" in self.after else part.copy_)(y)
+            return buffer
+        if self.after == "given twice":
+            return out, y[..., 0:], y.detach()
+        part = self.changed(y)
+        return (out, part) if self.after == "a changed part given too" else out
+
+    def changed(self, y: torch.Tensor) -> torch.Tensor:
+        """Change a part of a tensor in place, and give the part."""
+        part = PARTS[self.part](y) if y.dim() else y
+        CHANGES[self.change](part)
+        return part
+
+    def smaller(self) -> Iterator[Program]:
+        """The same program without one of its parts; the places of arguments stay."""
+        plain = Program(self.name, self.operator)
+        for names in LESS:
+            less = {name: getattr(plain, name) for name in names}
+            if any(getattr(self, name) != value for name, value in less.items()):
+                yield replace(self, **less)
+
+    def __str__(self) -> str:
+        changes = "changed" in self.elsewhere or "changed" in self.after
+        said = (
+            (True, f"{self.name}{' in place' * bool(self.in_place)}"),
+            (self.place, f"of {self.place} of its leaf"),
+            (self.other, f"then {self.partner} of {'its result' if self.chained else 'the same'}"),
+            (self.elsewhere, f"its leaf {self.elsewhere}"),
+            (self.after, f"its result {self.after}{f' ({self.buffer})' * ('buffer' in self.after)}"),
+            (changes, f"changed: {self.part} {self.change}"),
+            (self.recomputed, "recomputed"),
+            (self.autocast, "in autocast"),
+        )
+        return ", ".join(words for holds, words in said if holds)
+
+
+LESS = (("other", "partner"), ("in_place",), ("elsewhere",), ("after",), ("recomputed",))
+
+
+def _is(one: Any) -> bool:
+    return isinstance(one, torch.Tensor)
+
+
+def _first(out: Any) -> Any:
+    return next((one for one in generated_judge.leaves(out) if _is(one)), out)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One program and its arguments; `of` is the operator that a finding is named by."""
+
+    of: str
+    call: Call
+
+    def __str__(self) -> str:
+        kinds = {str(one.dtype)[6:] for one in self.call.tensors() if one.is_floating_point()}
+        return f"{self.call.function}, {' and '.join(sorted(kinds))}"
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """An operator's function; of what the table calls with a seed of its own, the plain one."""
+    op = generated_operators.table()[name]
+    code = getattr(op.op, "__code__", None)
+    if code is None or "wrapper_set_seed" not in code.co_names:
+        return op.op  # type: ignore[no-any-return]
+    return functools.reduce(getattr, op.name.split("."), torch)  # type: ignore[return-value]
+
+
+def draw(source: random.Random, name: str, kind: str) -> Item | None:
+    """One program of an operator and a type; `None` if the processor refuses it in eager mode."""
+    drawn = _sample(source, name, kind)
+    call = drawn and _plain(name, drawn)
+    if not call or not runs(call):
+        return None
+    with contextlib.suppress(Exception):  # a place may not fit
+        other = _surrounded(source, call, name, kind)
+        for names in ((), *LESS):
+            less = {each: getattr(call.function, each) for each in names}
+            other = replace(other, function=replace(other.function, **less))
+            if runs(other):
+                return Item(name, other)
+    return Item(name, call)
+
+
+def _plain(name: str, call: Call) -> Call:
+    first = call.args[0] if call.args else None
+    shape = tuple(first.shape) if _is(first) else ()
+    program = Program(name, function_of(name), shape, call.fixed)
+    return replace(call, function=program, args=(first, (call.args[1:], dict(call.kwargs)), ((), {})), kwargs={})
+
+
+def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True) -> Call | None:
+    """One of PyTorch's samples with drawn sizes and numbers, on the processor."""
+    op, dtype = generated_operators.table()[name], getattr(torch, kind)
+    samples = generated_operators._samples(name, dtype)
+    if not samples:
+        return None
+    seed = source.randrange(2**31)
+    call = generated_operators._call(op, dtype, source.choice(samples), seed)
+    sizes = source.choice(generated_operators.SIZES) if source.random() < VARIED * varied else ""
+    numbers = source.choice(generated_operators.NUMBERS) if source.random() < VARIED * varied else ""
+    case = generated_operators.Case(name, kind, sizes, numbers, seed)
+    return generated_operators._varied(call, case, source) or call
+
+
+class Few(TorchDispatchMode):  # type: ignore[misc]
+    """Refuses programs of many kernels: a compiler takes a minute for a loop of thousands."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a kernel and count it."""
+        self.count += 1
+        if self.count > MOST_KERNELS:
+            raise NotImplementedError("not supported: more kernels than a program may have")
+        return func(*args, **(kwargs or {}))
+
+
+def runs(call: Call) -> bool:
+    """Whether a processor takes a call in eager mode: on a GPU, a place outside an operand ends the process."""
+    try:
+        with Few():
+            return len(generated_judge.results(call)) <= MOST_RESULTS
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call:
+    """The call with drawn surroundings, which may not fit."""
+    program, first, op = call.function, call.args[0], generated_operators.table()[name]
+    made: dict[str, Any] = {"after": source.choice(AFTER), "change": source.choice(list(CHANGES))}
+    made |= {"part": source.choice(list(PARTS)), "buffer": source.choice(list(PLACES))}
+    made |= {"recomputed": source.random() < RECOMPUTED, "autocast": kind == "float32" and source.random() < AUTOCAST}
+    result = _first(generated_judge.results(replace(call, gradients=False)))
+    large = not _is(result) or not result.is_floating_point() or result.numel() > MOST_ELEMENTS
+    if large or (result.dim() < PLACES[made["buffer"]].dims and "buffer" in made["after"]):
+        made["after"] = ""
+    made["result"] = tuple(result.shape) if _is(result) else ()
+    partners: Any = ((), {})
+    fixed = call.fixed
+    if _is(first) and first.is_floating_point() and first.numel() <= MOST_ELEMENTS:
+        fits = [one for one, place in PLACES.items() if _fits(place, first, name)]
+        made["place"] = source.choice(fits) if source.random() < PLACED else ""
+        made["elsewhere"] = source.choice(ELSEWHERE)
+        if op.inplace_variant and source.random() < IN_PLACE:
+            made["in_place"] = op.inplace_variant
+        made["chained"] = source.random() < CHAINED
+        into = result if made["chained"] else first
+        found = _partner(source, into, kind) if source.random() < PARTNERED else None
+        if found:
+            made["partner"], other = found
+            made["other"], partners = function_of(made["partner"]), (other.args[1:], dict(other.kwargs))
+            offset = len(call.tensors()) - 1
+            fixed |= {offset + n for n in other.fixed if n}
+        first = PLACES[made["place"]].make(first).clone()
+    dtype = torch.bfloat16 if made["autocast"] else call.dtype
+    return replace(call, function=replace(program, fixed=fixed, **made), args=(first, call.args[1], partners), fixed=fixed, dtype=dtype)
+
+
+def _is_exact(name: str) -> bool:
+    """Whether an operator needs operands of one kind, or reads where their numbers or strides say."""
+    reads = (*generated_operators.READS_BY_NUMBERS, *generated_operators.READS_BEYOND)
+    return generated_operators._is_exact(name) or name.startswith(reads)
+
+
+def _fits(place: Place, first: torch.Tensor, name: str) -> bool:
+    return first.dim() >= place.dims and not (place.other_numbers and _is_exact(name))
+
+
+def _partner(source: random.Random, into: Any, kind: str) -> tuple[str, Call] | None:
+    """An operator of the same type that takes a given tensor as its first argument."""
+    if not _is(into) or into.dtype is not getattr(torch, kind):
+        return None
+    names = [name for name, each in generated_operators.rows() if each == kind and not _is_exact(name)]
+    for name in source.sample(names, PARTNERS):
+        call = _sample(source, name, kind, varied=False)
+        if call and call.args and _is(call.args[0]) and call.args[0].is_floating_point():
+            other = replace(call, args=(into.detach().clone(), *call.args[1:]), function=function_of(name))
+            if runs(other):
+                return name, other
+    return None
