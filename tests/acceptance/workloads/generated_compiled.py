@@ -37,6 +37,7 @@ from workloads import (
     generated_judge,
     generated_operators,
     generated_processes,
+    synchronize,
 )
 from workloads.generated_compiled_items import Item
 from workloads.generated_judge import Call
@@ -119,10 +120,8 @@ def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> l
     calls = [_leaves(item.call) for item in items]
     generated_judge.seed_all(0)
     given = [program.prepare(call.args) for program, call in zip(programs, calls, strict=True)]
-    try:
+    with _refusing():
         out = compiled(given)
-    except Exception as error:
-        raise _said(error) from error
     told = [(one, program.left(mine)) for program, one, mine in zip(programs, out, given, strict=True)]
     results = [generated_judge.numbers(one) for one in told]
     roots, weights, inputs = [], [], []
@@ -135,10 +134,8 @@ def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> l
     flat = list(itertools.chain(*inputs))
     grads: Sequence[Any] = [None] * len(flat)
     if roots and flat:
-        try:
+        with _refusing():
             grads = torch.autograd.grad(roots, flat, weights, allow_unused=True, materialize_grads=True)
-        except Exception as error:
-            raise _said(error) from error
     each = iter(grads)
     return [one + [next(each) for _ in mine] for one, mine in zip(results, inputs, strict=True)]
 
@@ -148,20 +145,27 @@ def _leaves(call: Call) -> Call:
     return call.mapped(lambda one: generated_judge._leaf(one, call.fixed, places)) if call.gradients else call
 
 
-def _said(error: Exception) -> Exception:
-    """A refusal, or what is none: a compiler that breaks."""
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return RuntimeError(words) if any(one in words.lower() for one in generated.BROKEN) else Refused(words)
-
-
-def _eager(call: Call) -> Results:
-    return generated_judge.results(call)
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Tell a refusal from a compiler that breaks, and from a device that answers nothing any more."""
+    try:
+        with generated_judge.answering():
+            yield
+            synchronize()
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        broken = any(one in words.lower() for one in generated.BROKEN)
+        raise (RuntimeError if broken else Refused)(words) from error
 
 
 def judge(item: Item, got: Results) -> Judged | None:
     """The distance of what a compiler gave as a share of its gate; `None` if nobody can say what is right."""
     call = item.call
-    eager = _eager(call)
+    try:
+        with generated_judge.answering():
+            eager = generated_judge.results(call)
+    except Exception:  # noqa: BLE001 this device refuses what a processor takes
+        return None
     if [(one.shape, one.dtype) for one in got] != [(one.shape, one.dtype) for one in eager]:
         shapes = [[(tuple(one.shape), str(one.dtype)[6:]) for one in each] for each in (got, eager)]
         return math.inf, f"other shapes or types than in eager mode: {shapes[0]}, not {shapes[1]}"

@@ -245,16 +245,16 @@ def function_of(name: str) -> Callable[..., Any]:
 def draw(source: random.Random, name: str, kind: str) -> Item | None:
     """One program of an operator and a type; `None` if the processor refuses it in eager mode."""
     drawn = _sample(source, name, kind)
-    call = drawn and _plain(name, drawn)
-    if not call or not runs(call):
+    call = tried(_plain(name, drawn)) if drawn else None
+    if not call:
         return None
     with contextlib.suppress(Exception):  # a place may not fit
         other = _surrounded(source, call, name, kind)
         for names in ((), *LESS):
             less = {each: getattr(call.function, each) for each in names}
             other = replace(other, function=replace(other.function, **less))
-            if runs(other):
-                return Item(name, other)
+            if found := tried(other):
+                return Item(name, found)
     return Item(name, call)
 
 
@@ -280,25 +280,36 @@ def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True)
 
 
 class Few(TorchDispatchMode):  # type: ignore[misc]
-    """Refuses programs of many kernels: a compiler takes a minute for a loop of thousands."""
+    """Refuses programs of many kernels: a compiler takes a minute for a loop of thousands. Notes their types."""
 
-    count = 0
+    def __init__(self) -> None:
+        """Nothing has run yet."""
+        super().__init__()
+        self.count, self.types = 0, set[torch.dtype]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a kernel and count it."""
         self.count += 1
         if self.count > MOST_KERNELS:
             raise NotImplementedError("not supported: more kernels than a program may have")
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        self.types |= {one.dtype for one in generated_judge.leaves(out) if generated_judge.is_number(one)}
+        return out
 
 
-def runs(call: Call) -> bool:
-    """Whether a processor takes a call in eager mode: on a GPU, a place outside an operand ends the process."""
+def tried(call: Call) -> Call | None:
+    """The call if a processor takes it in eager mode: on a GPU, a place outside an operand ends the process.
+
+    Its unit is that of the shortest type in it: a compiler may leave out a rounding to that.
+    """
     try:
-        with Few():
-            return len(generated_judge.results(call)) <= MOST_RESULTS
+        with Few() as mode:
+            many = len(generated_judge.results(call))
     except Exception:  # noqa: BLE001
-        return False
+        return None
+    types = [call.dtype, *(one for one in generated_judge.HALVES if one in mode.types)]
+    unit = max(types, key=lambda one: torch.finfo(one).eps)
+    return replace(call, dtype=unit) if many <= MOST_RESULTS else None
 
 
 def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call:
@@ -329,8 +340,7 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
             offset = len(call.tensors()) - 1
             fixed |= {offset + n for n in other.fixed if n}
         first = PLACES[made["place"]].make(first).clone()
-    dtype = torch.bfloat16 if made["autocast"] else call.dtype
-    return replace(call, function=replace(program, fixed=fixed, **made), args=(first, call.args[1], partners), fixed=fixed, dtype=dtype)
+    return replace(call, function=replace(program, fixed=fixed, **made), args=(first, call.args[1], partners), fixed=fixed)
 
 
 def _is_exact(name: str) -> bool:
@@ -352,6 +362,6 @@ def _partner(source: random.Random, into: Any, kind: str) -> tuple[str, Call] | 
         call = _sample(source, name, kind, varied=False)
         if call and call.args and _is(call.args[0]) and call.args[0].is_floating_point():
             other = replace(call, args=(into.detach().clone(), *call.args[1:]), function=function_of(name))
-            if runs(other):
+            if tried(other):
                 return name, other
     return None
