@@ -9,7 +9,7 @@ from planting import TESTS
 
 pytest.importorskip("torch", reason="the suites need torch")
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
@@ -35,9 +35,13 @@ def noted(runs: list[torch.dtype], function: object, x: torch.Tensor, *args: obj
 ONES, HIGH, ROWS = torch.ones(3), torch.full((3,), 1.5), torch.ones(2, 3)
 DOMAINS = {
     "a place outside": (torch.take, (ONES, torch.tensor([5])), False),
-    "a probability above 1": (F.binary_cross_entropy, (HIGH, ONES), False),
-    "a class that is not there": (F.nll_loss, (ROWS, torch.tensor([0, 7])), False),
-    "a row that is not there": (lambda one, at: F.embedding(at, one), (ROWS, torch.tensor([2])), False),
+    "a probability above 1": (functional.binary_cross_entropy, (HIGH, ONES), False),
+    "a class that is not there": (functional.nll_loss, (ROWS, torch.tensor([0, 7])), False),
+    "a row that is not there": (
+        lambda one, at: functional.embedding(at, one),
+        (ROWS, torch.tensor([2])),
+        False,
+    ),
     "all inside": (torch.take, (ONES, torch.tensor([2])), True),
 }
 
