@@ -31,7 +31,7 @@ def test_generated(
     least number of them.
     """
     if family == "operators":
-        skips.if_lacking(on_device(generated.lacks_a_processor))
+        skips.if_lacking(on_device(generated.lacks_a_profile))
     seed = pytestconfig.getoption("case_seed")
     report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
     generated.require(report, record_metric, LEAST[family])

@@ -34,6 +34,7 @@ from workloads import (
     device,
     generated,
     generated_compiled_items,
+    generated_elsewhere,
     generated_judge,
     generated_operators,
     generated_processes,
@@ -149,7 +150,7 @@ def _leaves(call: Call) -> Call:
 def _refusing() -> Iterator[None]:
     """Tell a refusal from a compiler that breaks, and from a device that answers nothing any more."""
     try:
-        with generated_judge.answering():
+        with generated_elsewhere.answering():
             yield
             synchronize()
     except Exception as error:
@@ -162,7 +163,7 @@ def judge(item: Item, got: Results) -> Judged | None:
     """The distance of what a compiler gave as a share of its gate; `None` if nobody can say what is right."""
     call = item.call
     try:
-        with generated_judge.answering():
+        with generated_elsewhere.answering():
             eager = generated_judge.results(call)
     except Exception:  # noqa: BLE001 this device refuses what a processor takes
         return None
@@ -193,7 +194,7 @@ def run(job: Job) -> dict[str, Any]:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(MOST_S[job.backend])
     try:
-        with _plain(), generated_judge.answering():
+        with _plain(), generated_elsewhere.answering():
             return _run(job)
     finally:
         signal.alarm(0)

@@ -8,6 +8,7 @@ roundings of all of them. A kernel has one or two of its own, so its gate is nar
 
 import collections
 import functools
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -17,11 +18,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import generated_judge
+from workloads import arch, generated_elsewhere, generated_judge
 from workloads.generated_judge import Call
 
 # What healthy kernels need beyond half a gate, by benchmarks/generated_profile.py.
-PROFILE = Path(__file__).with_name("generated_profile.json")
+PROFILES = Path(__file__).with_name("generated_profiles")
 GATES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 SERIES = "special_"  # what is worked out by series has more roundings
 RECURRENCES = "_polynomial_"  # and what is worked out by recurrence has rough steps, which overflow
@@ -50,6 +51,7 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         self.found: dict[str, float] = {}
         self.counts: dict[str, int] = {}
         self.calls: collections.Counter[str] = collections.Counter()
+        self.unjudged: dict[str, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the kernel, then ask float64 with the operands that it got."""
@@ -59,10 +61,17 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         if call:
             key = f"{name_of(func)} {str(call.dtype).removeprefix('torch.')}"
             self.calls[key] += 1
-            units = _units(call, out, key) if self.calls[key] <= MOST_CALLS else None
+            units = self._units(call, out, key) if self.calls[key] <= MOST_CALLS else None
             if units is not None and units >= self.found.get(key, 0.0):
                 self.found[key], self.counts[key] = units, _added(name_of(func), call)
         return out
+
+    def _units(self, call: Call, out: Any, key: str) -> float | None:
+        try:
+            return _units(call, out, key)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # in float64
+            self.unjudged[key] = generated_elsewhere.first_line(error)
+            return None
 
     @property
     def worst(self) -> tuple[float, str] | None:
@@ -99,7 +108,10 @@ def _call(func: Any, args: Any, kwargs: Any) -> Call | None:
     dtype = next((one.dtype for one in floats if one.is_floating_point() and one.numel()), None)
     if dtype not in generated_judge.FLOATS:
         return None
+    place = generated_elsewhere.place()
     call = Call(func, tuple(args), kwargs, dtype)
+    if place is not None and any(one.device == place for one in call.tensors()):
+        call = replace(call.mapped(generated_elsewhere.brought_back), on=place)
     if func._schema.is_mutable:
         kept = functools.partial(generated_judge.kept, func)
         call = replace(call, function=kept).mapped(generated_judge.copied)
@@ -137,11 +149,19 @@ def _leaves_its_type(call: Call) -> bool:
     return most > math.sqrt(torch.finfo(call.dtype).max)
 
 
+def _alike(got: list[torch.Tensor], reference: generated_judge.Reference) -> list[torch.Tensor]:
+    """What a device's kernel gives until it is what a device alone works with, which has other shapes."""
+    pairs = zip(got, reference.right, strict=False)
+    same = itertools.takewhile(lambda pair: pair[0].shape == pair[1].shape, pairs)
+    return [one for one, _ in same] or got[:1]
+
+
 def _units(call: Call, out: Any, key: str) -> float | None:
     """How far a kernel's result is from float64; `None` if float64 does not take its operands."""
     known, got = profile(), generated_judge.numbers(out)
     if key in known["unknown"] or sum(one.numel() for one in (*call.tensors(), *got)) > MOST_ELEMENTS:
         return None
+    got = [one.cpu() for one in got]
     name, enough = key.split(maxsplit=1)[0], needed(key)
     is_pointwise = _is_pointwise(name)
     if name in GIVES_WORK:
@@ -156,16 +176,15 @@ def _units(call: Call, out: Any, key: str) -> float | None:
         or (not is_pointwise and _leaves_its_type(call)),
         passes_over_nan=is_pointwise and name.endswith("_backward"),
     )
-    try:
-        reference = generated_judge.Reference(call)
+    reference = generated_judge.Reference(call)
+    if call.on is not None:
+        got = _alike(got, reference)
+    units = generated_judge.distance(call, got, reference, enough)
+    if units is not None and enough < units < torch.inf:
+        reference.ask_again()
         units = generated_judge.distance(call, got, reference, enough)
-        if units is not None and enough < units < torch.inf:
-            reference.ask_again()
-            units = generated_judge.distance(call, got, reference, enough)
-        if not is_pointwise and call.dtype is torch.float32 and units and enough < units <= EXCUSED:
-            units = generated_judge.distance(replace(call, noisy=True), got, reference, enough)
-    except (RuntimeError, TypeError, ValueError, IndexError):  # in float64
-        return None
+    if not is_pointwise and call.dtype is torch.float32 and units and enough < units <= EXCUSED:
+        units = generated_judge.distance(replace(call, noisy=True), got, reference, enough)
     grows = name in known["grows"] and units is not None and units <= _added(name, call) / GROWS
     return min(units or 0.0, enough) if grows else units
 
@@ -184,12 +203,22 @@ def _gate(key: str) -> float:
     return GATES[key.split()[1]] * (FACTOR if key.startswith(SERIES) else 1)
 
 
+LISTS = ("broken", "grows", "noisy", "operators", "overflows", "unknown")
+
+
+def path() -> Path:
+    """The file of this architecture: `cpu.json`, `sm_90.json`."""
+    return PROFILES / f"{arch.name()}.json"
+
+
 @functools.cache
 def profile() -> dict[str, Any]:
-    """What was measured. By kernel and type: `units`, and `unknown` if nothing helps.
+    """What was measured on this architecture; nothing where nobody measured: then no gate is wide.
 
-    Also `noisy` if its rounding is rougher than its inputs', `overflows` if inner values leave the type. By
-    kernel: `grows` if its error grows with the number of its operands' elements. `operators`: their results
-    are far from float64; `broken`: they break loudly.
+    By kernel and type: `units`, and `unknown` if nothing helps. Also `noisy` if its rounding is rougher than
+    its inputs', `overflows` if inner values leave the type. By kernel: `grows` if its error grows with the
+    number of its operands' elements. `operators`: their results are far from float64; `broken`: they break
+    loudly.
     """
-    return dict(json.loads(PROFILE.read_text(encoding="utf-8")))
+    nothing: dict[str, Any] = {"units": {}, **{name: [] for name in LISTS}}
+    return nothing | (json.loads(path().read_text(encoding="utf-8")) if path().exists() else {})

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from workloads import gates, synchronize
+from workloads import gates, generated_elsewhere
 
 MOVES = 4
 MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
@@ -48,6 +48,7 @@ class Call:
     uneven: bool = False  # the gradients that come in have zeros, large and small numbers
     not_finite: bool = False  # some of the gradients that come in are no numbers
     apart: bool = False  # the gradients that come in lie in a buffer, with gaps
+    on: torch.device | None = None  # where it runs, if its tensors wait on the processor
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the call's arguments, in order."""
@@ -85,6 +86,15 @@ class Reference:
         moved = [self._moved(move) for move in range(1, MOVES + 1)]
         return moved if all(_shapes(one) == _shapes(self.right) for one in moved) else []
 
+    @functools.cached_property
+    def shaken(self) -> list[list[torch.Tensor]]:
+        """The results with other numbers for zeros and infinities: equal numbers then have other places."""
+        shaken = []
+        for move in range(1, MOVES + 1):
+            call = self.call.mapped(functools.partial(_shaken, seed=self.call.seed + move))
+            shaken.append(results(wide(call, move), move))
+        return [one for one in shaken if _shapes(one) == _shapes(self.right)]
+
     def ask_again(self) -> None:
         """Find how far results lie apart by more moves, once."""
         if len(self.moved) == MOVES:
@@ -116,22 +126,37 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-def results(call: Call, move: int = 0) -> list[torch.Tensor]:
-    """Outputs and then gradients: of a sum of the outputs, weighted by numbers of the seed."""
+def results(
+    call: Call, move: int = 0, within: contextlib.AbstractContextManager[Any] | None = None
+) -> list[torch.Tensor]:
+    """Outputs and then gradients: of a sum of the outputs, weighted by numbers of the seed.
+
+    The function and its gradient run `within` a context. What ran elsewhere comes back to the processor.
+    """
+    if call.on is not None:
+        return _from_elsewhere(call, move, within)
+    within = contextlib.nullcontext() if within is None else within
     seed_all(call.seed)
     if call.gradients:
         places = itertools.count()
         call = call.mapped(lambda leaf: _leaf(leaf, call.fixed, places))
     inputs = [one for one in call.tensors() if one.requires_grad]
-    with torch.set_grad_enabled(call.gradients):
+    with torch.set_grad_enabled(call.gradients), within:
         returned = call.function(*call.args, **call.kwargs)
     given, out = [one for one in leaves(returned) if is_tensor(one)], numbers(returned)
     roots = [one for one in given if one.requires_grad and one.is_floating_point()]
     if not call.gradients or not roots or not inputs:
         return out
     weights = [_weights(one, call, n, move) for n, one in enumerate(roots)]
-    grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True, materialize_grads=True)
+    with within:
+        grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True, materialize_grads=True)
     return out + [grad for grad in grads if is_tensor(grad)]
+
+
+def _from_elsewhere(call: Call, move: int, within: Any) -> list[torch.Tensor]:
+    with generated_elsewhere.answering():
+        here = replace(call.mapped(functools.partial(generated_elsewhere.placed, call.on)), on=None)
+        return [one.cpu() for one in results(here, move, within)]
 
 
 def numbers(tree: Any) -> list[torch.Tensor]:
@@ -217,7 +242,17 @@ def wide(call: Call, move: int = 0) -> Call:
             return torch.float64
         return _moved(leaf, call.seed + move, 1.0 if move else 0.0) if is_number(leaf) else leaf
 
-    return call.mapped(change)
+    return replace(call.mapped(change), on=None)
+
+
+def _shaken(leaf: Any, seed: int) -> Any:
+    """Another small number for each zero, and another large one for each infinity."""
+    if not is_number(leaf):
+        return leaf
+    exact, numbers = leaf.detach().double(), torch.finfo(leaf.dtype)
+    factors = 1 + torch.rand(leaf.shape, generator=torch.Generator().manual_seed(seed)).double()
+    exact = torch.where(exact == 0, factors * _signs(leaf.shape, seed) * numbers.tiny, exact)
+    return torch.where(exact.isinf(), exact.sign() * factors * numbers.max, exact)
 
 
 def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
@@ -262,29 +297,17 @@ def distance(
     if not same:
         return math.inf
     noise = _noise(call, got, right) if call.noisy or excused else [0.0] * len(right)
-    found = [
-        _distance(one, right[n], [each[n] for each in moved], noise[n], call) for n, one in enumerate(got)
-    ]
+    found = []
+    for n, (one, ref) in enumerate(zip(got, right, strict=True)):
+        others = [*moved, *(reference.shaken if _are_places(one, ref, call) else ())]
+        found.append(_distance(one, ref, [each[n] for each in others], noise[n], call))
     judged = [one for one in found if one is not None]
     return max(judged) if judged else None
 
 
-@contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Run the body on a device. Raises `DeviceLostError` if that answers nothing after an error."""
-    try:
-        yield
-    except Exception as error:
-        try:
-            synchronize()
-        except RuntimeError:
-            raise DeviceLostError(first_line(error)) from error
-        raise
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line: its class and its first words."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def _are_places(got: torch.Tensor, ref: torch.Tensor, call: Call) -> bool:
+    """Whether a device gives other places than the processor: of equal numbers each may choose one."""
+    return call.on is not None and ref.dtype is torch.int64 and not torch.equal(got, ref)
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:

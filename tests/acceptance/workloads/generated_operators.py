@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from workloads import device, generated_inside, generated_judge
+from workloads import device, generated_elsewhere, generated_inside, generated_judge
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
 
@@ -138,7 +138,7 @@ def rows() -> list[tuple[str, str]]:
         (name, str(dtype).removeprefix("torch."))
         for name, op in table().items()
         for dtype in generated_judge.FLOATS
-        if dtype in op.supported_dtypes(kind) and (kind == "cpu" or not _skipped(op, dtype, "plain"))
+        if dtype in op.supported_dtypes(kind)
     ]
 
 
@@ -170,7 +170,6 @@ def hash_of(seed: int, number: int) -> int:
 
 # PyTorch's own tests of the same property: where they are switched off, nobody promises it.
 ITS_TESTS = {
-    "plain": ("TestCommon", "test_compare_cpu"),
     "gradients": ("TestBwdGradients", "test_fn_grad"),
     "view": ("TestCommon", "test_noncontiguous_samples"),
     "step": ("TestCommon", "test_noncontiguous_samples"),
@@ -181,11 +180,9 @@ ITS_TESTS = {
 
 
 def _skipped(op: Any, dtype: torch.dtype, what: str) -> bool:
-    kind = device().type
-    tests = {ITS_TESTS[what]} if what in ITS_TESTS else set()
-    tests |= {ITS_TESTS["plain"]} if kind != "cpu" else set()  # it compares with a processor
     infos = [one for one in op.decorators if hasattr(one, "is_active")]
-    return any(one.test_name and one.is_active(*test, kind, dtype, {}) for one in infos for test in tests)
+    active = (one for one in infos if one.is_active(*ITS_TESTS[what], device().type, dtype, {}))
+    return any(one.test_name for one in active)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -211,7 +208,7 @@ def _odd(one: torch.Tensor) -> bool:
 def forms_of(case: Case) -> list[tuple[str, Call]]:
     """The calls of a case: as drawn, as views, in place, and into a given tensor; none without a sample.
 
-    Of not finite numbers, and of other samples, the kernels alone are judged.
+    Of not finite numbers, and of other samples, the kernels alone are judged. All is drawn on the processor.
     """
     op, dtype = table()[case.operator], getattr(torch, case.dtype)
     source = random.Random(case.seed)
@@ -243,7 +240,8 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
         given = [_elsewhere(call, source) for call in given]
         forms = [(form, _elsewhere(call, source) if form == "not finite" else call) for form, call in forms]
     forms += [("another sample", call) for call in given]
-    return [(form, replace(call, alone=call.alone or form in ALONE)) for form, call in forms]
+    on = generated_elsewhere.place()
+    return [(form, replace(call, alone=call.alone or form in ALONE, on=on)) for form, call in forms]
 
 
 def _another(call: Call, case: Case, source: random.Random) -> Call:

@@ -12,16 +12,18 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workloads import device
-from workloads.generated_judge import DeviceLostError
+from workloads.generated_elsewhere import DeviceLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 MOST_S = 300  # of one case, on a busy machine
 MOST_BYTES = 2 * 2**30  # of one process's memory, beyond what it has when it starts
@@ -169,10 +171,16 @@ def alone(processes: int) -> None:
         share = min(MOST_SHARE / processes, MOST_DEVICE_BYTES / whole)
         torch.cuda.set_per_process_memory_fraction(share)
     # A GPU's driver takes far more addresses than memory, so the bound is on what can be written.
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
-    most = pages * resource.getpagesize() + MOST_BYTES
+    most = _written() + MOST_BYTES * (1 if device().type == "cpu" else 2)  # a driver has libraries of its own
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     _ALONE[:] = [True]
+
+
+def _written() -> int:
+    """The bytes of this process that are its own to write: not every kernel keeps a count of them."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    ranges = [one.split()[0].split("-") for one in lines if one.split()[1][1::2] == "wp"]
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,61 @@
+"""Where drawn operators run, if not on the processor: tensors go there and back, and a device may be lost.
+
+In: a tensor or an error. Out: the tensor in the other place; what is left to do after the error.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from workloads import device, synchronize
+
+
+class DeviceLostError(BaseException):
+    """The device answers nothing any more, as after an assertion in a kernel: this process must end.
+
+    No handler of what a case raises takes it.
+    """
+
+
+def place() -> torch.device | None:
+    """Where drawn operators run, if not on the processor that draws them and that says what is right."""
+    return None if device().type == "cpu" else device()
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Run the body on a device. Raises `DeviceLostError` if that answers nothing after an error."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            synchronize()
+        except RuntimeError:
+            raise DeviceLostError(first_line(error)) from error
+        raise
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line: its class and its first words."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def placed(on: torch.device, leaf: Any) -> Any:
+    """A tensor with its strides, and with the numbers around it, on a device; and a device's name."""
+    if not isinstance(leaf, torch.Tensor):
+        names_one = isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf == "cpu")
+        return on if names_one else leaf
+    if leaf.layout is not torch.strided:
+        return leaf.to(on)
+    leaf = leaf.detach()
+    whole = leaf.as_strided((leaf.untyped_storage().nbytes() // leaf.element_size(),), (1,), 0)
+    return whole.to(on, copy=True).as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+
+
+def brought_back(leaf: Any) -> Any:
+    """A tensor on the processor; and its name for a device's."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().cpu()
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
