@@ -1,4 +1,4 @@
-"""Generated cases: operators, sizes, masks and programs that nobody named, judged by float64.
+"""Generated cases: operators, sizes, masks and compiled programs that nobody named, judged by float64.
 
 In: one device. Out: the cases that failed, each as small as it gets. `--case-seed` draws others.
 """
@@ -7,18 +7,18 @@ import pytest
 
 from harness import skips
 from harness.calls import OnDevice, RecordMetric
-from workloads import generated
+from workloads import generated, generated_compiled
 
 SOAK_S = 2400
 # The least share of the drawn cases that float64 can judge.
-LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "chains": 0.5}
+LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "compiled": 0.75}
 
 
 # No tier that certifies has them: drawn operators have false alarms, and what the only run on a GPU found in
 # attention nobody has confirmed (docs/reference/trust.md).
 @pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("family", ["operators", "sizes", "attention", "chains"])
+@pytest.mark.parametrize("family", ["operators", "sizes", "attention", "compiled"])
 def test_generated(
     family: str,
     on_device: OnDevice,
@@ -33,5 +33,8 @@ def test_generated(
     if family == "operators":
         skips.if_lacking(on_device(generated.lacks_a_profile))
     seed = pytestconfig.getoption("case_seed")
-    report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
+    if family == "compiled":
+        report = on_device(generated_compiled.of_soak, seed=seed, timeout_s=SOAK_S)
+    else:
+        report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
     generated.require(report, record_metric, LEAST[family])

@@ -22,7 +22,6 @@ import torch
 from workloads import (
     device,
     generated_attention,
-    generated_chains,
     generated_elsewhere,
     generated_inside,
     generated_judge,
@@ -66,7 +65,6 @@ PLANS = {
     "operators": (Plan(1, 1, 0), Plan(1, 1, 0)),
     "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
-    "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),
 }
 MOST_PROCESSES = 16
 FEWER_BITS = (
@@ -226,12 +224,8 @@ def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
     if family == "sizes":
         words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
         return words, [("", call)], NEEDED
-    if family == "attention":
-        words, call = generated_attention.draw(source(family, seed, number), mixed)
-        return words, [("", call)], ATTENTION_NEEDED
-    words, compiled, eager = generated_chains.draw(source(family, seed, number), mixed, "inductor")
-    own = generated_judge.distance(eager)
-    return None if own is None else (words, [("", compiled)], max(NEEDED, own))
+    words, call = generated_attention.draw(source(family, seed, number), mixed)
+    return words, [("", call)], ATTENTION_NEEDED
 
 
 def _judged(

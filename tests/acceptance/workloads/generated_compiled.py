@@ -4,9 +4,9 @@ In: a seed. Out: what failed, named by operator. A batch of programs that know n
 compiled function, so that a compiler is started once for all of them:
 `python3 -c "from workloads import generated_compiled; print(generated_compiled.repeat(0, 17))"`.
 
-What a compiler refuses is loud, and no failure. A failure is made smaller: the program alone, without its
-surroundings, with fewer elements. A compiled program may round in other places than eager mode does: its gate is eager
-mode's own distance from float64.
+What a compiler refuses is loud, and no failure. A failure is made smaller: the program alone, then without its
+surroundings. A compiled program may round in other places than eager mode does: its gate is eager mode's own
+distance from float64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import logging
 import math
 import os
 import random
-import shutil
 import signal
 import tempfile
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +48,7 @@ NEAR = {torch.float32: 8.0, torch.float16: 2.0, torch.bfloat16: 2.0}  # rounding
 EXCUSED = 512.0  # beyond this, float64 does not say what eager mode means
 DYNAMIC = 0.25  # the share of batches that are compiled for all sizes
 MOST_S = {TRACED: 120, CODE: 300}  # of one batch, on a busy machine
-SECONDS = 90  # of soak, in which batches of generated code begin
+SECONDS = 180  # of soak on a GPU, in which batches of generated code begin
 LEAST = 0.9  # the share of the table that eager mode takes
 SHRINKS = {TRACED: 24, CODE: 8}
 Judged = tuple[float, str]
@@ -160,30 +158,34 @@ def _refusing() -> Iterator[None]:
 
 
 def judge(item: Item, got: Results) -> Judged | None:
-    """The distance of what a compiler gave as a share of its gate; `None` if nobody can say what is right."""
-    call = item.call
+    """The distance of what a compiler gave as a share of its gate; `None` if nobody can say what is right.
+
+    Then this device refuses what a processor takes, float64 does, or there is too little memory for it.
+    """
     try:
         with generated_elsewhere.answering():
-            eager = generated_judge.results(call)
-    except Exception:  # noqa: BLE001 this device refuses what a processor takes
+            return _judged(item.call, got)
+    except Exception:  # noqa: BLE001
         return None
+
+
+def _judged(call: Call, got: Results) -> Judged | None:
+    eager = generated_judge.results(call)
     if [(one.shape, one.dtype) for one in got] != [(one.shape, one.dtype) for one in eager]:
         shapes = [[(tuple(one.shape), str(one.dtype)[6:]) for one in each] for each in (got, eager)]
         return math.inf, f"other shapes or types than in eager mode: {shapes[0]}, not {shapes[1]}"
-    near = max((generated_judge._roundings(a, b, call) for a, b in zip(got, eager, strict=True)), default=0.0)
+    pairs = zip(got, eager, strict=True)
+    near = max((generated_judge._roundings(a, b, call) for a, b in pairs), default=0.0)
     if near <= NEAR[call.dtype]:
         return near / NEAR[call.dtype] / 4, "near eager mode"
-    try:
-        reference = generated_judge.Reference(call)
-        own = generated_judge.distance(call, eager, reference)
-        if own is None or own > EXCUSED:
-            return None
-        bound = FACTOR * max(NEEDED, own)
-        units = generated_judge.distance(call, got, reference, enough=bound / 2)
-        if units is not None and bound < units <= EXCUSED:
-            units = generated_judge.distance(call, got, reference, excused=True)
-    except Exception:  # noqa: BLE001 float64 does not take it
+    reference = generated_judge.Reference(call)
+    own = generated_judge.distance(call, eager, reference)
+    if own is None or own > EXCUSED:
         return None
+    bound = FACTOR * max(NEEDED, own)
+    units = generated_judge.distance(call, got, reference, enough=bound / 2)
+    if units is not None and bound < units <= EXCUSED:
+        units = generated_judge.distance(call, got, reference, excused=True)
     if units is None:
         return None
     return units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed, eager mode {own:.3g}"
@@ -352,17 +354,11 @@ def _ended(job: Job, words: str) -> str:
     return f"  {' '.join(rows(job)[0])} by {job.backend}: {words}\n    again: {again}"
 
 
-def has_a_compiler() -> bool:
-    """Whether Inductor's code can be compiled here: on a GPU by Triton, on a processor by a C++ compiler."""
-    return device().type != "cpu" or shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
 def of_soak(seed: int) -> dict[str, Any]:
-    """What soak draws on this device: the whole table traced, and generated code until the time is over."""
+    """What soak draws on this device: the whole table traced; on a GPU, generated code until the time is over."""
     processes = min(len(os.sched_getaffinity(0)), generated.MOST_PROCESSES)
-    table = range(batches(TRACED))
-    code = range(batches(CODE) if has_a_compiler() else 0)
-    report = check(seed, table, code, seconds=SECONDS, processes=processes)
+    code = range(batches(CODE) if device().type != "cpu" else 0)
+    report = check(seed, range(batches(TRACED)), code, seconds=SECONDS, processes=processes)
     return {**report, "least": LEAST * len(order(seed))}
 
 

@@ -27,6 +27,7 @@ from workloads.generated_judge import Call
 PARTNERS = 4  # operators that are tried as a second one
 MOST_ELEMENTS = 2**14  # of an operand or a result that is placed in a larger one, or that a second operator reads
 MOST_KERNELS, MOST_RESULTS = 200, 32  # of one program, and of its gradients
+MOST_NUMBERS = 2**22  # of what one kernel gives
 # The shares of programs that have other sizes and other numbers than PyTorch's samples, and so on.
 VARIED, PLACED, IN_PLACE, PARTNERED, CHAINED, RECOMPUTED, AUTOCAST = 0.3, 0.6, 0.4, 0.5, 0.6, 0.15, 0.1
 Shape = tuple[int, ...]
@@ -280,7 +281,10 @@ def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True)
 
 
 class Few(TorchDispatchMode):  # type: ignore[misc]
-    """Refuses programs of many kernels: a compiler takes a minute for a loop of thousands. Notes their types."""
+    """Refuses programs of many kernels or large ones, and notes their types.
+
+    A compiler takes a minute for a loop of thousands, and the judge has several results in float64 at once.
+    """
 
     def __init__(self) -> None:
         """Nothing has run yet."""
@@ -293,7 +297,10 @@ class Few(TorchDispatchMode):  # type: ignore[misc]
         if self.count > MOST_KERNELS:
             raise NotImplementedError("not supported: more kernels than a program may have")
         out = func(*args, **(kwargs or {}))
-        self.types |= {one.dtype for one in generated_judge.leaves(out) if generated_judge.is_number(one)}
+        given = [one for one in generated_judge.leaves(out) if generated_judge.is_number(one)]
+        if any(one.numel() > MOST_NUMBERS for one in given):
+            raise NotImplementedError("not supported: more numbers than a kernel may give")
+        self.types |= {one.dtype for one in given}
         return out
 
 

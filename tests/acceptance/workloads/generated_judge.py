@@ -60,13 +60,6 @@ class Call:
         return replace(self, args=args, kwargs=kwargs)
 
 
-class DeviceLostError(BaseException):
-    """The device answers nothing any more, as after an assertion in a kernel: this process must end.
-
-    No handler of what a case raises takes it.
-    """
-
-
 class Reference:
     """A call's results in float64. Calls with equal numbers in other places of memory share them."""
 
