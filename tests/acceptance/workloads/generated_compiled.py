@@ -185,7 +185,7 @@ def _judged(call: Call, got: Results) -> Judged | None:
     bound = FACTOR * max(NEEDED, own)
     units = generated_judge.distance(call, got, reference, enough=bound / 2)
     if units is not None and bound < units <= EXCUSED:
-        units = generated_judge.distance(call, got, reference, excused=True)
+        units = generated_judge.distance(call, got, reference, excused=True, beside=eager)
     if units is None:
         return None
     return units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed, eager mode {own:.3g}"
@@ -236,7 +236,7 @@ def _parts(items: list[Item], compiled: Callable[..., list[Results]], report: di
         return list(zip(items, compiled(items), strict=True))
     except Refused as refused:
         if len(items) == 1:
-            report["refused"].append(f"{items[0].of}: {refused}"[:160])
+            report["refused"].append(f"{items[0].of}: {refused}"[:600])
             return []
     except RuntimeError as broken:
         if len(items) == 1:

@@ -265,11 +265,13 @@ def distance(
     enough: float = 0,
     *,
     excused: bool = False,
+    beside: Sequence[torch.Tensor] | None = None,
 ) -> float | None:
     """How many units the worst element is from float64: infinite if it is not finite and float64 is.
 
     With `enough`, a result that lies this many roundings from float64 is judged by that alone: it can only be
-    nearer in units. `excused` takes what changes with the inputs' last bits from an error. `None` if float64
+    nearer in units. `excused` takes what changes with the inputs' last bits from an error: an error of
+    `beside`, where `got` is not what the call itself gives. `None` if float64
     does not say what is right: the function draws numbers, or every element is on a border.
     A call without gradients may have a reference with them.
     """
@@ -289,7 +291,11 @@ def distance(
         return None
     if not same:
         return math.inf
-    noise = _noise(call, got, right) if call.noisy or excused else [0.0] * len(right)
+    noise = (
+        _noise(call, got if beside is None else beside, right)
+        if call.noisy or excused
+        else [0.0] * len(right)
+    )
     found = []
     for n, (one, ref) in enumerate(zip(got, right, strict=True)):
         others = [*moved, *(reference.shaken if _are_places(one, ref, call) else ())]
