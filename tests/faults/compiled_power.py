@@ -1,7 +1,7 @@
 """How many drawn faults of a compiler generated programs find. In: faults, seeds. Out: what finds each.
 
-A batch is a function of its seed and number. One run with faults that change nothing tells which batches a fault
-strikes; with the fault planted only some of those run again.
+A batch is a function of its seed and number. One run with faults that change nothing tells which batches a
+fault strikes; with the fault planted only some of those run again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Found:
     words: str = ""
 
 
-def measure(faults: Sequence[Drawn], seeds: Sequence[int], batches: int, processes: int = 1) -> dict[Drawn, Found]:
+def measure(
+    faults: Sequence[Drawn], seeds: Sequence[int], batches: int, processes: int = 1
+) -> dict[Drawn, Found]:
     """Look for each fault in one seed after the other, until it is found."""
     found = {fault: Found() for fault in faults}
     for seed in seeds:
@@ -45,7 +47,8 @@ def measure(faults: Sequence[Drawn], seeds: Sequence[int], batches: int, process
             for fault in struck:
                 strikes[fault].append(job)
                 found[fault].struck += 1
-        for fault, job, words in _each(_first, [(one, jobs[:TRIES]) for one, jobs in strikes.items()], processes):
+        tries = [(one, struck[:TRIES]) for one, struck in strikes.items() if struck]
+        for fault, job, words in _each(_first, tries, processes):
             found[fault].job, found[fault].words = job, words
     return found
 

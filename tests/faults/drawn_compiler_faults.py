@@ -1,6 +1,6 @@
 """Faults of a compiler that nobody chose: where, under which condition, with which effect, drawn from a seed.
 
-In: a seed. Out: contexts that plant them in what `aot_eager_decomp_partition` makes of a program: in PyTorch's
+In: a seed. Out: contexts that plant them in what `aot_eager_decomp_partition` makes of a program: in torch's
 table of decompositions, in the graph that functionalization leaves, and in what a forward graph keeps for the
 backward one. Eager mode and float64, by which the checks judge, never run any of it.
 """
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 # What functionalization makes of a change in place, by the view that it went through.
-UPDATES = ("slice_scatter", "select_scatter", "as_strided_scatter", "diagonal_scatter", "copy_", "copy", "index_put")
+UPDATES = (
+    *("slice_scatter", "select_scatter", "as_strided_scatter", "diagonal_scatter"),
+    *("copy_", "copy", "index_put"),
+)
 CONDITIONS: dict[str, Callable[[torch.Tensor], bool]] = {
     "always": lambda _: True,
     "of float32": lambda one: one.dtype is torch.float32,
@@ -52,7 +55,10 @@ EFFECTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "it is 0": torch.zeros_like,
 }
 # Kinds, each as often as it is listed.
-KINDS = ("decomposition", "decomposition", "gradient of a decomposition", "kernel", "update", "saved", "gradient")
+KINDS = (
+    *("decomposition", "decomposition", "gradient of a decomposition"),
+    *("kernel", "update", "saved", "gradient"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,9 @@ class Drawn:
     number: int = 0
 
     def __str__(self) -> str:
-        what = {"update": "is lost", "saved": "is another one", "gradient": "is 0"}.get(self.kind, self.effect)
+        what = {"update": "is lost", "saved": "is another one", "gradient": "is 0"}.get(
+            self.kind, self.effect
+        )
         return f"{self.kind} {self.target or self.number}, {self.condition}: {what}"
 
 
@@ -93,7 +101,10 @@ class Planted:
             graph.recompile()
             return compiler(graph, given)
 
-        with mock.patch.dict(table, changed), mock.patch.object(debugging, "get_nop_func", lambda: compiled):
+        with (
+            mock.patch.dict(table, changed),
+            mock.patch.object(debugging, "get_nop_func", return_value=compiled),
+        ):
             yield self
 
     def _decomposed(self, fault: Drawn, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -102,13 +113,10 @@ class Planted:
         if not floats:
             return out
         self.struck.add(fault)
-        if self.harmless:
-            return out
-        damaged = floats[fault.number % len(floats)] if fault.kind.startswith("gradient") else None
-        return tree_map(
-            lambda one: EFFECTS[fault.effect](one) if one is damaged or (damaged is None and one in _By(floats)) else one,
-            out,
-        )
+        if fault.kind.startswith("gradient"):
+            floats = [floats[fault.number % len(floats)]]
+        struck = {id(one) for one in floats if not self.harmless}
+        return tree_map(lambda one: EFFECTS[fault.effect](one) if id(one) in struck else one, out)
 
     def _damage(self, graph: Any, fault: Drawn) -> None:
         nodes = list(graph.graph.nodes)
@@ -118,7 +126,8 @@ class Planted:
                 if node.op == "call_function" and _name(node.target) == fault.target and _fits(node, fault):
                     self._replace(graph.graph, node, fault)
         elif backward and fault.kind == "saved":
-            saved = [one for one in nodes if one.op == "placeholder" and "tangents" not in one.name and _fits(one, fault)]
+            given = [one for one in nodes if one.op == "placeholder" and "tangents" not in one.name]
+            saved = [one for one in given if _fits(one, fault)]
             pairs = [pair for pair in itertools.pairwise(saved) if _kind(pair[0]) == _kind(pair[1])]
             if pairs:
                 self.struck.add(fault)
@@ -141,13 +150,14 @@ class Planted:
         node.replace_all_uses_with(other, delete_user_cb=lambda user: user is not other)
 
     def _swap(self, one: Any, other: Any) -> None:
-        users = (list(one.users), list(other.users))
         if self.harmless:
             return
-        for mine, old, new in ((users[0], one, other), (users[1], other, one)):
-            for user in mine:
-                if old is one or user not in users[0]:
-                    user.replace_input_with(old, new)
+        mine, its = list(one.users), list(other.users)
+        for user in mine:
+            user.replace_input_with(one, other)
+        for user in its:
+            if user not in mine:
+                user.replace_input_with(other, one)
 
     def _zero(self, graph: Any, output: Any, fault: Drawn) -> None:
         grads = list(output.args[0])
@@ -161,13 +171,6 @@ class Planted:
         with graph.inserting_before(output):
             grads[place] = graph.call_function(torch.zeros_like, (grads[place],))
         output.args = (tuple(grads),)
-
-
-class _By(list[Any]):
-    """A list that knows its members by what they are, not by their numbers."""
-
-    def __contains__(self, one: object) -> bool:
-        return any(one is each for each in self)
 
 
 def _is_float(one: object) -> bool:
@@ -185,13 +188,13 @@ def _kind(node: Any) -> tuple[Any, ...]:
 
 
 def _name(func: Any) -> str:
-    schema = getattr(func, "_schema", None)
-    return str(schema.name).partition("::")[2] if schema else ""
+    """The name of an overload; nothing of anything else."""
+    return str(func._schema.name).partition("::")[2] if isinstance(func, torch._ops.OpOverload) else ""
 
 
 def _overloads(table: dict[Any, Any], fault: Drawn) -> list[Any]:
     known = "decomposition" in fault.kind
-    return [one for one in table if known and isinstance(one, torch._ops.OpOverload) and _name(one) == fault.target]
+    return [one for one in table if known and _name(one) == fault.target]
 
 
 @functools.cache
@@ -208,7 +211,7 @@ def targets(kind: str) -> list[str]:
             for one in getattr(packet, "overloads", list)()
         )
         return sorted({_name(one) for one in overloads if torch.Tag.core in one.tags})
-    names = {_name(one) for one in decomposition.select_decomp_table() if isinstance(one, torch._ops.OpOverload)}
+    names = {_name(one) for one in decomposition.select_decomp_table()}
     return sorted(one for one in names if one and ("backward" in one or kind == "decomposition"))
 
 

@@ -58,22 +58,43 @@ def planted(family: str, *fault: str) -> Fault:
     )
 
 
+def compiled(name: str, batch: int, *, another: bool = False, **fault: str) -> Fault:
+    """A fault of a compiler, in the processes that judge; one batch of programs is enough."""
+    one = f"dict(seed=0, traced=range({batch}, {batch + 1}), code=range(0))"
+    return Fault(
+        name,
+        f"{CHECK}[compiled]",
+        files={
+            "drawn_compiler_faults.py": (HERE / "drawn_compiler_faults.py").read_text(encoding="utf-8"),
+        },
+        patches={
+            "workloads.generated_compiled:SHRINKS": "dict.fromkeys(original, 1)",
+            "workloads.generated_compiled:of_soak": "lambda **_: {'least': 0, "
+            f"**__import__('drawn_compiler_faults').under({fault!r}, check, {one})}}",
+        },
+        says="units from float64",
+        tier="soak",
+        another=another,
+    )
+
+
 FAULTS = (
     planted("operators", "mul", "float32", "an operand with gaps", "its last element is 0"),
     planted("sizes", "gelu", "float32", "more than 2^16 elements", "its last element is 0"),
     planted(
         "attention", "_scaled_dot_product_flash_attention_for_cpu", "bfloat16", "always", "one column is 0"
     ),
-    Fault(
-        "a compiled program that loses a step",
-        f"{CHECK}[chains]",
-        patches={
-            "workloads.generated_chains:draw": "lambda *a: (lambda words, call, eager: (words, "
-            "Call(**{**vars(call), 'function': lambda x, y: (x + y, y)}), eager))(*original(*a))",
-            "workloads.generated:of_soak": "lambda **k: {'least': 0, **check('chains', 0, 2, 2)}",
-        },
-        says="units from float64",
-        tier="soak",
+    compiled("a compiled program that loses a step", 3, kind="update", target="mul"),
+    compiled("a change in place that is lost", 5, kind="update", target="slice_scatter"),
+    compiled("a backward graph that gets another saved tensor", 3, kind="saved", another=True),
+    compiled("a gradient that a compiler leaves out", 3, kind="gradient", another=True),
+    compiled(
+        "a wrong decomposition",
+        5,
+        kind="decomposition",
+        target="_softmax",
+        effect="times 1 + 2^-6",
+        another=True,
     ),
 )
 

@@ -4,9 +4,9 @@ In: a seed. Out: what failed, named by operator. A batch of programs that know n
 compiled function, so that a compiler is started once for all of them:
 `python3 -c "from workloads import generated_compiled; print(generated_compiled.repeat(0, 17))"`.
 
-What a compiler refuses is loud, and no failure. A failure is made smaller: the program alone, then without its
-surroundings. A compiled program may round in other places than eager mode does: its gate is eager mode's own
-distance from float64.
+What a compiler refuses is loud, and no failure. A failure is made smaller: the program alone, then without
+its surroundings. A compiled program may round in other places than eager mode does: its gate is eager mode's
+own distance from float64.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,8 +37,12 @@ from workloads import (
     generated_processes,
     synchronize,
 )
-from workloads.generated_compiled_items import Item
-from workloads.generated_judge import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from workloads.generated_compiled_items import Item
+    from workloads.generated_judge import Call
 
 TRACED, CODE = "aot_eager_decomp_partition", "inductor"
 TOGETHER = {TRACED: 8, CODE: 16}  # programs in one compiled function
@@ -67,7 +70,7 @@ class Job:
 
 def order(seed: int) -> list[tuple[str, str]]:
     """Every operator in float32 and in one of its shorter types, in an order of the seed."""
-    source, kinds = random.Random(f"compiled {seed}"), {}
+    source, kinds = random.Random(f"compiled {seed}"), dict[str, list[str]]()
     for name, kind in generated_operators.rows():
         kinds.setdefault(name, []).append(kind)
     halves = {name: [one for one in found if one != "float32"] for name, found in kinds.items()}
@@ -100,7 +103,8 @@ def drawn(job: Job) -> list[Item]:
 
 def _on_device(item: Item) -> Item:
     place = device()
-    return replace(item, call=item.call.mapped(lambda one: one.to(place) if isinstance(one, torch.Tensor) else one))
+    call = item.call.mapped(lambda one: one.to(place) if isinstance(one, torch.Tensor) else one)
+    return replace(item, call=call)
 
 
 class Refused(Exception):  # noqa: N818
@@ -110,7 +114,7 @@ class Refused(Exception):  # noqa: N818
 def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> list[Results]:
     """Each program's results and gradients, all from one compiled function and its backward pass."""
     torch._dynamo.reset()
-    programs = [item.call.function for item in items]
+    programs = [generated_compiled_items.program_of(item.call) for item in items]
 
     def whole(given: list[Any]) -> list[Any]:
         return [program.compiled(*one) for program, one in zip(programs, given, strict=True)]
@@ -224,11 +228,15 @@ def _run(job: Job) -> dict[str, Any]:
             report["failed"].append(_named(item, said, job, compiled))
         else:
             report["worst"] = max(report["worst"], said[0])
-    report["times"] = [round(one, 2) for one in (ready - began, compiled_at - ready, time.monotonic() - compiled_at)]
+    report["times"] = [
+        round(one, 2) for one in (ready - began, compiled_at - ready, time.monotonic() - compiled_at)
+    ]
     return report
 
 
-def _parts(items: list[Item], compiled: Callable[..., list[Results]], report: dict[str, Any]) -> list[tuple[Item, Results]]:
+def _parts(
+    items: list[Item], compiled: Callable[..., list[Results]], report: dict[str, Any]
+) -> list[tuple[Item, Results]]:
     """The results of a batch; of halves of it, where a compiler refuses it."""
     if not items:
         return []
@@ -236,7 +244,7 @@ def _parts(items: list[Item], compiled: Callable[..., list[Results]], report: di
         return list(zip(items, compiled(items), strict=True))
     except Refused as refused:
         if len(items) == 1:
-            report["refused"].append(f"{items[0].of}: {refused}"[:600])
+            report["refused"].append(f"{items[0].of}: {refused}"[:160])
             return []
     except RuntimeError as broken:
         if len(items) == 1:
@@ -276,7 +284,7 @@ def _named(item: Item, said: Judged, job: Job, compiled: Callable[..., list[Resu
 
 
 def _smaller(item: Item) -> Iterator[Item]:
-    for program in item.call.function.smaller():
+    for program in generated_compiled_items.program_of(item.call).smaller():
         yield replace(item, call=replace(item.call, function=program))
     if item.call.gradients:
         yield replace(item, call=replace(item.call, gradients=False))
@@ -338,7 +346,8 @@ def check(seed: int, traced: range, code: range, *, seconds: float = 0, processe
         else:
             parts.append({**_report(1), "judged": 1, "job": job, "failed": [_ended(job, said.words)]})
     counts = {name: sum(part[name] for part in parts) for name in ("drawn", "judged")}
-    lists = {name: list(itertools.chain(*(part[name] for part in parts))) for name in ("failed", "refused", "unsure")}
+    names = ("failed", "refused", "unsure")
+    lists = {name: list(itertools.chain(*(part[name] for part in parts))) for name in names}
     batches = [(part["job"].backend, part["job"].number, *part["times"]) for part in parts if part["times"]]
     worst = max((part["worst"] for part in parts), default=0.0)
     return {"family": "compiled", "seed": seed, **counts, **lists, "worst": worst, "batches": batches}
@@ -355,7 +364,7 @@ def _ended(job: Job, words: str) -> str:
 
 
 def of_soak(seed: int) -> dict[str, Any]:
-    """What soak draws on this device: the whole table traced; on a GPU, generated code until the time is over."""
+    """What soak draws: the whole table traced; on a GPU, generated code too until the time is over."""
     processes = min(len(os.sched_getaffinity(0)), generated.MOST_PROCESSES)
     code = range(batches(CODE) if device().type != "cpu" else 0)
     report = check(seed, range(batches(TRACED)), code, seconds=SECONDS, processes=processes)

@@ -1,9 +1,11 @@
-"""Small programs for a compiler: an operator of PyTorch's table among views, sums in place and other operators.
+"""Small programs for a compiler: an operator of PyTorch's table among views, sums in place and others.
 
-In: a source of numbers, an operator, a type. Out: an `Item`: words, and a call that a processor ran in eager mode.
+In: a source of numbers, an operator, a type. Out: an `Item`: words, and a call that a processor ran in eager
+mode.
 
-Every part is drawn: which view of a leaf the operator reads, what else happens to the leaf, whether the operator
-works in place, a second operator that reads the same view or the first one's result, and what is done to the result.
+Every part is drawn: which view of a leaf the operator reads, what else happens to the leaf, whether the
+operator works in place, a second operator that reads the same view or the first one's result, and what is
+done to the result.
 """
 
 from __future__ import annotations
@@ -11,80 +13,39 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
-import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from workloads import device, generated_judge, generated_operators
-from workloads.generated_judge import Call
+from workloads.generated_places import CHANGES, PARTS, PLACES, Place, Shape
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator
+
+    from workloads.generated_judge import Call
 
 PARTNERS = 4  # operators that are tried as a second one
-MOST_ELEMENTS = 2**14  # of an operand or a result that is placed in a larger one, or that a second operator reads
+MOST_ELEMENTS = 2**14  # of what is placed in something larger, or that a second operator reads
 MOST_KERNELS, MOST_RESULTS = 200, 32  # of one program, and of its gradients
 MOST_NUMBERS = 2**22  # of what one kernel gives
 READS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # a tracer has none to read
 # The shares of programs that have other sizes and other numbers than PyTorch's samples, and so on.
 VARIED, PLACED, IN_PLACE, PARTNERED, CHAINED, RECOMPUTED, AUTOCAST = 0.3, 0.6, 0.4, 0.5, 0.6, 0.15, 0.1
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an operand lies: a leaf made from it, and the view of the leaf that is the operand again."""
-
-    make: Callable[[torch.Tensor], torch.Tensor]
-    take: Callable[[torch.Tensor, Shape], torch.Tensor]
-    dims: int = 1  # the least number of dimensions
-    other_numbers: bool = False
-
-
-def _strides(shape: Shape) -> list[int]:
-    return [math.prod(shape[n + 1 :]) for n in range(len(shape))]
-
-
-PLACES: dict[str, Place] = {
-    "": Place(lambda x: x, lambda b, _: b, 0),
-    "a slice": Place(lambda x: torch.cat((x, x)), lambda b, s: b.narrow(0, s[0], s[0])),
-    "every other": Place(lambda x: torch.stack((x, x), -1).flatten(-2), lambda b, _: b[..., 1::2]),
-    "a column": Place(lambda x: torch.stack((x, x), -1), lambda b, _: b.select(-1, 1), 0),
-    "turned": Place(lambda x: x.mT.contiguous(), lambda b, _: b.mT, 2),
-    "moved": Place(lambda x: x.movedim(0, -1).contiguous(), lambda b, _: b.movedim(-1, 0), 2),
-    "flat": Place(lambda x: x.reshape(-1), lambda b, s: b.view(s)),
-    "a diagonal": Place(torch.diag_embed, lambda b, _: b.diagonal(0, -2, -1)),
-    "a chunk": Place(lambda x: torch.cat((x, x), -1), lambda b, _: b.chunk(2, -1)[1]),
-    "unbound": Place(lambda x: torch.stack((x, x)), lambda b, _: b.unbind()[0], 0),
-    "a window": Place(lambda x: torch.cat((x, x), -1), lambda b, s: b.unfold(-1, s[-1], 1)[..., 1, :],
-                      other_numbers=True),
-    "strided": Place(lambda x: torch.cat((x, x)).contiguous(),
-                     lambda b, s: b.as_strided(s, _strides(s), math.prod(s)), 1),
-    "expanded": Place(lambda x: x.narrow(-1, 0, 1), lambda b, s: b.expand(s), other_numbers=True),
-}  # fmt: skip
-# A part of a tensor with at least one dimension, as a view.
-PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "all": lambda y: y,
-    "a half": lambda y: y.narrow(-1, y.shape[-1] // 2, y.shape[-1] - y.shape[-1] // 2),
-    "a row": lambda y: y[0],
-    "each second": lambda y: y[..., ::2],
-    "turned": lambda y: y.mT if y.dim() > 1 else y.unsqueeze(0),
-    "its diagonal": lambda y: y.diagonal() if y.dim() > 1 else y[:1],
-    "split": lambda y: y.tensor_split(2, 0)[0],
-}
-CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "times 0.75": lambda v: v.mul_(0.75),
-    "plus itself": lambda v: v.add_(v.clone(), alpha=0.5),
-    "overwritten": lambda v: v.copy_(v.detach().flip(0) if v.dim() else v),
-    "negated": lambda v: v.neg_(),
-    "zeroed": lambda v: v.zero_(),
-    "clamped": lambda v: v.clamp_(min=0.125),
-}
 # What happens to the leaf beside the operator.
-ELSEWHERE = ("", "", "given back as a view", "read again", "changed before", "changed after", "changed for the caller")
+ELSEWHERE = (
+    "",
+    "",
+    "given back as a view",
+    "read again",
+    "changed before",
+    "changed after",
+    "changed for the caller",
+)
 # What happens to the result.
 AFTER = ("", "", "summed in place", "written into a buffer", "added to a part of a buffer", "a part changed",
          "a changed part given too", "given twice")  # fmt: skip
@@ -92,7 +53,7 @@ AFTER = ("", "", "summed in place", "written into a buffer", "added to a part of
 
 @dataclass(frozen=True)
 class Program:
-    """An operator and what surrounds it; all is in its fields, so that it can be drawn, said and made smaller.
+    """An operator and what surrounds it: all is in its fields, to be drawn, said and made smaller.
 
     Its arguments: the operator's first one, the others with their names, and those of a second operator.
     """
@@ -217,6 +178,17 @@ class Program:
 LESS = (("other", "partner"), ("in_place",), ("elsewhere",), ("after",), ("recomputed",))
 
 
+def program_of(call: Call) -> Program:
+    """The program that a call runs."""
+    return cast("Program", call.function)
+
+
+def _without(call: Call, names: Iterable[str]) -> Call:
+    """The call of the same program with nothing drawn for some of its fields."""
+    plain = Program("", call.function)
+    return replace(call, function=replace(program_of(call), **{one: getattr(plain, one) for one in names}))
+
+
 def _is(one: Any) -> bool:
     return isinstance(one, torch.Tensor)
 
@@ -242,8 +214,8 @@ def function_of(name: str) -> Callable[..., Any]:
     op = generated_operators.table()[name]
     code = getattr(op.op, "__code__", None)
     if code is None or "wrapper_set_seed" not in code.co_names:
-        return op.op  # type: ignore[no-any-return]
-    return functools.reduce(getattr, op.name.split("."), torch)  # type: ignore[return-value]
+        return cast("Callable[..., Any]", op.op)
+    return cast("Callable[..., Any]", functools.reduce(getattr, op.name.split("."), torch))
 
 
 def draw(source: random.Random, name: str, kind: str) -> Item | None:
@@ -255,8 +227,7 @@ def draw(source: random.Random, name: str, kind: str) -> Item | None:
     with contextlib.suppress(Exception):  # a place may not fit
         other = _surrounded(source, call, name, kind)
         for names in ((), *LESS):
-            less = {each: getattr(call.function, each) for each in names}
-            other = replace(other, function=replace(other.function, **less))
+            other = _without(other, names)
             if found := tried(other):
                 return Item(name, found)
     return Item(name, call)
@@ -264,9 +235,11 @@ def draw(source: random.Random, name: str, kind: str) -> Item | None:
 
 def _plain(name: str, call: Call) -> Call:
     first = call.args[0] if call.args else None
-    shape = tuple(first.shape) if _is(first) else ()
-    program = Program(name, function_of(name), shape, call.fixed)
-    return replace(call, function=program, args=(first, (call.args[1:], dict(call.kwargs)), ((), {})), kwargs={})
+    shape = tuple(first.shape) if isinstance(first, torch.Tensor) else ()
+    program = Program(name, function_of(name), shape, fixed=call.fixed)
+    return replace(
+        call, function=program, args=(first, (call.args[1:], dict(call.kwargs)), ((), {})), kwargs={}
+    )
 
 
 def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True) -> Call | None:
@@ -310,12 +283,12 @@ class Few(TorchDispatchMode):  # type: ignore[misc]
 def tried(call: Call) -> Call | None:
     """The call if a processor takes it in eager mode: on a GPU, a place outside an operand ends the process.
 
-    Its unit is that of the shortest type in it: a compiler may leave out a rounding to that. What may be worked
-    out again must also run when it is not: a tracer works it out once.
+    Its unit is that of the shortest type in it: a compiler may leave out a rounding to that. What may be
+    worked out again must also run when it is not: a tracer works it out once.
     """
     try:
-        if call.function.recomputed:
-            generated_judge.results(replace(call, function=replace(call.function, recomputed=False)))
+        if program_of(call).recomputed:
+            generated_judge.results(_without(call, ["recomputed"]))
         with Few():
             many = len(generated_judge.results(call))
         with Few() as mode:  # the gradients that come in have been rounded to a short type
@@ -333,16 +306,19 @@ def gives_itself(call: Call) -> bool:
     A compiler gives a copy, which is a known fault where either is then changed: docs/reference/trust.md.
     """
     with torch.no_grad():
-        program = call.function
+        program = program_of(call)
         return _first(program.operator(call.args[0], *call.args[1][0], **call.args[1][1])) is call.args[0]
 
 
 def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call:
     """The call with drawn surroundings, which may not fit."""
-    program, first, op = call.function, call.args[0], generated_operators.table()[name]
+    program, first, op = program_of(call), call.args[0], generated_operators.table()[name]
     made: dict[str, Any] = {"after": source.choice(AFTER), "change": source.choice(list(CHANGES))}
     made |= {"part": source.choice(list(PARTS)), "buffer": source.choice(list(PLACES))}
-    made |= {"recomputed": source.random() < RECOMPUTED, "autocast": kind == "float32" and source.random() < AUTOCAST}
+    made |= {
+        "recomputed": source.random() < RECOMPUTED,
+        "autocast": kind == "float32" and source.random() < AUTOCAST,
+    }
     result = _first(generated_judge.results(replace(call, gradients=False)))
     large = not _is(result) or not result.is_floating_point() or result.numel() > MOST_ELEMENTS
     if large or (result.dim() < PLACES[made["buffer"]].dims and "buffer" in made["after"]):
@@ -351,7 +327,9 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
     partners: Any = ((), {})
     fixed = call.fixed
     if _is(first) and gives_itself(call):
-        return replace(call, function=replace(program, recomputed=made["recomputed"], autocast=made["autocast"]))
+        return replace(
+            call, function=replace(program, recomputed=made["recomputed"], autocast=made["autocast"])
+        )
     if _is(first) and first.is_floating_point() and first.numel() <= MOST_ELEMENTS:
         fits = [one for one, place in PLACES.items() if _fits(place, first, name)]
         made["place"] = source.choice(fits) if source.random() < PLACED else ""
@@ -367,7 +345,12 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
             offset = len(call.tensors()) - 1
             fixed |= {offset + n for n in other.fixed if n}
         first = PLACES[made["place"]].make(first).clone()
-    return replace(call, function=replace(program, fixed=fixed, **made), args=(first, call.args[1], partners), fixed=fixed)
+    return replace(
+        call,
+        function=replace(program, fixed=fixed, **made),
+        args=(first, call.args[1], partners),
+        fixed=fixed,
+    )
 
 
 def _is_exact(name: str) -> bool:
