@@ -18,7 +18,6 @@ import logging
 import math
 import os
 import random
-import signal
 import tempfile
 import time
 from collections import deque
@@ -50,7 +49,6 @@ NEEDED, FACTOR = 4.0, 4.0  # units, as of other generated cases
 NEAR = {torch.float32: 8.0, torch.float16: 2.0, torch.bfloat16: 2.0}  # roundings from eager mode that pass
 EXCUSED = 512.0  # beyond this, float64 does not say what eager mode means
 DYNAMIC = 0.1  # the share of batches that are compiled for all sizes, at eight times the cost
-MOST_S = {TRACED: 120, CODE: 300}  # of one batch, on a busy machine
 SECONDS = 180  # of soak on a GPU, in which batches of generated code begin
 LEAST = 0.9  # the share of the table that eager mode takes
 SHRINKS = {TRACED: 24, CODE: 8}
@@ -197,13 +195,8 @@ def _judged(call: Call, got: Results) -> Judged | None:
 
 def run(job: Job) -> dict[str, Any]:
     """What one batch says: how many programs were judged, refused, and what failed."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(MOST_S[job.backend])
-    try:
-        with _plain(), generated_elsewhere.answering():
-            return _run(job)
-    finally:
-        signal.alarm(0)
+    with _plain(), generated_processes.limited(), generated_elsewhere.answering():
+        return _run(job)
 
 
 def _run(job: Job) -> dict[str, Any]:
@@ -328,7 +321,7 @@ class _Jobs:
 
 
 def check(seed: int, traced: range, code: range, *, seconds: float = 0, processes: int = 1) -> dict[str, Any]:
-    """Judge batches of a seed: those that are traced, then so many of generated code as the time allows."""
+    """Judge batches of a seed: those that are traced, then generated code until the time is over."""
     began = time.monotonic()
 
     def numbers() -> Iterator[Job]:

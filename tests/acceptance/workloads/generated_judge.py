@@ -291,11 +291,7 @@ def distance(
         return None
     if not same:
         return math.inf
-    noise = (
-        _noise(call, got if beside is None else beside, right)
-        if call.noisy or excused
-        else [0.0] * len(right)
-    )
+    noise = _noise(call, beside or got, right) if call.noisy or excused else [0.0] * len(right)
     found = []
     for n, (one, ref) in enumerate(zip(got, right, strict=True)):
         others = [*moved, *(reference.shaken if _are_places(one, ref, call) else ())]
