@@ -45,8 +45,7 @@ def first_line(error: BaseException) -> str:
 def placed(on: torch.device, leaf: Any) -> Any:
     """A tensor with its strides, and with the numbers around it, on a device; and a device's name."""
     if not isinstance(leaf, torch.Tensor):
-        names_one = isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf == "cpu")
-        return on if names_one else leaf
+        return on if _names_a_device(leaf) else leaf
     if leaf.layout is not torch.strided:
         return leaf.to(on)
     leaf = leaf.detach()
@@ -58,4 +57,13 @@ def brought_back(leaf: Any) -> Any:
     """A tensor on the processor; and its name for a device's."""
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().cpu()
-    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+    return torch.device("cpu") if _names_a_device(leaf) else leaf
+
+
+def _names_a_device(leaf: Any) -> bool:
+    """Whether this is a device, or a name that torch takes for one: where there is a GPU, samples name it."""
+    if not isinstance(leaf, str):
+        return isinstance(leaf, torch.device)
+    with contextlib.suppress(RuntimeError):
+        return bool(torch.device(leaf))
+    return False

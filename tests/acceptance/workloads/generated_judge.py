@@ -21,6 +21,8 @@ import torch
 from workloads import gates, generated_elsewhere
 
 MOVES = 4
+SHAKES = 16  # of numbers that are equal
+SMALLEST, LARGEST = 2.0**-160, 2.0**140  # beyond every number of float32
 MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
 CANCELLED = 2.0**-40  # of the operands: what float64 leaves of numbers that cancel is its own rounding
 HALVES = (torch.bfloat16, torch.float16)
@@ -72,20 +74,22 @@ class Reference:
     def moved(self) -> list[list[torch.Tensor]]:
         """The results for inputs moved by one rounding; empty if float64 does not say what is right."""
         again = results(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
-        if any(
+        drawn = torch.default_generator.get_state()
+        seed_all(self.call.seed + 1)
+        if not torch.equal(drawn, torch.default_generator.get_state()) or any(
             not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, self.right, strict=False)
         ):
-            return []  # it draws numbers
+            return []  # it draws numbers, which of one element may be equal ones
         moved = [self._moved(move) for move in range(1, MOVES + 1)]
         return moved if all(_shapes(one) == _shapes(self.right) for one in moved) else []
 
     @functools.cached_property
     def shaken(self) -> list[list[torch.Tensor]]:
-        """The results with other numbers for zeros and infinities: equal numbers then have other places."""
+        """The results with no two numbers equal: each of equal ones is once the largest and once the least."""
         shaken = []
-        for move in range(1, MOVES + 1):
-            call = self.call.mapped(functools.partial(_shaken, seed=self.call.seed + move))
-            shaken.append(results(wide(call, move), move))
+        for move in range(SHAKES):
+            call = wide(self.call).mapped(functools.partial(_shaken, move=move))
+            shaken.append(results(call))
         return [one for one in shaken if _shapes(one) == _shapes(self.right)]
 
     def ask_again(self) -> None:
@@ -238,14 +242,20 @@ def wide(call: Call, move: int = 0) -> Call:
     return replace(call.mapped(change), on=None)
 
 
-def _shaken(leaf: Any, seed: int) -> Any:
-    """Another small number for each zero, and another large one for each infinity."""
+def _shaken(leaf: Any, move: int) -> Any:
+    """All numbers of a tensor in float64, each by less than a rounding of float32 away from its equals.
+
+    The first move lifts them in the order of their places, the second one in the other order, each other one
+    in an order of its own. An infinity and what is no number become large numbers.
+    """
     if not is_number(leaf):
         return leaf
-    exact, numbers = leaf.detach().double(), torch.finfo(leaf.dtype)
-    factors = 1 + torch.rand(leaf.shape, generator=torch.Generator().manual_seed(seed)).double()
-    exact = torch.where(exact == 0, factors * _signs(leaf.shape, seed) * numbers.tiny, exact)
-    return torch.where(exact.isinf(), exact.sign() * factors * numbers.max, exact)
+    orders = (torch.arange, lambda n: torch.arange(n).flip(0))
+    seeded = torch.Generator().manual_seed(move)
+    order = orders[move](leaf.numel()) if move < 2 else torch.randperm(leaf.numel(), generator=seeded)
+    lift = (order.view(leaf.shape) + 1) / leaf.numel() * 2.0**-28
+    exact = leaf.nan_to_num(2 * LARGEST, LARGEST, -LARGEST)
+    return torch.where(exact == 0, lift * SMALLEST, exact + exact.abs() * lift)
 
 
 def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
