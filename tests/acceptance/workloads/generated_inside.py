@@ -40,7 +40,14 @@ NO_RESULT = (
 )  # fmt: skip
 # Beside its first result it gives what it worked with, or one of several right places of equal numbers.
 WRITTEN = {"source", "src", "values", "value"}  # what kernels call the numbers that they write to places
-GIVES_WORK = ("sort", "nll_loss2d_forward", "_embedding_bag", "_linalg_det", "_linalg_slogdet", "_linalg_solve")
+GIVES_WORK = (
+    "sort",
+    "nll_loss2d_forward",
+    "_embedding_bag",
+    "_linalg_det",
+    "_linalg_slogdet",
+    "_linalg_solve",
+)
 
 
 class Inside(TorchDispatchMode):  # type: ignore[misc]
@@ -74,11 +81,11 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
     def _units(self, call: Call, out: Any, key: str) -> float | None:
         try:
             units, excused = _units(call, out, key)
-            self.is_open |= excused and call.on is not None
-            return units
         except (RuntimeError, TypeError, ValueError, IndexError) as error:  # in float64
             self.unjudged[key] = generated_elsewhere.first_line(error)
             return None
+        self.is_open |= excused and call.on is not None
+        return units
 
     @property
     def worst(self) -> tuple[float, str] | None:

@@ -85,7 +85,7 @@ class Reference:
 
     @functools.cached_property
     def shaken(self) -> list[list[torch.Tensor]]:
-        """The results with no two numbers equal: each of equal ones is once the largest and once the least."""
+        """The results with no two numbers equal: the first of equal ones is once the least, once the most."""
         shaken = []
         for move in range(SHAKES):
             call = wide(self.call).mapped(functools.partial(_shaken, move=move))
@@ -253,7 +253,7 @@ def _shaken(leaf: Any, move: int) -> Any:
     orders = (torch.arange, lambda n: torch.arange(n).flip(0))
     seeded = torch.Generator().manual_seed(move)
     order = orders[move](leaf.numel()) if move < 2 else torch.randperm(leaf.numel(), generator=seeded)
-    lift = (order.view(leaf.shape) + 1) / leaf.numel() * 2.0**-28
+    lift = (order.view(leaf.shape) + 1).double() / leaf.numel() * 2.0**-28
     exact = leaf.nan_to_num(2 * LARGEST, LARGEST, -LARGEST)
     return torch.where(exact == 0, lift * SMALLEST, exact + exact.abs() * lift)
 
