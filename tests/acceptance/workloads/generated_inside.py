@@ -38,16 +38,13 @@ NO_RESULT = (
     "empty", "new_empty", "resize", "set", "_reshape_alias", "_linalg_svd", "_linalg_eigh", "linalg_eig",
     "_linalg_eigvals", "linalg_qr", "geqrf", "linalg_l", "_linalg_s", "linalg_householder_product", "ormqr",
 )  # fmt: skip
+# What kernels call the numbers that they write to places.
+WRITTEN = {"source", "src", "values", "value"}
 # Beside its first result it gives what it worked with, or one of several right places of equal numbers.
-WRITTEN = {"source", "src", "values", "value"}  # what kernels call the numbers that they write to places
 GIVES_WORK = (
-    "sort",
+    "sort", "_embedding_bag", "_embedding_bag_forward_only", "_linalg_det", "_linalg_slogdet", "_linalg_solve",
     "nll_loss2d_forward",
-    "_embedding_bag",
-    "_linalg_det",
-    "_linalg_slogdet",
-    "_linalg_solve",
-)
+)  # fmt: skip
 
 
 class Inside(TorchDispatchMode):  # type: ignore[misc]
