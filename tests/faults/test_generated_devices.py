@@ -152,6 +152,9 @@ REPEATED = {
     "numbers put and added": (lambda x, at: x.put(at, -x, accumulate=True), [0, 0, 2], False),
     "an assignment to one place twice": (lambda x, at: x.index_put((at,), -x), [0, 0, 2], True),
     "a product in one place twice": (lambda x, at: x.index_reduce(0, at, -x, "prod"), [0, 0, 2], False),
+    "one number to one place twice": (lambda x, at: x.index_fill(0, at, 7.0), [0, 0, 2], False),
+    "a product in place": (lambda x, at: x.clone().scatter_(0, at, -x, reduce="multiply"), [0, 0, 2], False),
+    "numbers put in place": (lambda x, at: x.clone().index_put_((at,), -x), [2, 2, 2], True),
     "a reading of one place twice": (lambda x, at: x[at], [0, 0, 2], False),
     "one place twice, in two rows": (
         lambda x, at: x.expand(2, 3).scatter(1, at.expand(2, 3), -x.expand(2, 3)), [1, 1, 2], True

@@ -11,6 +11,8 @@ import torch
 
 from workloads import device, synchronize
 
+SMALLEST, LARGEST = 2.0**-160, 2.0**140  # beyond every number of float32
+
 
 class DeviceLostError(BaseException):
     """The device answers nothing any more, as after an assertion in a kernel: this process must end.
@@ -67,3 +69,19 @@ def _names_a_device(leaf: Any) -> bool:
     with contextlib.suppress(RuntimeError):
         return bool(torch.device(leaf))
     return False
+
+
+def shaken(leaf: Any, move: int) -> Any:
+    """All numbers of a tensor in float64, each by less than a rounding of float32 away from its equals.
+
+    The first move lifts them in the order of their places, the second one in the other order, each other one
+    in an order of its own. An infinity and what is no number become large numbers.
+    """
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    orders = (torch.arange, lambda n: torch.arange(n).flip(0))
+    seeded = torch.Generator().manual_seed(move)
+    order = orders[move](leaf.numel()) if move < 2 else torch.randperm(leaf.numel(), generator=seeded)
+    lift = (order.view(leaf.shape) + 1).double() / leaf.numel() * 2.0**-28
+    exact = leaf.nan_to_num(2 * LARGEST, LARGEST, -LARGEST)
+    return torch.where(exact == 0, lift * SMALLEST, exact + exact.abs() * lift)

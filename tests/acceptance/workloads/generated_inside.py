@@ -42,8 +42,8 @@ NO_RESULT = (
 WRITTEN = {"source", "src", "values", "value"}
 # Beside its first result it gives what it worked with, or one of several right places of equal numbers.
 GIVES_WORK = (
-    "sort", "_embedding_bag", "_embedding_bag_forward_only", "_linalg_det", "_linalg_slogdet", "_linalg_solve",
-    "nll_loss2d_forward",
+    "sort", "_embedding_bag", "_embedding_bag_forward_only", "_linalg_det", "_linalg_slogdet",
+    "_linalg_solve", "nll_loss2d_forward",
 )  # fmt: skip
 
 
@@ -161,10 +161,13 @@ def _writes_twice(func: Any, call: Call) -> bool:
     """
     names = [one.name for one in func._schema.arguments]
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    if not WRITTEN & given.keys() or given.get("accumulate") or "reduce" in given or "_add" in name_of(func):
+    several = any(
+        generated_judge.is_tensor(given[one]) and given[one].numel() > 1 for one in WRITTEN & given.keys()
+    )
+    if not several or given.get("accumulate") or "reduce" in given or "_add" in name_of(func):
         return False
-    integers = (one for one in generated_judge.leaves(list(given.values())) if isinstance(one, torch.Tensor))
-    places = [one for one in integers if one.dtype in (torch.int32, torch.int64)]
+    indices = generated_judge.leaves([given.get("index"), given.get("indices")])
+    places = [one for one in indices if isinstance(one, torch.Tensor) and one.dtype is not torch.bool]
     if not places:
         return False
     dim = given.get("dim")

@@ -22,7 +22,6 @@ from workloads import gates, generated_elsewhere
 
 MOVES = 4
 SHAKES = 16  # of numbers that are equal
-SMALLEST, LARGEST = 2.0**-160, 2.0**140  # beyond every number of float32
 MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
 CANCELLED = 2.0**-40  # of the operands: what float64 leaves of numbers that cancel is its own rounding
 HALVES = (torch.bfloat16, torch.float16)
@@ -88,7 +87,7 @@ class Reference:
         """The results with no two numbers equal: the first of equal ones is once the least, once the most."""
         shaken = []
         for move in range(SHAKES):
-            call = wide(self.call).mapped(functools.partial(_shaken, move=move))
+            call = wide(self.call).mapped(functools.partial(generated_elsewhere.shaken, move=move))
             shaken.append(results(call))
         return [one for one in shaken if _shapes(one) == _shapes(self.right)]
 
@@ -240,22 +239,6 @@ def wide(call: Call, move: int = 0) -> Call:
         return _moved(leaf, call.seed + move, 1.0 if move else 0.0) if is_number(leaf) else leaf
 
     return replace(call.mapped(change), on=None)
-
-
-def _shaken(leaf: Any, move: int) -> Any:
-    """All numbers of a tensor in float64, each by less than a rounding of float32 away from its equals.
-
-    The first move lifts them in the order of their places, the second one in the other order, each other one
-    in an order of its own. An infinity and what is no number become large numbers.
-    """
-    if not is_number(leaf):
-        return leaf
-    orders = (torch.arange, lambda n: torch.arange(n).flip(0))
-    seeded = torch.Generator().manual_seed(move)
-    order = orders[move](leaf.numel()) if move < 2 else torch.randperm(leaf.numel(), generator=seeded)
-    lift = (order.view(leaf.shape) + 1).double() / leaf.numel() * 2.0**-28
-    exact = leaf.nan_to_num(2 * LARGEST, LARGEST, -LARGEST)
-    return torch.where(exact == 0, lift * SMALLEST, exact + exact.abs() * lift)
 
 
 def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
