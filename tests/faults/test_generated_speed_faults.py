@@ -23,7 +23,8 @@ from workloads.generated_speed import KINDS, Work
 
 CHECK = "test_kernel_speed.py::test_generated_speed"
 PEAK, BANDWIDTH = {"fp32": 5e13}, 3e12
-PIECES, FAULTS, LEAST_FOUND = 240, 60, 45
+PIECES, NIGHTS, FAULTS = 40, 7, 60
+LEAST_FOUND = {1: 30, NIGHTS: 42}  # by one run, and by seven nights
 Condition = Callable[[Work], bool]
 
 
@@ -68,16 +69,19 @@ def test_a_device_that_is_as_fast_as_it_can_be_passes(monkeypatch: pytest.Monkey
     assert {one["kind"] for one in found["figures"]} == set(KINDS)
 
 
-def test_most_kernels_that_are_ten_times_slower_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nights", LEAST_FOUND)
+def test_most_kernels_that_are_ten_times_slower_are_seen(
+    monkeypatch: pytest.MonkeyPatch, nights: int
+) -> None:
     seen = []
     for number in range(FAULTS):
         words, condition = drawn(number)
         monkeypatch.setattr(
             generated_speed, "seconds", lambda w, c=condition: healthy(w) * (10 if c(w) else 1) + 2e-5 * c(w)
         )
-        if generated_speed.check(1, PIECES, PIECES, 0)["slow"]:
+        if any(generated_speed.check(seed, PIECES, PIECES, 0)["slow"] for seed in range(nights)):
             seen.append(words)
-    assert len(seen) >= LEAST_FOUND, f"{len(seen)} of {FAULTS} are seen: {seen}"
+    assert len(seen) >= LEAST_FOUND[nights], f"{len(seen)} of {FAULTS} are seen: {seen}"
 
 
 def planted(name: str, seconds: str, *, passes: bool = False) -> Fault:
