@@ -27,7 +27,7 @@ PAIRS = 5  # times that a slow piece and the larger one are timed in turn, befor
 CALLS = 10
 # Operations and bytes of a drawn piece at most; the larger ones have a few times as many.
 MOST = {"cuda": (2e11, 2**28), "cpu": (2e7, 2**20)}
-# How many times as long as a larger work of its kind a piece may take: about twice the most of 57 pieces on an
+# How many times as long as a larger work of its kind a piece may take: about twice the most of 57 on one
 # H100 with torch 2.11 (docs/reference/trust.md).
 MOST_TIMES: Mapping[str, Mapping[str, float]] = {
     "product": {"other half": 2, "float32": 2, "larger": 3, "padded": 3, "other layout": 3},
