@@ -14,6 +14,7 @@ from workloads import (
     attention_default,
     convolution_halves,
     flash_package,
+    generated_speed,
     kernel_speed,
     relative_speed,
     speed_conditions,
@@ -152,3 +153,24 @@ def test_graph_speed(acceptance: AcceptanceSession, beside: Callable[..., None])
     """A captured graph of many small kernels is faster than the same kernels launched one by one."""
     only_with(acceptance.vendor != "cpu", "gpu", "a CPU has no graphs")
     beside(relative_speed.graph_launches)
+
+
+@pytest.mark.tier("soak")
+@pytest.mark.gpus(1, perf=True)
+def test_generated_speed(
+    acceptance: AcceptanceSession,
+    on_device: OnDevice,
+    record_metric: RecordMetric,
+    pytestconfig: pytest.Config,
+) -> None:
+    """Drawn products, convolutions, attention and row operators take no longer than larger work does."""
+    only_with(acceptance.vendor != "cpu", "gpu", "a processor has other users")
+    seed = pytestconfig.getoption("case_seed")
+    found = on_device(generated_speed.check, seed=seed, timeout_s=300)
+    record_metric("generated_seed", seed, unit="seed")
+    record_metric("generated_pieces", found["pieces"], unit="pieces of work")
+    for figure in found["figures"]:
+        told = {"kind": figure["kind"], "beside": figure["beside"]}
+        record_metric("generated_times", figure["times"], unit="of larger work", conditions=told)
+    assert found["pieces"] >= found["refused"] / generated_speed.MOST_REFUSED, f"refused: {found['refused']}"
+    assert not found["slow"], "\n".join(found["slow"])

@@ -227,9 +227,11 @@ def draw(source: random.Random) -> Drawn:
 
 
 def faults(seed: int, count: int) -> list[Drawn]:
-    """The first faults of a seed."""
-    source = random.Random(f"compiler faults {seed}")
-    return [draw(source) for _ in range(count)]
+    """The first faults of a seed, each once."""
+    source, found = random.Random(f"compiler faults {seed}"), dict[Drawn, None]()
+    while len(found) < count:
+        found[draw(source)] = None
+    return list(found)
 
 
 def under(fault: dict[str, Any], function: Callable[..., Any], given: dict[str, Any]) -> Any:

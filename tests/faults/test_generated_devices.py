@@ -142,3 +142,80 @@ def test_an_architecture_without_a_profile_has_no_wide_gate(monkeypatch: pytest.
         assert generated_inside.gate("convolution float32") == generated_inside.GATES["float32"]
     finally:
         generated_inside.profile.cache_clear()
+
+
+REPEATED = {
+    "a copy to one place twice": (lambda x, at: x.index_copy(0, at, -x), [0, 0, 2], True),
+    "a copy to each place": (lambda x, at: x.index_copy(0, at, -x), [1, 0, 2], False),
+    "an addition to one place twice": (lambda x, at: x.index_add(0, at, -x), [0, 0, 2], False),
+    "numbers put to one place twice": (lambda x, at: x.put(at, -x), [0, 0, 2], True),
+    "numbers put and added": (lambda x, at: x.put(at, -x, accumulate=True), [0, 0, 2], False),
+    "an assignment to one place twice": (lambda x, at: x.index_put((at,), -x), [0, 0, 2], True),
+    "a product in one place twice": (lambda x, at: x.index_reduce(0, at, -x, "prod"), [0, 0, 2], False),
+    "one number to one place twice": (lambda x, at: x.index_fill(0, at, 7.0), [0, 0, 2], False),
+    "a product in place": (lambda x, at: x.clone().scatter_(0, at, -x, reduce="multiply"), [0, 0, 2], False),
+    "numbers put in place": (lambda x, at: x.clone().index_put_((at,), -x), [2, 2, 2], True),
+    "a reading of one place twice": (lambda x, at: x[at], [0, 0, 2], False),
+    "one place twice, in two rows": (
+        lambda x, at: x.expand(2, 3).scatter(1, at.expand(2, 3), -x.expand(2, 3)), [1, 1, 2], True
+    ),
+    "each row's own places": (
+        lambda x, at: x.expand(2, 3).scatter(1, at.expand(2, 3), -x.expand(2, 3)), [0, 1, 2], False
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("what", REPEATED)
+def test_what_is_written_to_one_place_twice_has_no_right_answer(what: str) -> None:
+    """The processor leaves the last number there, and a device any of them; sums have one answer."""
+    function, places, is_open = REPEATED[what]
+    inside = generated_inside.Inside()
+    generated_judge.results(
+        Call(function, (torch.tensor([1.0, 2.0, 3.0]), torch.tensor(places)), {}, torch.float32),
+        within=inside,
+    )
+    assert inside.is_open is is_open
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_no_place_among_many_equal_numbers_is_wrong_on_a_device() -> None:
+    """Whichever place a device chooses among equal ones; in a row without them it has no choice."""
+    x = torch.randint(0, 4, (500, 6), generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[7, 2:4] = torch.nan
+    x[3] = torch.arange(6)
+    last = 5 - x.flip(1).argmax(1)
+    for change, expected in ((0, 0.0), (1, float("inf"))):
+        given = last.clone()
+        given[3] = x[3].argmin() if change else given[3]
+        call = Call(lambda x, given=given: x.argmax(1) if x.dtype is torch.float64 else given, (x,), {},
+                    torch.bfloat16, on=CPU)  # fmt: skip
+        assert generated_judge.distance(call) == expected
+
+
+def test_one_dropped_number_is_a_draw() -> None:
+    """Two draws of one number are equal every second time; the state of the generator says that one drew."""
+    for seed in range(8):
+        call = Call(functional.dropout, (torch.ones(1),), {}, torch.float32, seed=seed)
+        assert generated_judge.Reference(call).moved == []
+
+
+def test_a_device_that_a_sample_names_is_not_where_float64_runs() -> None:
+    """Where there is a GPU, some of PyTorch's samples name it; a word that is no device stays."""
+    for name in ("cuda", "cuda:0", torch.device("cuda")):
+        assert generated_elsewhere.brought_back(name) == CPU
+        assert generated_elsewhere.placed(CPU, name) == CPU
+    for word in ("mean", "nuc", 0, torch.float32):
+        assert generated_elsewhere.brought_back(word) == word
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_slow_witness_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judging asks float64 many times, so what takes it long once is not sent to the device."""
+    runs: list[torch.dtype] = []
+    monkeypatch.setattr(generated, "WITNESS_S", -1.0)
+    call = Call(
+        functools.partial(noted, runs, torch.exp), (torch.ones(3),), {}, torch.float32, inside=True, on=CPU
+    )
+    assert generated._judged(call, 4.0) is None
+    assert torch.float32 not in runs

@@ -261,7 +261,7 @@ def test_a_case_that_ends_its_process_or_does_not_end_is_named(what: str) -> Non
     program = (
         "import os; from workloads import generated, generated_elsewhere, generated_processes\n"
         "def lost(): raise generated_elsewhere.DeviceLostError('CUDA error: device-side assert triggered')\n"
-        "generated_processes.MOST_S = 5\n"
+        "generated_processes.MOST_S = {'cpu': 5}\n"
         f"generated._one = lambda family, seed, number, sizes: {what} if number in (3, 4) else (0.5, '')\n"
         "print(generated.check('sizes', 7, 30, 30, processes=2))"
     )

@@ -8,18 +8,19 @@ computed here. So an answer that is right and early was computed, and one that i
 whatever the child says about its time.
 """
 
-import functools
+import contextlib
 import hashlib
 import multiprocessing
 import random
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 Ask = Callable[..., Any]
+Sums = Callable[[list[int], str, int], list[int]]  # of rows, by the salt and the steps
 LEAST_S = 0.25  # of a question's work, so that a pipe and a scheduler are no part of it
 LONGEST_S = 1.0  # of a question whose child says that it worked for less
 TRIES = 4  # an honest child needs one that nothing disturbed; each is twice as long as the one before
@@ -60,8 +61,13 @@ class Clocked:
 def clocked(source: random.Random, ask: Ask, size: Size) -> Clocked:
     """The first question whose answer nothing contradicts, or whose values are wrong; else the best."""
     seed = source.randbytes(16).hex()
-    ask("workloads.chain:prepare", seed=seed, rows=size.rows, width=size.width)
-    matrix = _packed(seed, size.width)
+    with _rows(seed, size) as sums_of:
+        ask("workloads.chain:prepare", seed=seed, rows=size.rows, width=size.width)
+        sums_of([], "", 0)  # the processes have the matrix before the clock starts
+        return _clocked(source, ask, size, sums_of)
+
+
+def _clocked(source: random.Random, ask: Ask, size: Size, sums_of: Sums) -> Clocked:
     steps, found = FEWEST_STEPS, list[Clocked]()
     while len(found) < TRIES:
         salt, asked = source.randbytes(16).hex(), steps + source.randrange(steps)
@@ -78,7 +84,7 @@ def clocked(source: random.Random, ask: Ask, size: Size) -> Clocked:
         if isinstance(sums, list) and not said_s <= seconds <= SLACK * said_s:
             late = f"the child says that it took {said_s:.3g} s, and by the controller's clock it took"
             late = f"{late} {seconds:.3g} s"
-        wrong = late or _wrong_value(source, sums, size, (seed, salt, asked), matrix)
+        wrong = late or _wrong_value(source, sums, size, (salt, asked), sums_of)
         found.append(Clocked(2.0 * size.rows * size.width**2 * asked, seconds, said_s, wrong))
         if not late:
             return found[-1]
@@ -87,24 +93,46 @@ def clocked(source: random.Random, ask: Ask, size: Size) -> Clocked:
 
 
 def _wrong_value(
-    source: random.Random, sums: object, size: Size, asked: tuple[str, str, int], matrix: list[int]
+    source: random.Random, sums: object, size: Size, asked: tuple[str, int], sums_of: Sums
 ) -> str:
     if not isinstance(sums, list) or len(sums) != size.rows:
         return "the answer has not one sum for each row"
     rows = [source.randrange(size.rows) for _ in range(size.checked)]
-    compute = functools.partial(row_sum, *asked, matrix=matrix)
-    for row, right in zip(rows, _together(compute, rows, size.workers), strict=True):
+    for row, right in zip(rows, sums_of(rows, *asked), strict=True):
         if sums[row] != right:
             return f"row {row} sums up to {str(sums[row])[:40]}, and the controller computed {right}"
     return ""
 
 
-def _together(compute: Callable[..., int], rows: list[int], workers: int) -> list[int]:
-    """The sums of some rows, by several processes: the device is held meanwhile, and has nothing to do."""
-    if workers == 1:
-        return [compute(row=row) for row in rows]
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        return [found.result() for found in [pool.submit(compute, row=row) for row in rows]]
+@contextlib.contextmanager
+def _rows(seed: str, size: Size) -> Iterator[Sums]:
+    """What computes the sums of some rows, in several processes that start while the device prepares."""
+    if size.workers == 1:
+        matrix = _packed(seed, size.width)
+        yield lambda rows, salt, steps: [row_sum(seed, salt, steps, row=row, matrix=matrix) for row in rows]
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(size.workers, context, _start, (seed, size.width)) as pool:
+        ready = [pool.submit(_start, seed, size.width) for _ in range(size.workers)]
+
+        def sums_of(rows: list[int], salt: str, steps: int) -> list[int]:
+            for one in ready:
+                one.result()
+            return [one.result() for one in [pool.submit(_row, seed, salt, steps, row) for row in rows]]
+
+        yield sums_of
+
+
+_matrices: dict[str, list[int]] = {}  # of a process of `_rows`
+
+
+def _start(seed: str, width: int) -> None:
+    if seed not in _matrices:
+        _matrices[seed] = _packed(seed, width)
+
+
+def _row(seed: str, salt: str, steps: int, row: int) -> int:
+    return row_sum(seed, salt, steps, row=row, matrix=_matrices[seed])
 
 
 # -- the same numbers as workloads/chain.py, and one row in plain integers

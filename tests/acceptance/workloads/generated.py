@@ -48,6 +48,7 @@ NEEDED, FACTOR = 4.0, 4.0
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 # Up to here, rounding that changes with the inputs' last bits is the algorithm's, where no kernel is judged.
 EXCUSED = 512.0  # float32 computed in TF32 is off by 8192 units
+WITNESS_S = 2.0  # of float64 on the processor, beside a device: many evaluations follow the first one
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
 # A refusal is loud, and grammars ask for what is refused. These errors are none: a kernel broke.
 BROKEN = (
@@ -232,8 +233,11 @@ def _judged(
     call: Call, needed: float, reference: generated_judge.Reference | None = None
 ) -> tuple[float, str] | None:
     """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
+    began, elsewhere = time.process_time(), call.on is not None
     reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
-    if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and call.on is not None):
+    if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
+        return None
+    if elsewhere and time.process_time() - began > WITNESS_S:
         return None
     try:
         got = generated_judge.results(call, within=inside if call.inside else None)
@@ -243,14 +247,27 @@ def _judged(
         return (float("inf"), words) if broken else None
     said = [inside.worst] if inside.worst else []
     bound = FACTOR * needed
-    units = generated_judge.distance(call, got, reference, enough=bound / 2) if reference else None
-    if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
-        units = generated_judge.distance(replace(call, noisy=True), got, reference)
-    elif units is not None and bound < units <= EXCUSED and not call.noisy:
-        units = generated_judge.distance(call, got, reference, excused=True)
+    units = _units(call, got, reference, bound) if reference and not inside.is_open else None
     if units is not None:
         said.append((units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed"))
     return max(said, default=None)
+
+
+def _units(
+    call: Call, got: list[torch.Tensor], reference: generated_judge.Reference, bound: float
+) -> float | None:
+    """How far a result is from float64; `None` if it does not say so, or has no memory for it."""
+    try:
+        units = generated_judge.distance(call, got, reference, enough=bound / 2)
+        if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
+            return generated_judge.distance(replace(call, noisy=True), got, reference)
+        if units is not None and bound < units <= EXCUSED and not call.noisy:
+            return generated_judge.distance(call, got, reference, excused=True)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        return None
+    return units
 
 
 def is_sent(call: Call) -> bool:

@@ -11,6 +11,8 @@ import torch
 
 from workloads import device, synchronize
 
+SMALLEST, LARGEST = 2.0**-160, 2.0**140  # beyond every number of float32
+
 
 class DeviceLostError(BaseException):
     """The device answers nothing any more, as after an assertion in a kernel: this process must end.
@@ -45,8 +47,7 @@ def first_line(error: BaseException) -> str:
 def placed(on: torch.device, leaf: Any) -> Any:
     """A tensor with its strides, and with the numbers around it, on a device; and a device's name."""
     if not isinstance(leaf, torch.Tensor):
-        names_one = isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf == "cpu")
-        return on if names_one else leaf
+        return on if _names_a_device(leaf) else leaf
     if leaf.layout is not torch.strided:
         return leaf.to(on)
     leaf = leaf.detach()
@@ -58,4 +59,29 @@ def brought_back(leaf: Any) -> Any:
     """A tensor on the processor; and its name for a device's."""
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().cpu()
-    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+    return torch.device("cpu") if _names_a_device(leaf) else leaf
+
+
+def _names_a_device(leaf: Any) -> bool:
+    """Whether this is a device, or a name that torch takes for one: where there is a GPU, samples name it."""
+    if not isinstance(leaf, str):
+        return isinstance(leaf, torch.device)
+    with contextlib.suppress(RuntimeError):
+        return bool(torch.device(leaf))
+    return False
+
+
+def shaken(leaf: Any, move: int) -> Any:
+    """All numbers of a tensor in float64, each by less than a rounding of float32 away from its equals.
+
+    The first move lifts them in the order of their places, the second one in the other order, each other one
+    in an order of its own. An infinity and what is no number become large numbers.
+    """
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    orders = (torch.arange, lambda n: torch.arange(n).flip(0))
+    seeded = torch.Generator().manual_seed(move)
+    order = orders[move](leaf.numel()) if move < 2 else torch.randperm(leaf.numel(), generator=seeded)
+    lift = (order.view(leaf.shape) + 1).double() / leaf.numel() * 2.0**-28
+    exact = leaf.nan_to_num(2 * LARGEST, LARGEST, -LARGEST)
+    return torch.where(exact == 0, lift * SMALLEST, exact + exact.abs() * lift)

@@ -21,6 +21,7 @@ import torch
 from workloads import gates, generated_elsewhere
 
 MOVES = 4
+SHAKES = 16  # of numbers that are equal
 MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
 CANCELLED = 2.0**-40  # of the operands: what float64 leaves of numbers that cancel is its own rounding
 HALVES = (torch.bfloat16, torch.float16)
@@ -72,20 +73,22 @@ class Reference:
     def moved(self) -> list[list[torch.Tensor]]:
         """The results for inputs moved by one rounding; empty if float64 does not say what is right."""
         again = results(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
-        if any(
+        drawn = torch.default_generator.get_state()
+        seed_all(self.call.seed + 1)
+        if not torch.equal(drawn, torch.default_generator.get_state()) or any(
             not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, self.right, strict=False)
         ):
-            return []  # it draws numbers
+            return []  # it draws numbers, which of one element may be equal ones
         moved = [self._moved(move) for move in range(1, MOVES + 1)]
         return moved if all(_shapes(one) == _shapes(self.right) for one in moved) else []
 
     @functools.cached_property
     def shaken(self) -> list[list[torch.Tensor]]:
-        """The results with other numbers for zeros and infinities: equal numbers then have other places."""
+        """The results with no two numbers equal: the first of equal ones is once the least, once the most."""
         shaken = []
-        for move in range(1, MOVES + 1):
-            call = self.call.mapped(functools.partial(_shaken, seed=self.call.seed + move))
-            shaken.append(results(wide(call, move), move))
+        for move in range(SHAKES):
+            call = wide(self.call).mapped(functools.partial(generated_elsewhere.shaken, move=move))
+            shaken.append(results(call))
         return [one for one in shaken if _shapes(one) == _shapes(self.right)]
 
     def ask_again(self) -> None:
@@ -236,16 +239,6 @@ def wide(call: Call, move: int = 0) -> Call:
         return _moved(leaf, call.seed + move, 1.0 if move else 0.0) if is_number(leaf) else leaf
 
     return replace(call.mapped(change), on=None)
-
-
-def _shaken(leaf: Any, seed: int) -> Any:
-    """Another small number for each zero, and another large one for each infinity."""
-    if not is_number(leaf):
-        return leaf
-    exact, numbers = leaf.detach().double(), torch.finfo(leaf.dtype)
-    factors = 1 + torch.rand(leaf.shape, generator=torch.Generator().manual_seed(seed)).double()
-    exact = torch.where(exact == 0, factors * _signs(leaf.shape, seed) * numbers.tiny, exact)
-    return torch.where(exact.isinf(), exact.sign() * factors * numbers.max, exact)
 
 
 def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:

@@ -269,7 +269,11 @@ def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
     function = functools.partial(generated_judge.kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
     call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, _able(op, dtype), seed)
     fixed = frozenset(n for n, one in enumerate(call.tensors()) if not one.requires_grad)
-    return replace(call.mapped(generated_judge.copied), fixed=fixed)
+    return replace(call.mapped(_copied), fixed=fixed)
+
+
+def _copied(leaf: Any) -> Any:
+    return generated_elsewhere.brought_back(generated_judge.copied(leaf))
 
 
 def _forms(

@@ -25,7 +25,7 @@ from workloads.generated_elsewhere import DeviceLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-MOST_S = 300  # of one case, on a busy machine
+MOST_S = {"cpu": 300, "cuda": 60}  # of one case, on a busy machine
 MOST_BYTES = 2 * 2**30  # of one process's memory, beyond what it has when it starts
 MOST_DEVICE_BYTES = 4 * 2**30  # of one process
 MOST_SHARE = 0.8  # of a device's memory, of all processes
@@ -131,8 +131,12 @@ def _answer(one: _Process) -> tuple[str, Any]:
 
 def _end_of(code: int | None) -> str:
     if code == -signal.SIGALRM:
-        return f"it took over {MOST_S} s"
+        return f"it took over {_most_s()} s"
     return signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
+
+
+def _most_s() -> int:
+    return MOST_S[device().type]
 
 
 def _serve(way: connection.Connection, function: Callable[[Any], Any], processes: int, parent: int) -> None:
@@ -186,7 +190,7 @@ def _written() -> int:
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
     """End this process, if it runs cases alone, where one takes too long: no kernel hears an exception."""
-    signal.alarm(MOST_S if _ALONE else 0)
+    signal.alarm(_most_s() if _ALONE else 0)
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
 """The controller takes nothing but right values for an answer of a witness, whose clock is checked too."""
 
 import copy
-import functools
 import math
 import random
 import re
@@ -140,9 +139,12 @@ def found(child: Child, seed: int, monkeypatch: pytest.MonkeyPatch) -> clock.Clo
 
 
 def test_processes_compute_the_rows_that_one_computes() -> None:
-    asked = {"matrix": clock._packed("seed", 64)}
-    compute = functools.partial(clock.row_sum, "seed", "salt", 5, **asked)
-    assert clock._together(compute, [7, 2, 7], 2) == clock._together(compute, [7, 2, 7], 1)
+    found = []
+    for workers in (2, 1):
+        with clock._rows("seed", clock.Size(rows=8, width=64, checked=3, workers=workers)) as sums_of:
+            found.append(sums_of([7, 2, 7], "salt", 5))
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
