@@ -17,7 +17,7 @@ from drawn_compiler_faults import Drawn
 sys.path.insert(0, str(TESTS / "acceptance"))
 
 from workloads import generated_compiled, generated_compiled_items, generated_judge
-from workloads.generated_compiled_items import Item, Program, gives_itself, tried
+from workloads.generated_compiled_items import Item, Program, shares_unsaid, tried
 from workloads.generated_judge import Call
 
 
@@ -61,14 +61,23 @@ def test_what_a_device_has_no_memory_for_is_not_judged() -> None:
         assert generated_compiled.judge(item, [torch.ones(3)]) is None
 
 
-def test_what_gives_its_operand_itself_is_known() -> None:
-    """As dropout of nothing does, in eager mode only."""
-    x = torch.ones(3)
-    for share, itself in ((0.0, True), (0.5, False)):
-        program = Program(
-            "dropout", lambda one, share=share: torch.nn.functional.dropout(one, share, training=True)
-        )
-        assert gives_itself(Call(program, (x, ((), {}), ((), {})), {}, torch.float32)) is itself
+SHARING = {
+    "dropout of nothing": (lambda x: torch.nn.functional.dropout(x, 0.0, training=True), True),
+    "dropout": (lambda x: torch.nn.functional.dropout(x, 0.5, training=True), False),
+    "unsafe_split": (lambda x: torch.unsafe_split(x, 2), True),
+    "unsafe_chunk": (lambda x: torch.unsafe_chunk(x, 2), True),
+    "split": (lambda x: torch.split(x, 2), False),
+    "a view": (lambda x: x[1:], False),
+}
+
+
+@pytest.mark.parametrize("what", SHARING)
+def test_what_shares_memory_unsaid_is_known(what: str) -> None:
+    """Of a tensor of its own, and of a view."""
+    function, shares = SHARING[what]
+    for x in (torch.ones(6), torch.ones(2, 6)[1]):
+        call = Call(Program(what, function), (x, ((), {}), ((), {})), {}, torch.float32)
+        assert shares_unsaid(call) is shares
 
 
 def test_what_no_tracer_takes_is_not_drawn() -> None:

@@ -300,14 +300,24 @@ def tried(call: Call) -> Call | None:
     return replace(call, dtype=unit) if many <= MOST_RESULTS else None
 
 
-def gives_itself(call: Call) -> bool:
-    """Whether an operator gives its first operand itself, as dropout of nothing does in eager mode.
+def shares_unsaid(call: Call) -> bool:
+    """Whether an operator's results share its first operand's memory and are no views of it.
 
-    A compiler gives a copy, which is a known fault where either is then changed: docs/reference/trust.md.
+    As of `unsafe_split`, and of dropout of nothing, which in eager mode gives its operand itself. A compiler
+    gives copies: what becomes of one when the other is changed nobody promises (docs/reference/trust.md).
     """
+    program, first = program_of(call), call.args[0]
     with torch.no_grad():
-        program = program_of(call)
-        return _first(program.operator(call.args[0], *call.args[1][0], **call.args[1][1])) is call.args[0]
+        out = program.operator(first, *call.args[1][0], **call.args[1][1])
+    return any(
+        one is first or (_memory(one) == _memory(first) and not one._is_view())
+        for one in generated_judge.leaves(out)
+        if _is(one)
+    )
+
+
+def _memory(one: torch.Tensor) -> int | None:
+    return one.untyped_storage().data_ptr() if one.layout is torch.strided and one.numel() else None
 
 
 def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call:
@@ -326,7 +336,7 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
     made["result"] = tuple(result.shape) if _is(result) else ()
     partners: Any = ((), {})
     fixed = call.fixed
-    if _is(first) and gives_itself(call):
+    if _is(first) and shares_unsaid(call):
         return replace(
             call, function=replace(program, recomputed=made["recomputed"], autocast=made["autocast"])
         )
@@ -373,6 +383,6 @@ def _partner(source: random.Random, into: Any, kind: str) -> tuple[str, Call] | 
         if call and call.args and _is(call.args[0]) and call.args[0].is_floating_point():
             other = replace(call, args=(into.detach().clone(), *call.args[1:]))
             plain = _plain(name, other)
-            if tried(plain) and not gives_itself(plain):
+            if tried(plain) and not shares_unsaid(plain):
                 return name, other
     return None
