@@ -55,17 +55,6 @@ def renew(
 
     A second call with the same arguments finds the statements there and changes nothing.
 
-    Args:
-        reference: The image by its digest.
-        subject: The same image, with its stack.
-        result: The run.
-        verdict: The verdict on it.
-        key: The key that signed the certificate.
-        verified: The time of the verdict.
-        now: The time at which the existing certificate is judged; None: this host's clock.
-        report: Called with each line of progress.
-        plain_http: Use http for a registry that is not on a loopback address.
-
     Raises:
         PublishError: The image's newest verdict is not PASSED any more, the run did not pass, or the store
             failed.

@@ -108,13 +108,7 @@ class Proof:
 
 
 def in_torch(workers: int, *, quick: bool = False, only: str | None = None) -> tuple[str, ...]:
-    """Python's arguments for the part that needs torch.
-
-    Args:
-        workers: How many faults run at a time.
-        quick: Leave out the tests that are marked slow: healthy runs that a run of the suites repeats.
-        only: A pattern: only tests whose check, fault or own name has it.
-    """
+    """Python's arguments for the part that needs torch; `quick` leaves out the tests that are marked slow."""
     left_out = [word for path in (*FABRICATED_HOSTS, *JUDGED) for word in ("--ignore", path)]
     chosen = ("-m", "not slow") if quick else ()
     return ("-m", "pytest", FAULTS, *_options(workers), *left_out, *chosen, *_only(only))

@@ -28,13 +28,7 @@ STOP_S = 10.0
 
 
 class Controller:
-    """One process. It starts when its container runs, and its end ends the container.
-
-    Attributes:
-        code: Its exit code; None while it runs, and if it never started.
-        folder: Where it writes the result.
-        run_file: run.json.
-    """
+    """One process: it starts when its container runs, and its end, with a `code`, ends the container."""
 
     def __init__(
         self, command: tuple[str, ...], *, folder: Path, run_file: Path, env: Mapping[str, str]

@@ -112,15 +112,9 @@ class WheelCache:
     def fill(
         self, wanted: Sequence[Locked], target: InstallTarget, options: Sequence[str]
     ) -> dict[Locked, str]:
-        """Download locked packages into the cache.
+        """Download locked packages into the cache; return what could not be downloaded, with pip's message.
 
-        Args:
-            wanted: Those that are not here.
-            target: Where they are to be installed.
-            options: More options for pip: an index that the host's own settings lack.
-
-        Returns:
-            What could not be downloaded, with pip's message.
+        `options` are more options for pip: an index that the host's own settings lack.
         """
         left = [package for package in wanted if package.hashes]
         refused: dict[Locked, str] = {}
