@@ -80,7 +80,7 @@ def renew(
         (summary,) = (item for item in made if item.predicate_type == VSA)
         _require_no_fewer([item.statement for item in known], summary, reference)
         envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
-        signed = next(item.statement for item in envelopes if _is_vsa(item))
+        signed = next(item.statement for item in envelopes if item.statement.predicate_type == VSA)
         covered = functools.partial(obsolete, summary=signed)
         attachments.attach(store, manifest, envelopes, public_key, obsolete=covered)
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key), now=now)
@@ -150,10 +150,6 @@ def machine(certificate: Mapping[str, Any]) -> tuple[object, ...]:
     devices = [(device["model"], device["firmware"], device["power_cap_w"]) for device in host["devices"]]
     named = tuple(host[name] for name in ("vendor", "driver", "kernel", "partition", "nvls"))
     return (*named, sorted(devices, key=str))
-
-
-def _is_vsa(envelope: Envelope) -> bool:
-    return envelope.statement.predicate_type == VSA
 
 
 def _kept(before: Statement, known: Sequence[Envelope], where: str) -> tuple[Statement, ...]:

@@ -164,7 +164,7 @@ def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         (folder / "half-1.0-py3-none-any.whl").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wheel_cache, "_pip_download", interrupt)
+    monkeypatch.setattr(wheel_cache, "_pip", interrupt)
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
         cache.fill(requirements.read_packages(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())
