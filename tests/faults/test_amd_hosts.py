@@ -10,7 +10,6 @@ library, and each kind of fault of an MI300X once: on the newest library that ca
 import functools
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +17,16 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import fakehip
+import host_verdicts
+import planting
+from fakeamd import host, kfd, rootfs
+from fakeamd.rootfs import LIBRARIES, Library, library
+from fakeamd.states import FAULTS, HEALTHY, STATES
+from harness import bytecode
+from harness.resultfile import anonymous
 
-import fakehip  # noqa: E402
-import host_verdicts  # noqa: E402
-import planting  # noqa: E402
-from fakeamd import host, kfd, rootfs  # noqa: E402
-from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
-from fakeamd.states import FAULTS, HEALTHY, STATES  # noqa: E402
-from harness import bytecode  # noqa: E402
-from harness.resultfile import anonymous  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 TESTS = HERE.parent
 OLD, NEW = LIBRARIES

@@ -6,18 +6,15 @@ left out on a healthy host, and pairs of calls on hosts with a fault, drawn from
 
 import random
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import host_verdicts
+from stackcheck.suite.verdict import Verdict
+from test_amd_hosts import IMAGES, NAMED, NEW, Named, run
 
-pytest.importorskip("pydantic", reason="the judge runs on the host, and no image has it")
-import host_verdicts  # noqa: E402
-from stackcheck.suite.verdict import Verdict  # noqa: E402
-from test_amd_hosts import IMAGES, NAMED, NEW, Named, run  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.slow
 SOURCES = sorted((HERE.parent / "acceptance/vendors").glob("amd*.py"))

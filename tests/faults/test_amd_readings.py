@@ -13,15 +13,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from fakeamd import host, sysfs, tree  # noqa: E402
-from fakeamd.rootfs import FakeAmdError  # noqa: E402
-from fakeamd.states import HEALTHY, STATES, HostState  # noqa: E402
-from harness import listener, readings  # noqa: E402
-from stackcheck.vendors import amd as host_side  # noqa: E402
-from vendors import (  # noqa: E402
+from fakeamd import host, sysfs, tree
+from fakeamd.rootfs import FakeAmdError
+from fakeamd.states import HEALTHY, STATES, HostState
+from harness import listener, readings
+from stackcheck.vendors import amd as host_side
+from vendors import (
     Absence,
     Event,
     VendorAbsentError,

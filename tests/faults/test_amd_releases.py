@@ -3,20 +3,15 @@
 The library is the newest one; what a release does not tell is taken away as `amdsmi_releases.json` has it.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-pytest.importorskip("pydantic", reason="the judge runs on the host, and no image has it")
-import amdsmi_releases  # noqa: E402
-import host_verdicts  # noqa: E402
-from stackcheck.matrix import resolve  # noqa: E402
-from stackcheck.suite.verdict import Verdict  # noqa: E402
-from test_amd_hosts import NAMED, NEW, STATES, WITHOUT_BOUNDS, Named, run  # noqa: E402
+import amdsmi_releases
+import host_verdicts
+from stackcheck.matrix import resolve
+from stackcheck.suite.verdict import Verdict
+from test_amd_hosts import NAMED, NEW, STATES, WITHOUT_BOUNDS, Named, run
 
 pytestmark = pytest.mark.slow
 RELEASES = tuple(amdsmi_releases.table())

@@ -7,7 +7,6 @@ table of docs/reference/amd.md anew.
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,13 +14,12 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import amd_whole
+from amd_whole import Planted
+from stackcheck.suite import skips
+from test_amd_hosts import HIP_FAULTS, NAMED
 
-import amd_whole  # noqa: E402
-from amd_whole import Planted  # noqa: E402
-from stackcheck.suite import skips  # noqa: E402
-from test_amd_hosts import HIP_FAULTS, NAMED  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.slow  # without -n: then Triton compiles once
 PAGE = HERE.parents[1] / "docs/reference/amd.md"

@@ -8,33 +8,27 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-pytest.importorskip("pydantic", reason="the judge runs on the host, and no image has it")
-from typer.testing import CliRunner  # noqa: E402
-
-import host_verdicts  # noqa: E402
-import made_up  # noqa: E402
-import result_files  # noqa: E402
-import small_dist  # noqa: E402
-import small_images  # noqa: E402
-from fakeamd import host, kfd, sysfs, tree  # noqa: E402
-from fakeamd.states import STATES  # noqa: E402
-from stackcheck.certificate import keys  # noqa: E402
-from stackcheck.cli import app  # noqa: E402
-from stackcheck.engine import doctor  # noqa: E402
-from stackcheck.errors import EngineError  # noqa: E402
-from stackcheck.suite.verdict import MADE_UP  # noqa: E402
-from stackcheck.vendors import amd, nvidia, seen  # noqa: E402
-from test_amd_hosts import IMAGES, NEW, run  # noqa: E402
+import host_verdicts
+import made_up
+import result_files
+import small_dist
+import small_images
+from fakeamd import host, kfd, sysfs, tree
+from fakeamd.states import STATES
+from stackcheck.certificate import keys
+from stackcheck.cli import app
+from stackcheck.engine import doctor
+from stackcheck.errors import EngineError
+from stackcheck.suite.verdict import MADE_UP
+from stackcheck.vendors import amd, nvidia, seen
+from test_amd_hosts import IMAGES, NEW, run
 
 pytestmark = pytest.mark.slow
 PAGE = (made_up.ROOT / "docs/guides/first-amd-host.md").read_text(encoding="utf-8")

@@ -5,22 +5,17 @@ file describes.
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-pytest.importorskip("pydantic", reason="the judge runs on the host, and no image has it")
-import host_verdicts  # noqa: E402
-import made_up  # noqa: E402
-from fakeamd import host, kfd, recorded  # noqa: E402
-from fakeamd.states import STATES  # noqa: E402
-from test_amd_hosts import NEW, run  # noqa: E402
+import host_verdicts
+import made_up
+from fakeamd import host, kfd, recorded
+from fakeamd.states import STATES
+from test_amd_hosts import NEW, run
 
 pytestmark = pytest.mark.slow
 RECORD = (

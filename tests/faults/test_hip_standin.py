@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import fakehip
+from harness import processes
+from vendors import Device, amd, amd_kernel, amd_software, software
 
-import fakehip  # noqa: E402
-from harness import processes  # noqa: E402
-from vendors import Device, amd, amd_kernel, amd_software, software  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 IDS = tuple(f"GPU-a1b2c3d4e5f6070{number}" for number in range(4))
 QUERY = """

@@ -5,23 +5,20 @@ healthy answers (`device_hosts.SEEN`), so that no torch is needed here. The rest
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import host_verdicts
+import planting
+from device_hosts import SEEN
+from planting import Fault
+from stackcheck.errors import ConfigurationError
+from test_device_faults import FAULTS, UNANSWERED
 
-pytest.importorskip("pydantic", reason="the judge runs on the host, and no image has it")
-import host_verdicts  # noqa: E402
-import planting  # noqa: E402
-from device_hosts import SEEN  # noqa: E402
-from planting import Fault  # noqa: E402
-from stackcheck.errors import ConfigurationError  # noqa: E402
-from test_device_faults import FAULTS, UNANSWERED  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 SUITES = sorted((HERE.parent / "acceptance").glob("test_devices*.py"))
 # A plugin: the answers of torch's child, in the process of pytest.

@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 
+import amdsmi_releases
+from fakeamd import rootfs
+
 pytestmark = pytest.mark.integration
-
 PROGRAM = Path(__file__).resolve().parents[1] / "faults/amdsmi_standin.py"
-sys.path.insert(0, str(PROGRAM.parent))
-
-import amdsmi_releases  # noqa: E402
-from fakeamd import rootfs  # noqa: E402
-
 RELEASES = tuple(amdsmi_releases.table())
 WITH_PROFILES = (
     "6.3.3",
