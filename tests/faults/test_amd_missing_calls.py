@@ -12,7 +12,7 @@ import pytest
 
 import host_verdicts
 from stackcheck.suite.verdict import Verdict
-from test_amd_hosts import IMAGES, NAMED, NEW, Named, run
+from test_amd_hosts import IMAGES, NAMED, NEW, run
 
 HERE = Path(__file__).resolve().parent
 
@@ -47,14 +47,14 @@ def unexplained(found: Verdict) -> list[str]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_healthy_host_without_a_call_is_refused_for_its_reading_alone(call: str, tmp_path: Path) -> None:
+def test_a_healthy_host_without_a_call_is_refused_for_its_reading_alone(call, tmp_path):
     found = without("mi300x", (call,), tmp_path)
     assert (found.status == "PASSED") == (not found.reasons)
     assert unexplained(found) == []
 
 
 @pytest.mark.parametrize(("fault", "calls"), DRAWN, ids=str)
-def test_no_fault_passes_for_want_of_calls(fault: Named, calls: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_fault_passes_for_want_of_calls(fault, calls, tmp_path):
     """The fault is named, or a reading is missing; both are reasons."""
     found = without(fault.state, calls, tmp_path)
     named = [reason for reason in found.reasons if reason.startswith(fault.check)]

@@ -71,13 +71,13 @@ def run(fault: Fault, folder: Path, *suites: Path) -> dict[str, Any]:
 
 @pytest.mark.healthy(check="test_devices.py", vendor="nvidia")
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_healthy_host_passes_with_every_driver(driver: str, tmp_path: Path) -> None:
+def test_a_healthy_host_passes_with_every_driver(driver, tmp_path):
     result = run(host(driver), tmp_path, *SUITES[1:])
     found = host_verdicts.judged(result, tmp_path)
     assert (found.status, found.reasons) == ("PASSED", ()), result["output"]
 
 
-def test_a_driver_that_tells_the_recovery_action_has_to_tell_it(tmp_path: Path) -> None:
+def test_a_driver_that_tells_the_recovery_action_has_to_tell_it(tmp_path):
     result = run(host("580.159.04", recovery="not_supported"), tmp_path, *SUITES[1:])
     found = host_verdicts.judged(result, tmp_path)
     assert found.status == "FAILED"
@@ -85,7 +85,7 @@ def test_a_driver_that_tells_the_recovery_action_has_to_tell_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fault", PLANTED, ids=str)
-def test_a_planted_fault_is_caught_and_the_only_reason_of_the_verdict(fault: Fault, tmp_path: Path) -> None:
+def test_a_planted_fault_is_caught_and_the_only_reason_of_the_verdict(fault, tmp_path):
     result = run(fault, tmp_path)
     planting.judge(fault, result)
     models = [device["model"] for device in result["host"]["devices"]]

@@ -13,7 +13,6 @@ import pytest
 
 from small_stacks import ROOT
 from small_wheels import make_wheel
-from stackcheck.engine.client import Engine
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -43,7 +42,7 @@ def plant(wheel: Path) -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """A checkout of two stacks that differ in two packages; the new version of one has a fault."""
     made = {
         (name, version): make_wheel(
@@ -84,7 +83,7 @@ def stackcheck(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_package_with_the_fault_is_named_with_real_images(checkout: Path, engine: Engine) -> None:
+def test_the_package_with_the_fault_is_named_with_real_images(checkout, engine):
     try:
         _search(checkout)
     finally:

@@ -65,9 +65,7 @@ def changed(document: dict[str, Any], path: tuple[Any, ...], value: object) -> d
     return dict(copy)
 
 
-def test_kyverno_knows_every_field_of_the_policy_and_its_type(
-    known: Callable[[list[Any]], list[Any]],
-) -> None:
+def test_kyverno_knows_every_field_of_the_policy_and_its_type(known):
     key = new_key().public_key()
     written = [
         yaml.safe_load(cluster_policies.render("kyverno", key, demand))

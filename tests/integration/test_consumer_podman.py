@@ -51,9 +51,7 @@ echo kept > made; echo made too > /tmp/scratch
 
 
 @pytest.fixture(scope="module")
-def printed(
-    registry: str, program_of: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def printed(registry: str, program_of: Callable[[str, str], Path], tmp_path_factory) -> str:
     """The line for an image that was published and verified."""
     for program, package in PROGRAMS.items():
         program_of(program, package)
@@ -139,9 +137,7 @@ def run(user: str, registry: str, line: str) -> tuple[subprocess.CompletedProces
         return done, made.stat().st_uid
 
 
-def test_podman_runs_the_printed_line_for_root_and_for_a_user_without_rights(
-    registry: str, printed: str
-) -> None:
+def test_podman_runs_the_printed_line_for_root_and_for_a_user_without_rights(registry, printed):
     assert os.geteuid() == 0, "this test makes a user, so it needs root"
     with a_user() as user:
         for name in ("root", user):
@@ -159,7 +155,7 @@ def test_podman_runs_the_printed_line_for_root_and_for_a_user_without_rights(
             assert "Read-only file system" in done.stderr
 
 
-def test_podman_refuses_an_image_whose_bytes_the_registry_changed(registry: str, printed: str) -> None:
+def test_podman_refuses_an_image_whose_bytes_the_registry_changed(registry, printed):
     """The line names a digest: nothing else can come in its place."""
     name, digest = next(word for word in printed.split() if "@sha256:" in word).split("@")
     other = digest[:-1] + ("0" if digest[-1] != "0" else "1")

@@ -27,7 +27,7 @@ KEY = new_key()
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> SmallImage:
+def image(tmp_path_factory) -> SmallImage:
     layout = tmp_path_factory.mktemp("image") / "oci"
     digest = shell_image.make_layout(layout)
     return SmallImage(layout, digest, ImageLayout(layout).json(digest)["config"]["digest"])
@@ -51,8 +51,8 @@ def stackcheck(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize(("store", "containerd_store"), [("layout", True), ("registry", False)])
 def test_an_empty_engine_pulls_what_was_certified_and_runs_it(
-    request: pytest.FixtureRequest, image: SmallImage, tmp_path: Path, store: str, containerd_store: bool
-) -> None:
+    request, image, tmp_path, store, containerd_store
+):
     host_setup.ensure_engine(quiet)
     target = f"oci:{tmp_path / 'dist'}"
     if store == "registry":

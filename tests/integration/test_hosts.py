@@ -168,7 +168,7 @@ def readable() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_the_table_says_what_images_says_on_every_host(readable: Path) -> None:
+def test_the_table_says_what_images_says_on_every_host(readable):
     checkout = readable / "checkout"  # without what was built in this one
     shutil.copytree(ROOT / "images", checkout / "images")
     for name in ("tests", "trainers"):

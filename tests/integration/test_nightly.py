@@ -16,7 +16,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from stackcheck.engine.client import Engine
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
 from stackcheck.matrix import resolve
@@ -110,10 +109,10 @@ def actions(plan: dict[str, Any]) -> list[str]:
 
 
 def test_nights_renew_the_certificate_and_widen_it_to_a_new_driver(
-    tmp_path: Path,
-    registry: str,
-    engine: Engine,  # noqa: ARG001  # it has to be there
-) -> None:
+    tmp_path,
+    registry,
+    engine,  # noqa: ARG001  # it has to be there
+):
     operator = Operator(tmp_path, registry)
     stack = operator.take_over_the_build()
     code, (built,) = operator.call("images", stack, "--to", operator.target, "--root", operator.root)

@@ -41,11 +41,7 @@ TIMEOUT_S = 1200
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def release(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    program_of: Callable[[str, str], Path],
-) -> Iterator[tuple[str, Any]]:
+def release(request, tmp_path_factory, program_of: Callable[[str, str], Path]) -> Iterator[tuple[str, Any]]:
     """(release, report) from an environment that holds this Triton and nothing else, and is then deleted."""
     home = tmp_path_factory.mktemp("triton")
     python = home / "env/bin/python"
@@ -71,14 +67,14 @@ def release(
         shutil.rmtree(home)
 
 
-def test_the_releases_are_those_of_the_matrix() -> None:
+def test_the_releases_are_those_of_the_matrix():
     """Triton before 3.2 belongs to stacks of ROCm 6.1 and CUDA 12.1, and has another interface."""
     rules = yaml.safe_load((ROOT / "images/compat.yaml").read_text(encoding="utf-8"))
     named = [str(release) for release in rules["versions"]["triton"]]
     assert tuple(named[named.index("3.2.0") :]) == RELEASES
 
 
-def test_matrix_instructions_are_the_expected_ones(release: tuple[str, Any]) -> None:
+def test_matrix_instructions_are_the_expected_ones(release):
     version, report = release
     assert report["version"].startswith(version)
     wrong = {}
@@ -91,7 +87,7 @@ def test_matrix_instructions_are_the_expected_ones(release: tuple[str, Any]) -> 
     assert not wrong
 
 
-def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release: tuple[str, Any]) -> None:
+def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release):
     version, report = release
     wrong = []
     for name, found in report["tiles"].items():
@@ -112,7 +108,7 @@ def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release: tuple
     assert not wrong
 
 
-def test_the_trainers_kernels_compile(release: tuple[str, Any]) -> None:
+def test_the_trainers_kernels_compile(release):
     version, report = release
     failed = {
         job: error

@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def journey(tmp_path: Path) -> Journey:
+def journey(tmp_path) -> Journey:
     """An empty folder and home, and `stackcheck` of this checkout on PATH."""
     folder, programs = tmp_path / "work", tmp_path / "bin"
     folder.mkdir()

@@ -62,7 +62,7 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
+def registry(tmp_path) -> Iterator[str]:
     program = shutil.which("docker-registry")
     assert program, "install the distribution's package docker-registry"
     with registry_process.running(program, tmp_path / "registry") as port:
@@ -101,9 +101,7 @@ def lay_out(journey: Journey, registry: str, postgres: str, hook: str) -> Path:
     return own
 
 
-def test_the_terminal_of_an_sre(
-    journey: Journey, registry: str, postgres: str, webhook: tuple[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_the_terminal_of_an_sre(journey, registry, postgres, webhook, tmp_path):
     hook, told = webhook
     own = lay_out(journey, registry, postgres, hook)
     journey.changing = CHANGING

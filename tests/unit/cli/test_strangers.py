@@ -179,9 +179,7 @@ def plain(verb: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("verb", "changes"), draws(), ids=[str(n) for n in range(len(draws()))])
-def test_an_environment_changes_no_answer(
-    verb: str, changes: tuple[Callable[[Place], None], ...], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_environment_changes_no_answer(verb, changes, tmp_path_factory):
     usual = plain(verb, tmp_path_factory.getbasetemp())
     place = made(tmp_path_factory.mktemp("stranger"))
     for change in changes:
@@ -196,7 +194,7 @@ def test_an_environment_changes_no_answer(
 
 
 @pytest.mark.parametrize("name", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
-def test_certificates_that_are_not_there_are_named(name: str, tmp_path: Path) -> None:
+def test_certificates_that_are_not_there_are_named(name, tmp_path):
     place = made(tmp_path)
     place.set(**{name: "/no/such.pem"})
     own = place.folder / "home" / ".config" / "stackcheck" / "stackcheck.pub"
@@ -207,7 +205,7 @@ def test_certificates_that_are_not_there_are_named(name: str, tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
-def test_where_a_users_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_users_files_are(monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     monkeypatch.setenv("HOME", "/somebody")
     assert str(users.folder("XDG_CONFIG_HOME")) == "/somebody/.config"
@@ -219,7 +217,7 @@ def test_where_a_users_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(caught.value.where) == f"user {2**31 - 7}"
 
 
-def test_what_other_programs_print_may_have_any_bytes() -> None:
+def test_what_other_programs_print_may_have_any_bytes():
     for path in sorted((ROOT / "stackcheck").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = {word.arg for word in node.keywords} if isinstance(node, ast.Call) else set()
@@ -235,7 +233,7 @@ def test_what_other_programs_print_may_have_any_bytes() -> None:
         ("mount -t tmpfs -o size=1m none $TMPDIR", "has 1 MiB free, 64 are needed: TMPDIR names another"),
     ],
 )
-def test_the_suites_say_what_the_machine_lacks(line: str, words: str, tmp_path: Path) -> None:
+def test_the_suites_say_what_the_machine_lacks(line, words, tmp_path):
     place = made(tmp_path)
     machine(line)(place)
     program = f'{place.before}; "$@"'

@@ -22,7 +22,7 @@ def stage(root: Path, code: int) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch) -> Path:
     for folder in (".ci", "build/logs", "tmp"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / ".ci" / "stage.py").write_text((CI / "stage.py").read_text())
@@ -30,7 +30,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root: Path) -> None:
+def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root):
     first, second = stage(root, 3), stage(root, 3)
     assert first != second
     assert first.is_dir()
@@ -38,7 +38,7 @@ def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root: Path
     assert not stage(root, 0).exists()
 
 
-def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other() -> None:
+def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other():
     made = subprocess.run(
         ["make", "-n", "-f", CI / "stages.mk", "usual", "slow"],
         cwd=scripted.ROOT,

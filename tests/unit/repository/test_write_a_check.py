@@ -25,7 +25,7 @@ def blocks() -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture
-def followed(tmp_path: Path) -> Path:
+def followed(tmp_path) -> Path:
     """The suites with the files of the page; the other faults are left out, as the page's command does."""
     ignored = shutil.ignore_patterns("unit", "integration", "__pycache__")
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
@@ -45,7 +45,7 @@ def ran(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_page_has_its_files_and_commands() -> None:
+def test_the_page_has_its_files_and_commands():
     assert [(kind, name) for kind, name, _ in blocks()] == [
         ("python", "tests/acceptance/workloads/sorting.py"),
         ("python", "tests/acceptance/test_sort.py"),
@@ -56,7 +56,7 @@ def test_the_page_has_its_files_and_commands() -> None:
 
 
 @needs_torch
-def test_the_check_of_the_page_passes(followed: Path) -> None:
+def test_the_check_of_the_page_passes(followed):
     (line, _) = [text.strip() for kind, _, text in blocks() if kind == "sh"]
     done = ran(line, followed)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,7 +65,7 @@ def test_the_check_of_the_page_passes(followed: Path) -> None:
 
 @needs_torch
 @pytest.mark.slow
-def test_the_fault_of_the_page_is_caught_by_its_check(followed: Path) -> None:
+def test_the_fault_of_the_page_is_caught_by_its_check(followed):
     (_, line) = [text.strip() for kind, _, text in blocks() if kind == "sh"]
     done = ran(f"{line} --root {followed}", followed)
     assert "1 fault planted, 1 caught; 1 healthy run, 0 false alarms; 1 of 1 check shown to fail" in (
