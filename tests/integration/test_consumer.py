@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import small_stacks
-from small_images import STACK_ID, SmallImage, certify, new_key, quiet
+from small_images import STACK_ID, SmallImage, new_key, release
 from small_registry import serving
 from stackcheck import cli
-from stackcheck.certificate import keyring, keys, publish
+from stackcheck.certificate import keyring, keys
 from stackcheck.cli import usage
 from stackcheck.imaging.build import Image
 from stackcheck.oci.layout import OciLayout
@@ -105,15 +105,7 @@ def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(program, registry, s
     manifest = layout.only_manifest()
     target = f"{registry}/stacks/{uuid.uuid4().hex}"
     image = small_of(small_image, manifest)
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=dt.datetime.now(dt.UTC)),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
+    release(image, target, KEY, now=dt.datetime.now(dt.UTC))
     consumer = Consumer(program, tmp_path / "home")
     pem = keys.public_pem(KEY.public_key())
     (consumer.home / "publisher.pub").write_bytes(pem)

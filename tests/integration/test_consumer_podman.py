@@ -23,8 +23,8 @@ import pytest
 
 import shell_image
 from host_locks import one_at_a_time
-from small_images import STACK_ID, SmallImage, certify, new_key, quiet
-from stackcheck.certificate import keys, publish
+from small_images import STACK_ID, SmallImage, new_key, release
+from stackcheck.certificate import keys
 from stackcheck.oci.layout import OciLayout
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -59,17 +59,8 @@ def printed(registry: str, program_of: Callable[[str, str], Path], tmp_path_fact
     digest = shell_image.make_layout(folder / "oci")
     (config,) = OciLayout(folder / "oci").only_manifest().descriptors("config")
     target = f"{registry}/stacks/{uuid.uuid4().hex}"
-    publish.publish(
-        folder / "oci",
-        tag=STACK_ID,
-        envelopes=certify(
-            SmallImage(folder / "oci", digest, config.digest), KEY, now=dt.datetime.now(dt.UTC)
-        ),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
+    image = SmallImage(folder / "oci", digest, config.digest)
+    release(image, target, KEY, now=dt.datetime.now(dt.UTC))
     (folder / "key.pub").write_bytes(keys.public_pem(KEY.public_key()))
     words = ("run", f"{target}:{STACK_ID}", *HOST, "--key", folder / "key.pub", "--print", "podman")
     command = [sys.executable, "-m", "stackcheck", *words, "--", "/bin/bash", "-c", INSIDE]

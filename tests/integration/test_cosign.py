@@ -13,8 +13,9 @@ import pytest
 
 import asked
 import result_files
+import small_images
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attached_sbom, attachments, cluster_policies, keys, publish, revoke
+from stackcheck.certificate import attached_sbom, attachments, cluster_policies, keys, revoke
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, Envelope, Statement, sign
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json
@@ -42,15 +43,7 @@ class World:
         return f"{self.target}@{self.image.manifest_digest}"
 
     def release(self, key: Any = KEY, **changes: Any) -> None:
-        publish.publish(
-            self.image.layout,
-            tag=STACK_ID,
-            envelopes=certify(self.image, key, **({"now": NOW} | changes)),
-            target=self.target,
-            public_key=key.public_key(),
-            report=quiet,
-            key=key,
-        )
+        small_images.release(self.image, self.target, key, **({"now": NOW} | changes))
 
     def attach(self, *envelopes: Envelope, key: Any = KEY) -> None:
         """Statements as somebody could write them by hand, in both forms."""

@@ -12,8 +12,8 @@ import pytest
 import shell_image
 from scripted import ROOT
 from second_daemon import second_daemon
-from small_images import STACK_ID, SmallImage, certify, new_key, quiet
-from stackcheck.certificate import keys, publish
+from small_images import STACK_ID, SmallImage, new_key, quiet, release
+from stackcheck.certificate import keys
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.oci.image_layout import ImageLayout
@@ -57,14 +57,7 @@ def test_an_empty_engine_pulls_what_was_certified_and_runs_it(
     target = f"oci:{tmp_path / 'dist'}"
     if store == "registry":
         target = f"{request.getfixturevalue('registry')}/stacks/{uuid.uuid4().hex}"
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=dt.datetime.now(dt.UTC)),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
+    release(image, target, KEY, now=dt.datetime.now(dt.UTC))
     (tmp_path / "work").mkdir()
     reference = f"{target}:{STACK_ID}"
     with second_daemon(containerd_store=containerd_store):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import asked
+import small_images
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, publish, pull, renew, revoke, verify
 from stackcheck.certificate.statement import TEST_RESULT, VSA
@@ -20,6 +21,7 @@ from stackcheck.oci.stores import open_store
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run
+release = functools.partial(small_images.release, key=KEY, now=NOW)
 SECOND = dt.timedelta(seconds=1)
 
 
@@ -32,18 +34,6 @@ def target(request) -> str:
 @pytest.fixture
 def image(tmp_path) -> SmallImage:
     return make_image(tmp_path / "oci", uuid.uuid4().bytes)
-
-
-def release(image: SmallImage, target: str, **changes: Any) -> publish.Published:
-    return publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, **({"now": NOW} | changes)),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
 
 
 def verified(reference: str, **changes: Any) -> verify.Verified:

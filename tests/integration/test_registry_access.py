@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import datetime as dt
+import functools
 import ipaddress
 import json
 import os
@@ -26,7 +27,8 @@ from cryptography.x509.oid import NameOID
 import asked
 import loopback
 import registry_process
-from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
+import small_images
+from small_images import STACK_ID, SmallImage, make_image, new_key, quiet
 from stackcheck.certificate import publish
 from stackcheck.errors import StackcheckError
 from stackcheck.oci import upload
@@ -36,6 +38,7 @@ from stackcheck.oci.stores import open_store
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC)
+release = functools.partial(small_images.release, key=KEY, now=NOW)
 USER, PASSWORD = "alice", "wonderland"
 HTPASSWD = "alice:$2b$04$AQzr3jdolEJW4dlP3/LBs.U4riFrS5Xb2aItq91qI/LD8sjGGGVtW\n"  # of these two
 TOKEN_S = 300
@@ -125,18 +128,6 @@ def log_in_by_helper(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     (folder / "docker" / "config.json").write_text(json.dumps({"credHelpers": {host: "site"}}))
-
-
-def release(image: SmallImage, target: str) -> None:
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=NOW),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
 
 
 def verified(target: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import shutil
 import subprocess
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import registry_process
 import shell_image
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import keyring, keys, publish
@@ -33,15 +31,6 @@ trap 'echo $step > checkpoint; echo "wrote a checkpoint"; exit 1' TERM
 echo started > started
 while :; do step=$((step + 1)); sleep 0.1; done
 """
-
-
-@pytest.fixture
-def registry(tmp_path) -> Iterator[str]:
-    program = shutil.which("docker-registry")
-    assert program, "install the distribution's package docker-registry"
-    (tmp_path / "registry").mkdir()
-    with registry_process.running(program, tmp_path / "registry") as port:
-        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture

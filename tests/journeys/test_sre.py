@@ -16,7 +16,6 @@ import yaml
 
 import browser as browsers
 import loopback
-import registry_process
 import small_postgres
 from stackcheck.files import yamlfile
 
@@ -59,14 +58,6 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     told: list[dict[str, Any]] = []
     with loopback.serving(Hearer, told=told) as host:
         yield f"http://{host}/hook", told
-
-
-@pytest.fixture
-def registry(tmp_path) -> Iterator[str]:
-    program = shutil.which("docker-registry")
-    assert program, "install the distribution's package docker-registry"
-    with registry_process.running(program, tmp_path / "registry") as port:
-        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 import result_files
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key
+from small_images import NOW, STACK_ID, certify, new_key
 from stackcheck.certificate import keys, predicates, signing
 from stackcheck.certificate.statement import (
     PROVENANCE,
@@ -37,11 +37,6 @@ from stackcheck.oci.layout import OciLayout
 from stackcheck.policy import Waiver
 from stackcheck.suite import expected, results, verdict
 from stackcheck.suite.requirements import Requirements
-
-
-@pytest.fixture
-def image(tmp_path) -> SmallImage:
-    return make_image(tmp_path / "oci")
 
 
 @pytest.fixture

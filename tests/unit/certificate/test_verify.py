@@ -231,11 +231,6 @@ def waiver(until: str) -> Waiver:
 
 
 @pytest.fixture
-def publisher(tmp_path) -> Publisher:
-    return Publisher(tmp_path)
-
-
-@pytest.fixture
 def own_image(publisher: Publisher) -> SmallImage:
     return publisher.image(b"one")
 
