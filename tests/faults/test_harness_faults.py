@@ -15,12 +15,7 @@ import pytest
 import planting
 from planted_suite import only, run_suite
 
-pytestmark = pytest.mark.catches("the harness")
-
-
-@pytest.fixture(autouse=True)
-def _needs_torch(suite_python) -> None:
-    assert suite_python
+pytestmark = [pytest.mark.catches("the harness"), pytest.mark.usefixtures("suite_python")]
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "float('inf')", "-float('inf')"])
@@ -95,11 +90,18 @@ def test_a_run_leaves_a_page_that_shows_the_failure_beside_its_result(tmp_path):
     assert "✘ outside" in text
 
 
+def python(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """What the Python of the suites prints, with variables beside those of this process."""
+    command, env = [planting.SUITE_PYTHON, *words], {**os.environ, **env}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+ACCEPTANCE = str(planting.TESTS / "acceptance")
+SUITES = ("-m", "pytest", ACCEPTANCE, "--gpu-vendor=cpu")
+
+
 def test_there_is_no_budget_for_skips(tmp_path):
-    command = [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor=cpu"]
-    ended = subprocess.run(
-        [*command, "--skip-budget=1", f"--result-dir={tmp_path}"], capture_output=True, text=True, check=False
-    )
+    ended = python(*SUITES, "--skip-budget=1", f"--result-dir={tmp_path}")
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "unrecognized arguments: --skip-budget" in ended.stderr
 
@@ -107,13 +109,7 @@ def test_there_is_no_budget_for_skips(tmp_path):
 def test_wrong_unit_is_an_error():
     script = "from harness.check import Check; Check(vendor='nvidia', model='H200').record("
     script += "'copy_gb_per_s', 4.2, unit='TB/s', gate=True)"
-    ended = subprocess.run(
-        [planting.SUITE_PYTHON, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(planting.TESTS / "acceptance")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python("-c", script, PYTHONPATH=ACCEPTANCE)
     assert "is recorded in 'TB/s' and its threshold is in 'GB/s'" in ended.stderr
 
 
@@ -163,32 +159,23 @@ def test_workers_of_xdist_report_into_one_file(tmp_path):
     assert result["selection"]["collected"] == 5
 
 
-def test_naming_the_suites_without_a_vendor_is_a_usage_error(suite_python):
-    command = [suite_python, "-m", "pytest", str(planting.TESTS / "acceptance"), "-p", "no:cacheprovider"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_naming_the_suites_without_a_vendor_is_a_usage_error():
+    ended = python("-m", "pytest", ACCEPTANCE, "-p", "no:cacheprovider")
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "needs --gpu-vendor" in ended.stderr
 
 
-def test_a_path_that_children_cannot_be_told_is_a_usage_error(suite_python, tmp_path):
+def test_a_path_that_children_cannot_be_told_is_a_usage_error(tmp_path):
     suites = tmp_path / "a:b" / "tests" / "acceptance"
     suites.mkdir(parents=True)
     shutil.copy(planting.TESTS / "conftest.py", suites.parent)
-    command = [suite_python, "-m", "pytest", str(suites.parent), "--gpu-vendor=cpu", "-p", "no:cacheprovider"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = python("-m", "pytest", str(suites.parent), "--gpu-vendor=cpu", "-p", "no:cacheprovider")
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "a:b/tests/acceptance: no path of the suites may have a colon" in ended.stderr
 
 
 def test_an_optimised_python_is_refused_as_it_strips_asserts(tmp_path):
-    command = [planting.SUITE_PYTHON, "-m", "pytest", str(planting.TESTS / "acceptance"), "--gpu-vendor=cpu"]
-    ended = subprocess.run(
-        [*command, "-p", "no:cacheprovider", f"--result-dir={tmp_path}"],
-        env={**os.environ, "PYTHONOPTIMIZE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python(*SUITES, "-p", "no:cacheprovider", f"--result-dir={tmp_path}", PYTHONOPTIMIZE="1")
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "unset PYTHONOPTIMIZE" in ended.stderr
 
@@ -203,13 +190,7 @@ for report in ({failed!r}, {{"cases": []}}):
     except AssertionError as error:
         print(error)
 """
-    ended = subprocess.run(
-        [planting.SUITE_PYTHON, "-O", "-c", judge],
-        env={**os.environ, "PYTHONPATH": str(planting.TESTS / "acceptance")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python("-O", "-c", judge, PYTHONPATH=ACCEPTANCE)
     told = re.findall("^1 of 1 cases failed|^no case ran", ended.stdout, re.MULTILINE)
     assert told == ["1 of 1 cases failed", "no case ran"], ended.stdout + ended.stderr
 

@@ -14,12 +14,7 @@ from harness import launch
 from planted_suite import only, run_suite
 from test_training_faults import SHORT
 
-pytestmark = pytest.mark.catches("the harness")
-
-
-@pytest.fixture(autouse=True)
-def _needs_torch(suite_python) -> None:
-    assert suite_python
+pytestmark = [pytest.mark.catches("the harness"), pytest.mark.usefixtures("suite_python")]
 
 
 def test_crashed_worker_fails_its_check_and_the_next_one_gets_another(tmp_path):
