@@ -35,7 +35,7 @@ class World:
     image: SmallImage
     folder: Path
     programs: dict[str, Path]
-    host: dict[str, Any] = field(default_factory=lambda: {"device_model": "CPU", "driver": None})
+    host: dict[str, Any] = field(default_factory=dict)
     key: Any = KEY
 
     @property

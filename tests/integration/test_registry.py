@@ -37,8 +37,8 @@ def image(tmp_path) -> SmallImage:
 
 
 def verified(reference: str, **changes: Any) -> verify.Verified:
-    arguments: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return asked.verified(reference, **(arguments | {"now": NOW + 60 * SECOND} | changes))
+    told = {"public_key": KEY.public_key(), "now": NOW + 60 * SECOND} | changes
+    return asked.verified(reference, **told)
 
 
 def revoked(reference: str) -> revoke.Revoked:

@@ -131,8 +131,8 @@ def log_in_by_helper(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def verified(target: str) -> str:
-    told: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return asked.verified(f"{target}:{STACK_ID}", now=NOW + dt.timedelta(minutes=1), **told).digest
+    now = NOW + dt.timedelta(minutes=1)
+    return asked.verified(f"{target}:{STACK_ID}", public_key=KEY.public_key(), now=now).digest
 
 
 def test_a_password_and_a_private_authority_as_docker_is_told_about_them(tmp_path, image, monkeypatch):

@@ -200,9 +200,7 @@ def test_verify_sets_that_end(monkeypatch):
 
     monkeypatch.setattr(verify, "open_store", opening)
     with pytest.raises(CertificateError, match="planted"):
-        asked.verified(
-            "127.0.0.1:1/a:b", public_key=KEY.public_key(), device_model="CPU", driver=None, now=NOW
-        )
+        asked.verified("127.0.0.1:1/a:b", public_key=KEY.public_key(), now=NOW)
     assert told == [verify.TOTAL_S]
 
 

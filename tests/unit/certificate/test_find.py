@@ -123,8 +123,7 @@ def released(folder: Path, name: str, *, signed: str | None = None, tag: str | N
 
 
 def answered(reference: str) -> verify.Verified:
-    told: dict[str, Any] = {"public_key": OWN_KEY.public_key(), "device_model": "CPU", "driver": None}
-    return asked.verified(reference, now=NOW, **told)
+    return asked.verified(reference, public_key=OWN_KEY.public_key(), now=NOW)
 
 
 def test_a_tag_that_was_moved_to_another_certified_image_without_a_stack_is_refused(tmp_path):

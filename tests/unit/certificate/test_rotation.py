@@ -32,8 +32,7 @@ def owner(retired: dt.datetime | None = None) -> Signer:
 
 
 def verified(dist: Path, public_key: Any, name: str = f":{STACK_ID}") -> verify.Verified:
-    told: dict[str, Any] = {"device_model": "CPU", "driver": None, "now": NOW + DAY}
-    return asked.verified(f"oci:{dist}{name}", public_key=public_key, **told)
+    return asked.verified(f"oci:{dist}{name}", public_key=public_key, now=NOW + DAY)
 
 
 @pytest.mark.parametrize("signer", [OLD, NEW], ids=["old", "new"])

@@ -123,7 +123,7 @@ def opened(store: Any) -> Iterator[None]:
 def accepted(registry: MemoryRegistry, name: str) -> bool:
     with opened(registry), contextlib.suppress(CertificateError):
         later = NOW + 2 * HOUR
-        asked.verified(f"{TARGET}{name}", public_key=PUBLIC, device_model="CPU", driver=None, now=later)
+        asked.verified(f"{TARGET}{name}", public_key=PUBLIC, now=later)
         return True
     return False
 

@@ -188,11 +188,11 @@ def test_a_wrong_content_type_of_a_registry_is_named_and_not_called_another_imag
         return 404, {}, b""
 
     with serving(answer) as (host, _seen):
-        told: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-        assert asked.verified(f"{host}/a/b:{STACK_ID}", now=NOW, **told).digest == image.manifest_digest
+        told: dict[str, Any] = {"public_key": KEY.public_key(), "now": NOW}
+        assert asked.verified(f"{host}/a/b:{STACK_ID}", **told).digest == image.manifest_digest
         wrong = image.manifest_digest
         with pytest.raises(CertificateError, match="a media type that no image has") as caught:
-            asked.verified(f"{host}/a/b:{STACK_ID}", now=NOW, **told)
+            asked.verified(f"{host}/a/b:{STACK_ID}", **told)
     assert caught.value.got == (media_type or "none")
     assert OCI_MANIFEST in (caught.value.expected or "")
 
@@ -211,7 +211,7 @@ def test_a_revocation_that_is_left_in_one_form_only_still_counts(dist, image):
         store.write_blob(blob, lambda digest=blob.digest: old.read_blob(digest))
     store.write_manifest(restored, legacy)
     with pytest.raises(CertificateError, match="FAILED"):
-        asked.verified(f"oci:{dist}:{one}", public_key=KEY.public_key(), device_model="CPU", driver=None)
+        asked.verified(f"oci:{dist}:{one}", public_key=KEY.public_key())
 
 
 ROOT = Path(__file__).resolve().parents[3]

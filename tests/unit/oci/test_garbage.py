@@ -40,9 +40,7 @@ def assert_all_verify(dist: Path) -> None:
     tags = images_of(OciLayout(dist))
     assert len(tags) == 3  # the floating one, and one for each image
     for tag in tags:
-        asked.verified(
-            f"oci:{dist}:{tag}", public_key=KEY.public_key(), device_model="CPU", driver=None, now=NOW + DAY
-        )
+        asked.verified(f"oci:{dist}:{tag}", public_key=KEY.public_key(), now=NOW + DAY)
 
 
 def litter(dist: Path) -> list[str]:

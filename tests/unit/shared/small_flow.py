@@ -63,8 +63,6 @@ class Job:
         return asked.verified(
             f"oci:{self.dist}:{CPU_STACK}",
             public_key=keys.load_or_create(key or self.settings.key).public_key(),
-            device_model="CPU",
-            driver=None,
         )
 
     def tags(self) -> dict[str, str]:

@@ -41,7 +41,7 @@ class Publisher:
             reference or self.reference,
             public_key=self.key.public_key(),
             now=now,
-            **({"device_model": "CPU", "driver": None} | host),
+            **host,
         )
 
     def tags(self) -> dict[str, str]:
