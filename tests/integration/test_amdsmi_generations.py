@@ -15,6 +15,7 @@ import pytest
 
 import amdsmi_releases
 from fakeamd import rootfs
+from waits import run_program
 
 pytestmark = pytest.mark.integration
 PROGRAM = Path(__file__).resolve().parents[1] / "faults/amdsmi_standin.py"
@@ -36,10 +37,7 @@ def packages(tmp_path_factory) -> Path:
 
 
 def read(packages: Path, release: str, plan: str) -> dict[str, Any]:
-    done = subprocess.run(
-        (sys.executable, str(PROGRAM), str(packages / release), plan),
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    done = run_program((sys.executable, str(PROGRAM), str(packages / release), plan), timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report

@@ -13,6 +13,7 @@ import pytest
 
 from small_stacks import ROOT
 from small_wheels import make_wheel
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -71,13 +72,8 @@ def checkout(tmp_path) -> Path:
 def stackcheck(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"XDG_CONFIG_HOME": str(root / "config"), "STACKCHECK_WHEEL_CACHE": "off"}
     env |= {"PIP_FIND_LINKS": str(root.parent / "wheels")}
-    done = subprocess.run(
-        [sys.executable, "-m", "stackcheck", *arguments, "--root", str(root)],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=ROOT,
-        check=False,
+    done = run_program(
+        [sys.executable, "-m", "stackcheck", *arguments, "--root", str(root)], env=env, cwd=ROOT
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done

@@ -20,6 +20,7 @@ from stackcheck.engine import apt
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.suite.subject import of_build
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -88,15 +89,7 @@ def follow(checkout: Path, lines: list[str]) -> None:
         "UV_OFFLINE": "1",
     }
     for line in lines:
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=checkout,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+        done = run_program(["bash", "-c", line], cwd=checkout, env=environment, timeout=600)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 

@@ -16,6 +16,7 @@ from small_images import new_key
 from stackcheck.certificate import cluster_policies, keys
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
 from stackcheck.oci.layout import OciLayout
+from waits import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = ROOT / "docs" / "results" / "stack-h200-x2-fa4"
@@ -45,9 +46,7 @@ def cosign(
     """The command of docs/guides/certificates.md."""
     digest = OciLayout(HELD / "published").read_manifest(STACK).digest
     line = [program, "verify-attestation", "--insecure-ignore-tlog=true", "--key", key, "--type", kind]
-    return subprocess.run(
-        [*line, *words, f"{target}@{digest}"], capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
+    return run_program([*line, *words, f"{target}@{digest}"], timeout=LIMIT_S)
 
 
 def test_stackcheck_verifies_it_for_two_h200s_and_names_the_waivers(target):

@@ -20,6 +20,7 @@ from stackcheck.certificate import keyring, keys
 from stackcheck.cli import usage
 from stackcheck.imaging.build import Image
 from stackcheck.oci.layout import OciLayout
+from waits import run_program
 
 KEY = new_key()
 HOST = ("--device-model", "CPU", "--driver", "none")
@@ -33,11 +34,9 @@ MOST_PACKAGES = 30  # of an installation that only uses images; the whole tool h
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build writes into its source
-    tracked = subprocess.run(
+    tracked = run_program(
         ["git", "-C", small_stacks.ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         check=True,
-        capture_output=True,
-        text=True,
     ).stdout.split("\0")
     parts = (
         "stackcheck/",
@@ -87,9 +86,7 @@ class Consumer:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_"))}
         env = kept | {"HOME": str(self.home)}
-        done = subprocess.run(
-            [self.program, *words], capture_output=True, text=True, check=False, cwd=self.home, env=env
-        )
+        done = run_program([self.program, *words], cwd=self.home, env=env)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -129,9 +126,7 @@ def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(program, registry, s
                 assert printed.returncode == 0, printed.stderr
                 assert f"{target}@{manifest.digest}" in printed.stdout
                 line = printed.stdout.replace(f"{target}@{manifest.digest}", name)  # it is in the engine
-                ran = subprocess.run(
-                    ["sh", "-c", line], capture_output=True, text=True, check=False, cwd=consumer.home
-                )
+                ran = run_program(["sh", "-c", line], cwd=consumer.home)
                 assert (ran.returncode, ran.stdout) == (0, "42\n"), ran.stderr
             finally:
                 engine.remove(name)

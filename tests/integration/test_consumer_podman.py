@@ -26,6 +26,7 @@ from host_locks import one_at_a_time
 from small_images import STACK_ID, SmallImage, new_key, release
 from stackcheck.certificate import keys
 from stackcheck.oci.layout import OciLayout
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -119,9 +120,7 @@ def as_user(user: str, home: Path) -> list[str]:
 def run(user: str, registry: str, line: str) -> tuple[subprocess.CompletedProcess[str], int]:
     """What the line ends with, and the owner of the file that the job left in its folder."""
     with home_of(user, registry) as home:
-        done = subprocess.run(
-            [*as_user(user, home), line], capture_output=True, text=True, check=False, cwd=home / "work"
-        )
+        done = run_program([*as_user(user, home), line], cwd=home / "work")
         made = home / "work" / "made"
         assert made.exists(), done.stderr
         assert made.read_text() == "kept\n"

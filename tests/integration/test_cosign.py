@@ -20,6 +20,7 @@ from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA,
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.stores import open_store
+from waits import run_program
 
 KEY, OTHER = new_key(), new_key()
 NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run
@@ -70,13 +71,7 @@ class World:
         policy.write_text(cluster_policies.policy_text())
         words = ["verify-attestation", "--insecure-ignore-tlog=true", "--key", str(public), "--type", kind]
         given = options or ("--policy", str(policy))
-        return subprocess.run(
-            [self.programs[version], *words, *given, self.reference],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        return run_program([self.programs[version], *words, *given, self.reference], timeout=300)
 
 
 @pytest.fixture(params=["registry", pytest.param("referring_registry", marks=pytest.mark.slow)])

@@ -17,6 +17,7 @@ from stackcheck.certificate import keys
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.oci.image_layout import ImageLayout
+from waits import run_program
 
 pytestmark = [
     pytest.mark.integration,
@@ -38,11 +39,8 @@ def stackcheck(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     verb, reference, *rest = arguments
     (folder / "stackcheck.pub").write_bytes(keys.public_pem(KEY.public_key()))
     options = ["--key", str(folder / "stackcheck.pub"), "--device-model", "CPU", "--driver", "none"]
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "stackcheck", verb, reference, *options, *rest],
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=300,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")},

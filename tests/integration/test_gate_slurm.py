@@ -18,6 +18,7 @@ from stackcheck import vendors
 from stackcheck.engine import launch_lines
 from stackcheck.engine.launch_lines import LaunchedJob
 from stackcheck.nightly import gate_files
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -133,14 +134,7 @@ def test_a_real_slurm_gives_each_node_its_rank_and_the_name_of_the_first(
     script.write_text(launch_lines.render("slurm", job("cpu", 2)))
     with small_slurm.running() as cluster:
         env = cluster.env | {"PATH": f"{program.parent}:{cluster.env['PATH']}"}
-        done = subprocess.run(
-            ["sbatch", "--wait", f"--output={tmp_path}/log", script],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=env,
-            cwd=tmp_path,
-        )
+        done = run_program(["sbatch", "--wait", f"--output={tmp_path}/log", script], env=env, cwd=tmp_path)
         log = tmp_path / "log"
         assert done.returncode == 0, done.stderr + (log.read_text() if log.exists() else "")
     for rank, node in enumerate(("node1", "node2")):

@@ -17,6 +17,7 @@ from bridge import bridge_address
 from small_images import tar_of
 from stackcheck.engine import host_setup
 from stackcheck.matrix import resolve
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -89,9 +90,7 @@ def steps() -> dict[str, str]:
 
 def run(script: str, root: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]  # as GitHub's runner does
-    return subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=2000
-    )
+    return run_program(command, cwd=root, env=environment, timeout=2000)
 
 
 def test_the_workflow_locks_what_it_reaches_and_opens_a_change(tmp_path, checkout, environment):

@@ -15,6 +15,7 @@ import pytest
 from report_content import HOSTILE, HOUR, certified, image, point, run, whole
 from small_stacks import ROOT
 from stackcheck.report import prometheus
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -23,9 +24,7 @@ ALERTS = re.compile(r"Useful alerts:(.*?)\.\s+If", re.DOTALL)
 
 
 def says(promtool: Path, *arguments: str | Path, text: str = "") -> tuple[int, str]:
-    done = subprocess.run(
-        [promtool, *arguments], input=text, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_program([promtool, *arguments], input=text, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -123,13 +122,10 @@ def lost(given: object, kept: object, place: str = "") -> list[str]:
 
 def through(types: Path, document: object) -> object:
     """A dashboard, read and written by Grafana's types."""
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps(document),
-        capture_output=True,
-        text=True,
         env=os.environ | {"PYTHONPATH": str(types)},
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

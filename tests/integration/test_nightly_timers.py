@@ -19,6 +19,7 @@ import yaml
 import sandboxed
 from stackcheck.nightly import install
 from stackcheck.nightly.install import Kind
+from waits import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 LINT = Path(__file__).parent / "assets" / "lint_workflow.cjs"
@@ -122,12 +123,8 @@ def test_the_timer_fires_every_night(tmp_path, systemd_analyze):
 def test_the_units_have_few_rights(tmp_path, systemd_analyze):
     """The exposure by systemd's own scale of 10; without the sandbox it is 9.6."""
     for unit in (path for path in write("systemd", tmp_path) if path.suffix == ".service"):
-        done = subprocess.run(
-            [systemd_analyze, "security", "--offline=yes", "--no-pager", "--threshold=50", unit],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+        done = run_program(
+            [systemd_analyze, "security", "--offline=yes", "--no-pager", "--threshold=50", unit], timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -143,9 +140,7 @@ def test_a_night_has_in_its_sandbox_what_it_needs_and_no_more(tmp_path):
 
 
 def analysed(program: Path, paths: list[Path]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, "verify", "--man=no", *paths], capture_output=True, text=True, timeout=300, check=False
-    )
+    return run_program([program, "verify", "--man=no", *paths], timeout=300)
 
 
 def workflows(folder: Path) -> list[Path]:
@@ -178,12 +173,7 @@ def test_the_schemas_of_kubernetes_would_say_what_is_wrong(tmp_path, validators)
     (path,) = write("kubernetes", tmp_path)
     path.write_text(path.read_text().replace("concurrencyPolicy: Forbid", "concurencyPolicy: Forbid"))
     program = validators / "kubernetes-validate"
-    done = subprocess.run(
-        [program, "--strict", "--kubernetes-version", KUBERNETES, path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program([program, "--strict", "--kubernetes-version", KUBERNETES, path])
     assert done.returncode != 0
     assert "concurencyPolicy" in done.stdout + done.stderr
 

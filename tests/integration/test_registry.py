@@ -3,7 +3,6 @@
 import datetime as dt
 import functools
 import json
-import subprocess
 import threading
 import uuid
 from typing import Any
@@ -18,6 +17,7 @@ from stackcheck.certificate.statement import TEST_RESULT, VSA
 from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError
 from stackcheck.oci.stores import open_store
+from waits import run_program
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run
@@ -179,8 +179,6 @@ def test_skopeo_opens_the_layout_and_the_registry(skopeo, registry, image, tmp_p
         (f"oci:{tmp_path / 'dist'}:{STACK_ID}",),
         ("--tls-verify=false", f"docker://{target}:{STACK_ID}"),
     ):
-        done = subprocess.run(
-            [skopeo, "inspect", *arguments], capture_output=True, text=True, check=False, timeout=300
-        )
+        done = run_program([skopeo, "inspect", *arguments], timeout=300)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["Digest"] == image.manifest_digest

@@ -30,6 +30,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.oci.image_layout import ImageLayout
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -50,9 +51,7 @@ class Site:
 
     def stackcheck(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "stackcheck", *arguments, "--root", str(self.root)]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, env=self.environment, timeout=2000
-        )
+        return run_program(command, env=self.environment, timeout=2000)
 
 
 @pytest.fixture(scope="module")

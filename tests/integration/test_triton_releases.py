@@ -20,6 +20,7 @@ import yaml
 
 from stackcheck.recipe import indexes
 from test_static import EXPECTED, MATRIX_OF_BF16, SHARED_BYTES
+from waits import run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
@@ -57,10 +58,7 @@ def release(request, tmp_path_factory, program_of: Callable[[str, str], Path]) -
         # 14 knows too old a code object only.
         environment["TRITON_HIP_LLD_PATH"] = str(program_of("ld.lld-19", "lld-19"))
     try:
-        done = subprocess.run(
-            (str(python), str(PROGRAM)),
-            env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-        )  # fmt: skip
+        done = run_program((str(python), str(PROGRAM)), env=environment, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stderr[-3000:]
         yield request.param, json.loads(done.stdout.splitlines()[-1])
     finally:

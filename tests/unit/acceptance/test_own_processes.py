@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ import pytest
 import vendors
 from harness import session, unloaded
 from vendors import Absence, cpu, wire
+from waits import run_program
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "acceptance"))
 DEVICE = vendors.Device(
@@ -88,9 +88,7 @@ print("the fork ended", flush=True)
 
 def test_a_fork_finalizes_what_it_made_and_nothing_else():
     environment = {"PYTHONPATH": str(ACCEPTANCE), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
+    ended = run_program([sys.executable, "-c", PROGRAM], env=environment, check=True)
     before_its_end, _, after = ended.stdout.partition("the fork ended\n")
     assert sorted(before_its_end.splitlines()) == ["made in the fork", "registered in the fork"]
     assert after == "made before\n"
@@ -132,9 +130,7 @@ def test_a_package_is_installed_only_if_another_finder_finds_it():
         "print(*map(unloaded.is_installed, names), tl.constexpr.__name__)"
     )
     command = [sys.executable, "-S", "-c", program]
-    printed = subprocess.run(
-        command, cwd=ACCEPTANCE, capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    printed = run_program(command, cwd=ACCEPTANCE, check=True, timeout=60).stdout
     assert printed.split() == ["True", "False", "True", "False", "False", "triton.language.constexpr"]
 
 

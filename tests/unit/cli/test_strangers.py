@@ -20,6 +20,7 @@ from small_images import new_key
 from stackcheck.certificate import keys
 from stackcheck.errors import FileError
 from stackcheck.files import users
+from waits import run_program
 
 MAIN = "from stackcheck.cli import main; main()"
 VERBS = {
@@ -238,14 +239,8 @@ def test_the_suites_say_what_the_machine_lacks(line, words, tmp_path):
     machine(line)(place)
     program = f'{place.before}; "$@"'
     command = [sys.executable, "-m", "pytest", "tests/", "--gpu-vendor=cpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*place.within, "bash", "-c", program, "bash", *command],
-        cwd=ROOT,
-        env=place.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    done = run_program(
+        [*place.within, "bash", "-c", program, "bash", *command], cwd=ROOT, env=place.environment, timeout=300
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert f"ERROR: the machine lacks what every run needs: {words}" in done.stderr.replace(

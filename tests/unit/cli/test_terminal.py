@@ -3,7 +3,6 @@
 import io
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from stackcheck.cli import output
 from stackcheck.cli.output import Printable, Progress, print_error, print_note, print_styled, print_table
 from stackcheck.errors import ConfigurationError
+from waits import run_program
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 ROWS = [("cuda13.0-torch2.13.0-py3.12-debian12", "FAILED", "a reason that is longer than a terminal " * 4)]
@@ -151,11 +151,8 @@ ENDINGS = [("list", ""), ("nope", "no such command"), ("lock nope", "next:")]
 @pytest.mark.parametrize(("verb", "said"), ENDINGS)
 def test_a_signal_to_an_interpreter_that_ends_is_no_traceback(verb, said, number):
     command = [sys.executable, "-c", LATE.format(int(number)), *verb.split()]
-    done = subprocess.run(
+    done = run_program(
         command,
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=ROOT,
         timeout=60,
         preexec_fn=lambda: [signal.signal(known, signal.SIG_DFL) for known in SIGNALS],

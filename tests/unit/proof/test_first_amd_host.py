@@ -21,6 +21,7 @@ from stackcheck.cli.baseline import app
 from stackcheck.suite import bounds, results
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.verdict import judge
+from waits import run_program
 from workloads import gated
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,12 +92,11 @@ def written(checkout: Path, files: list[Path]) -> str:
 
 
 def derive(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         (sys.executable, "-m", "harness.derive", *arguments),
         cwd=checkout / "tests/acceptance",
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
 
 
 def saved(folder: Path, checkout: Path = ROOT) -> list[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from by_path import module_at
+from waits import run_program
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = [
@@ -56,9 +57,7 @@ def commands() -> list[list[str]]:
 
 
 def run(folder: Path, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run_program([sys.executable, *arguments], cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -73,13 +72,8 @@ def test_help_says_what_a_benchmark_takes_and_makes_nothing(program, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_a_command_of_a_page_is_taken(words, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", DRY, ROOT / words[0], *words[1:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+    done = run_program(
+        [sys.executable, "-B", "-c", DRY, ROOT / words[0], *words[1:]], cwd=tmp_path, timeout=300
     )
     assert done.returncode == TAKEN, done.stderr
     assert not list(tmp_path.iterdir())

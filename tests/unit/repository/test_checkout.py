@@ -4,7 +4,6 @@ import ast
 import functools
 import os
 import shutil
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from by_path import module_at
+from waits import run_program
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ("stackcheck", "trainers", "tests/acceptance")
@@ -99,15 +99,7 @@ def test_a_newer_python_is_found_beside_an_old_one(there, taken, tmp_path):
         (folder / name).write_text(STUB.format(minor=minor))
         (folder / name).chmod(0o755)
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
-    done = subprocess.run(
-        [str(folder / "sh"), ".ci/venv"],
-        cwd=tmp_path,
-        env={"PATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run_program([str(folder / "sh"), ".ci/venv"], cwd=tmp_path, env={"PATH": str(folder)}, timeout=300)
     if taken:
         assert f"error: {taken} cannot make virtual environments" in done.stderr
         assert f"sudo apt-get install {taken}-venv" in done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import scripted
+from waits import run_program
 
 CI = scripted.ROOT / ".ci"
 # Writes where its folder is, then ends as it is told.
@@ -39,13 +40,7 @@ def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root):
 
 
 def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other():
-    made = subprocess.run(
-        ["make", "-n", "-f", CI / "stages.mk", "usual", "slow"],
-        cwd=scripted.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    made = run_program(["make", "-n", "-f", CI / "stages.mk", "usual", "slow"], cwd=scripted.ROOT, check=True)
     scripts = [path.read_text() for path in CI.iterdir() if path.is_file() and path.name != "stages.mk"]
     lines = "\n".join([made.stdout, *scripts]).replace("\\\n", " ").splitlines()
     removing = [line for line in lines if "retention_policy=failed" in line]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from waits import run_program
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "guides" / "write-a-check.md"
 BLOCK = re.compile(r"^```(python|sh)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,10 +41,9 @@ def followed(tmp_path) -> Path:
 def ran(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     stackcheck = f"{sys.executable} -m stackcheck"
     environment = {**os.environ, "STACKCHECK_SUITE_PYTHON": PYTHON, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        ["sh", "-c", re.sub(r"^stackcheck", stackcheck, line)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    return run_program(
+        ["sh", "-c", re.sub(r"^stackcheck", stackcheck, line)], cwd=folder, env=environment, timeout=600
+    )
 
 
 def test_the_page_has_its_files_and_commands():

@@ -22,6 +22,7 @@ import pytest
 import waits
 from by_path import module_at
 from stackcheck.suite import inputs, run, steering
+from waits import run_program
 
 SUITES_CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
 
@@ -71,9 +72,7 @@ def ran(image: Path) -> set[str]:
 def start(python: Path, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {"PATH": os.environ["PATH"], "HOME": str(python.parents[2]), **steering.OURS, **env}
     words = [str(word) for word in (python, *command)]
-    return subprocess.run(
-        words, env=clean, cwd=python.parents[2], capture_output=True, text=True, timeout=120, check=False
-    )
+    return run_program(words, env=clean, cwd=python.parents[2], timeout=120)
 
 
 def test_no_code_of_the_image_runs_before_the_suites(image, runner):

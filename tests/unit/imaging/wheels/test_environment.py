@@ -18,6 +18,7 @@ from stackcheck.errors import BuildError, ConfigurationError, EngineError, FileE
 from stackcheck.files import atomic, origins
 from stackcheck.imaging.wheels import environment, wheel_supply
 from stackcheck.imaging.wheels.environment import Made
+from waits import run_program
 
 SCRIPT = b"#!python\nprint('hello')\n"
 FILES = {
@@ -119,9 +120,7 @@ def test_a_wheel_made_again_installs_the_same_files_and_is_the_same_file_in_ever
     venv.create(tmp_path / "second", with_pip=False)
     second = tmp_path / "second" / "bin" / "python"
     install(second, tmp_path / "a" / "thing-1.2-py3-none-any.whl")  # pip holds it to its new RECORD's form
-    greeted = subprocess.run(
-        [second.with_name("greet")], capture_output=True, text=True, check=True, timeout=60
-    )
+    greeted = run_program([second.with_name("greet")], check=True, timeout=60)
     assert greeted.stdout == "hello\n"
     assert (tmp_path / "second/share/thing/table.txt").read_bytes() == b"1 2 3\n"
     for name in ("thing/__init__.py", "thing_start.pth"):
