@@ -13,7 +13,7 @@ import result_files
 import small_images
 from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, SmallImage, make_image, new_key, quiet
-from stackcheck.certificate import find, job, publish, pull, verify
+from stackcheck.certificate import find, job, pull, verify
 from stackcheck.certificate.find import Candidate, ImageQuery
 from stackcheck.errors import CertificateError, ConfigurationError, EngineError, PublishError
 from stackcheck.oci.layout import OciLayout
@@ -157,13 +157,8 @@ def test_an_image_is_published_under_the_name_that_was_signed_and_no_other(tmp_p
 
 def test_an_image_without_a_stack_is_promoted_by_its_digest_under_its_signed_name(tmp_path):
     good = released(tmp_path, GOOD)
-    done = publish.promote(
-        f"oci:{tmp_path / 'dist'}@{good.manifest_digest}",
-        target=f"oci:{tmp_path / 'other'}",
-        public_key=OWN_KEY.public_key(),
-        report=quiet,
-        now=NOW,
-    )
+    source = f"oci:{tmp_path / 'dist'}@{good.manifest_digest}"
+    done = small_images.promote(source, tmp_path / "other", OWN_KEY, now=NOW)
     assert done.reference.tag == GOOD
 
 
@@ -177,14 +172,9 @@ def test_a_certificate_that_signed_no_name_is_found_by_digest_only(tmp_path):
 def test_promoting_by_a_tag_of_another_image_is_refused(tmp_path):
     released(tmp_path, GOOD)
     other = released(tmp_path, OTHER)
+    source = f"oci:{tmp_path / 'dist'}:{GOOD}@{other.manifest_digest}"
     with pytest.raises((PublishError, ConfigurationError)):
-        publish.promote(
-            f"oci:{tmp_path / 'dist'}:{GOOD}@{other.manifest_digest}",
-            target=f"oci:{tmp_path / 'other'}",
-            public_key=OWN_KEY.public_key(),
-            report=quiet,
-            now=NOW,
-        )
+        small_images.promote(source, tmp_path / "other", OWN_KEY, now=NOW)
 
 
 class FakeEngine:

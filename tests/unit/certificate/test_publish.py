@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import result_files
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from small_images import NOW, STACK_ID, SmallImage, certify, copy_to, make_image, new_key, promote, quiet
 from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import attachments, publish, renew
 from stackcheck.certificate.statement import TEST_RESULT, VSA, Statement
@@ -105,16 +105,7 @@ class Failing:
 
 
 def publish_to(store: Any, publisher: Publisher, image: SmallImage) -> None:
-    source = OciLayout(image.layout)
-    publish.copy_and_tag(
-        source,
-        source.only_manifest(),
-        certify(image, publisher.key, now=NOW + HOUR),
-        store,
-        tag=STACK_ID,
-        public_key=publisher.key.public_key(),
-        report=quiet,
-    )
+    copy_to(store, image, certify(image, publisher.key, now=NOW + HOUR), publisher.key)
 
 
 def calls_of_a_publication(folder: Path) -> tuple[int, int]:
@@ -210,12 +201,8 @@ def test_a_certificate_from_the_future_is_not_published(publisher):
 def test_a_certificate_that_nobody_would_accept_is_not_promoted(publisher):
     publisher.publish(publisher.image(b"first"))
     with pytest.raises(PublishError, match="too old to be promoted"):
-        publish.promote(
-            publisher.reference,
-            target=f"oci:{publisher.folder / 'other'}",
-            public_key=publisher.key.public_key(),
-            report=quiet,
-            now=NOW + dt.timedelta(days=31),
+        promote(
+            publisher.reference, publisher.folder / "other", publisher.key, now=NOW + dt.timedelta(days=31)
         )
 
 

@@ -17,12 +17,11 @@ import pytest
 
 import asked
 from memory_registry import TARGET, WRITES, Host, MemoryRegistry
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attachments, publish, reader, revoke, verify
+from small_images import NOW, STACK_ID, SmallImage, certify, copy_to, make_image, new_key, quiet
+from stackcheck.certificate import attachments, reader, revoke, verify
 from stackcheck.certificate.statement import VSA, Envelope, open_envelope, status
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import IntegrityError, RegistryError
-from stackcheck.oci.layout import OciLayout
 
 Actor = Callable[..., Host]
 
@@ -48,14 +47,7 @@ class World:
         return self.made[referring].copy()
 
     def publish(self, store: Any, image: str, statements: str) -> None:
-        source = OciLayout(self.images[image].layout)
-        publish.copy_and_tag(
-            *(source, source.only_manifest(), self.statements[statements], store),
-            tag=STACK_ID,
-            public_key=PUBLIC,
-            report=quiet,
-            key=KEY,
-        )
+        copy_to(store, self.images[image], self.statements[statements], KEY)
 
     def digest(self, image: str) -> str:
         return self.images[image].manifest_digest

@@ -13,10 +13,10 @@ import pytest
 import asked
 import result_files
 from small_dist import DAY, KEY, release, verified
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, promote, quiet
 from small_registry import Answer, serving
 from small_target import HOUR, Publisher
-from stackcheck.certificate import attachments, policy, publish, storage_forms
+from stackcheck.certificate import attachments, policy, storage_forms
 from stackcheck.certificate.for_host import CERTIFYING_TIER
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
 from stackcheck.errors import CertificateError, PublishError
@@ -164,12 +164,7 @@ def test_a_manifest_whose_media_type_is_none_is_refused(dist):
     body = b'{"mediaType": {"a": 1}}'
     blob = write_small_blob(OciLayout(dist), OCI_MANIFEST, body)
     with pytest.raises(RegistryError, match="mediaType of a manifest must be a string"):
-        publish.promote(
-            f"oci:{dist}@{blob.digest}",
-            target=f"oci:{dist}2",
-            public_key=new_key().public_key(),
-            report=quiet,
-        )
+        promote(f"oci:{dist}@{blob.digest}", f"oci:{dist}2", new_key())
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", ""])

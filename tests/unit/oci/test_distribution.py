@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from urllib3.connection import HTTPConnection
 
-from small_images import STACK_ID, certify, make_image, new_key, quiet
+from small_images import STACK_ID, certify, copy_to, make_image, new_key, quiet
 from small_registry import Answer, repository, reset, serving
-from stackcheck.certificate import publish
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.documents import MANIFEST_LIMIT_BYTES, IntegrityError, Manifest, RegistryError, sha256
-from stackcheck.oci.layout import OciLayout
 
 
 def test_a_registry_that_fails_is_asked_three_times_and_then_named():
@@ -194,20 +192,9 @@ class Memory:
 
 
 def publish_into(memory: Memory, folder: Path) -> None:
-    key = new_key()
-    image = make_image(folder)
-    source = OciLayout(image.layout)
+    key, image = new_key(), make_image(folder)
     with serving(memory) as (host, _seen):
-        store = repository(host, retry_delays_s=())
-        publish.copy_and_tag(
-            source,
-            source.only_manifest(),
-            certify(image, key),
-            store,
-            tag=STACK_ID,
-            public_key=key.public_key(),
-            report=quiet,
-        )
+        copy_to(repository(host, retry_delays_s=()), image, certify(image, key), key)
 
 
 @pytest.mark.slow

@@ -181,6 +181,11 @@ def tags_of(dist: Path) -> dict[str, str]:
     }
 
 
+def target_of(to: Path | str) -> str:
+    """A target by its name, or a layout on disk as one."""
+    return to if isinstance(to, str) else f"oci:{to}"
+
+
 def release(
     image: SmallImage, to: Path | str, key: Any, *, tag: str = STACK_ID, **changes: Any
 ) -> publish.Published:
@@ -190,7 +195,25 @@ def release(
         image.layout,
         tag=tag,
         envelopes=envelopes,
-        target=to if isinstance(to, str) else f"oci:{to}",
+        target=target_of(to),
+        public_key=key.public_key(),
+        report=quiet,
+        key=key,
+    )
+
+
+def promote(reference: str, to: Path | str, key: Any, **changes: Any) -> publish.Published:
+    return publish.promote(
+        reference, target=target_of(to), public_key=key.public_key(), report=quiet, **changes
+    )
+
+
+def copy_to(store: Any, image: SmallImage, envelopes: Sequence[Envelope], key: Any) -> None:
+    """Copy an image and its statements into a store that is open, and tag it."""
+    source = OciLayout(image.layout)
+    publish.copy_and_tag(
+        *(source, source.only_manifest(), envelopes, store),
+        tag=STACK_ID,
         public_key=key.public_key(),
         report=quiet,
         key=key,
