@@ -4,7 +4,9 @@ import dataclasses
 import os
 import pwd
 import shutil
+import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import waits
 from fake_runs import ROOT, FakeEngine, healthy, make_plan, run
 from stackcheck.errors import ConfigurationError
 from stackcheck.suite import controller, steering
@@ -214,3 +217,18 @@ def test_a_folder_without_permissions_in_the_run_folder_is_removed():
     ended = os.waitpid(child, 0)[1]
     shutil.rmtree(folder)
     assert os.waitstatus_to_exitcode(ended) == 0
+
+
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+
+@pytest.mark.parametrize(
+    ("program", "wait_s", "by"), [("", 60.0, signal.SIGTERM), (DEAF, 0.1, signal.SIGKILL)]
+)
+def test_a_child_is_asked_to_end_and_one_that_does_not_listen_is_killed(program, wait_s, by):
+    code = f"import signal, time; {program}print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        waits.line(process.stdout)
+        controller.stop(process, wait_s)
+    assert process.returncode == -by
+    controller.stop(process)  # which has ended
