@@ -1,6 +1,6 @@
-"""Write what healthy kernels need in generated cases: tests/acceptance/workloads/generated_profile.json.
+"""Write what healthy kernels need in generated cases: workloads/generated_profiles/ARCHITECTURE.json.
 
-In: torch, seeds that no run uses. Out: each kernel and operator that needs more than the judge's units.
+In: torch, a device, seeds that no run uses. Out: each kernel and operator that needs more than the gates.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "acceptance"), str(ROOT / "tests" / "faults")]
-PROCESSES = len(os.sched_getaffinity(0))
+sys.path[:0] = [str(ROOT / "tests" / "acceptance")]
+PROCESSES = min(len(os.sched_getaffinity(0)), 14)
 MOST_UNITS = 16  # a kernel that needs more has errors that grow, or noise of its own
-KEPT_EACH = 16  # cases that a process takes; then the file is written
 
 
 def asked() -> argparse.Namespace:
@@ -32,60 +32,66 @@ def asked() -> argparse.Namespace:
 
 ASKED = asked() if __name__ == "__main__" else None  # before torch is loaded
 
-import generated_power  # noqa: E402
-from workloads import generated, generated_inside, generated_judge, generated_operators  # noqa: E402
+from workloads import (  # noqa: E402
+    generated,
+    generated_inside,
+    generated_judge,
+    generated_operators,
+    generated_processes,
+)
 
 Grown = list[tuple[str, str, int]]
+Watch = Callable[[], generated_inside.Inside]
 
 
 def main(seed: int, first: int, last: int) -> None:
     """Judge these cases, and keep what each kernel and each operator needs."""
     known = generated_inside.profile()
     generated_operators.rows()
-    parts = [
-        [(seed, n) for n in range(at, min(at + KEPT_EACH, last))] for at in range(first, last, KEPT_EACH)
-    ]
-    for part in generated_power.each(_part, parts, PROCESSES):
-        for words, grown in part:
-            for one in grown:
-                _keep(known, *one)
-            if grown:
-                print(f"{words}: {grown}", flush=True)
-        text = json.dumps(known, indent=1, sort_keys=True)
-        generated_inside.PROFILE.write_text(text + "\n", encoding="utf-8")
+    cases = ((seed, n) for n in range(first, last))
+    for case, said in generated_processes.each(needs, cases, PROCESSES):
+        if isinstance(said, generated_processes.Ended):
+            print(f"{generated_operators.draw(*case)}: {said.words}", flush=True)
+            continue
+        words, grown = said
+        for one in grown:
+            keep(known, *one)
+        if grown:
+            print(f"{words}: {grown}", flush=True)
+            text = json.dumps(known, indent=1, sort_keys=True)
+            generated_inside.path().write_text(text + "\n", encoding="utf-8")
 
 
-def _part(cases: list[tuple[int, int]]) -> list[tuple[str, Grown]]:
-    return [needs(case) for case in cases]
-
-
-def _keep(known: dict[str, Any], kind: str, key: str, units: int) -> None:
+def keep(known: dict[str, Any], kind: str, key: str, units: int) -> None:
+    """Add what was found to what is known."""
     if kind == "units":
         known["units"][key] = max(units, known["units"].get(key, 0))
     else:
         known[kind] = sorted({*known[kind], key})
 
 
-def needs(of: tuple[int, int]) -> tuple[str, Grown]:
+def needs(of: tuple[int, int], watch: Watch = generated_inside.Inside) -> tuple[str, Grown]:
     """What explains a case, beyond what is known."""
     case, grown = generated_operators.draw(*of), []
-    with generated._plain():
+    with generated._plain(), generated_processes.limited():
         forms = generated_operators.forms_of(case)
         for _, call in forms:
-            while more := _needs_inside(call):
+            sent = generated.is_sent(call)
+            while sent and (more := _needs_inside(call, watch)):
                 grown += more
                 for one in more:
-                    _keep(generated_inside.profile(), *one)
+                    keep(generated_inside.profile(), *one)
         said = generated._worst(forms, generated.OPERATORS_NEED[case.dtype]) if forms else None
         if said and said[0] > 0.5:  # its kernels are at most there now
             grown.append(("operators" if "units" in said[1] else "broken", case.operator, 0))
-            _keep(generated_inside.profile(), *grown[-1])
+            keep(generated_inside.profile(), *grown[-1])
     return str(case), grown
 
 
-def _needs_inside(call: generated_judge.Call) -> Grown:
-    with generated_inside.Inside() as inside, contextlib.suppress(Exception):
-        generated_judge.results(call)
+def _needs_inside(call: generated_judge.Call, watch: Watch) -> Grown:
+    inside = watch()
+    with contextlib.suppress(Exception):
+        generated_judge.results(call, within=inside)
     known = generated_inside.profile()
     found: Grown = []
     for key, units in inside.found.items():

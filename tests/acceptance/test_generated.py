@@ -14,8 +14,8 @@ SOAK_S = 2400
 LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "chains": 0.5}
 
 
-# No tier that certifies has them: drawn operators have false alarms, and what the only run on a GPU found in
-# attention nobody has confirmed (docs/reference/trust.md).
+# No tier that certifies has them: drawn operators have false alarms, on a processor and on a GPU, and nobody
+# has confirmed what the only run on a GPU found in attention (docs/reference/trust.md).
 @pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("family", ["operators", "sizes", "attention", "chains"])
@@ -31,7 +31,7 @@ def test_generated(
     least number of them.
     """
     if family == "operators":
-        skips.if_lacking(on_device(generated.lacks_a_processor))
+        skips.if_lacking(on_device(generated.lacks_a_profile))
     seed = pytestconfig.getoption("case_seed")
     report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
     generated.require(report, record_metric, LEAST[family])

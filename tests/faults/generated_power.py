@@ -7,10 +7,7 @@ operator in its type while its condition holds; with the fault planted only thos
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,7 @@ from drawn_faults import Drawn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 
-from workloads import generated, generated_judge, generated_operators
+from workloads import generated, generated_judge, generated_operators, generated_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,23 +78,9 @@ def batched(cases: Sequence[Case]) -> list[Sequence[Case]]:
 
 def each(function: Callable[[Any], Any], jobs: Sequence[Any], processes: int) -> Iterator[Any]:
     """What a function gives for each job, in processes; nothing for a job that ends its process."""
-    alone = []
-    with _pool(processes) as pool:
-        for job, running in [(job, pool.submit(function, job)) for job in jobs]:
-            try:
-                done = running.result()
-            except BrokenProcessPool:
-                alone.append(job)
-                continue
-            yield done
-    for job in alone:
-        with _pool(1) as pool, contextlib.suppress(BrokenProcessPool):
-            yield pool.submit(function, job).result()
-
-
-def _pool(processes: int) -> ProcessPoolExecutor:
-    fork = multiprocessing.get_context("fork")
-    return ProcessPoolExecutor(processes, fork, generated.alone, (None,))
+    for _, answer in generated_processes.each(function, jobs, processes):
+        if not isinstance(answer, generated_processes.Ended):
+            yield answer
 
 
 def _touched(
@@ -114,12 +97,13 @@ def _touched(
 def touched(case: Case, faults: Sequence[Drawn]) -> drawn_faults.Watched:
     """The faults that could strike in this case."""
     drawn = None
-    with generated._plain(), generated.limited(), contextlib.suppress(Exception):
+    with generated._plain(), generated_processes.limited(), contextlib.suppress(Exception):
         drawn = generated._drawn(*case, "small")
-    with generated._plain(), generated.limited(), drawn_faults.Watched(faults) as watched:
+    with generated._plain(), generated_processes.limited(), drawn_faults.Watched(faults) as watched:
         for _, call in drawn[1] if drawn else ():
             with contextlib.suppress(Exception):
-                generated_judge.results(call)
+                if generated.is_sent(call):
+                    generated_judge.results(call)
     return watched
 
 
@@ -134,6 +118,10 @@ def found(fault: Drawn, cases: Sequence[Case]) -> Case | None:
 
 def fails(fault: Drawn | None, case: Case) -> bool:
     """Whether a case fails with a fault planted, or without any."""
-    with generated._plain(), generated.limited(), fault.mode() if fault else contextlib.nullcontext():
+    with (
+        generated._plain(),
+        generated_processes.limited(),
+        fault.mode() if fault else contextlib.nullcontext(),
+    ):
         margin = generated.margin(*case)
     return margin is not None and margin > 1

@@ -1,5 +1,6 @@
 """Generated cases find faults that were drawn without them: a few in a whole run, and a share of many."""
 
+import ast
 import contextlib
 import os
 import subprocess
@@ -225,22 +226,25 @@ def test_fewer_cases_than_the_least_are_refused():
         generated.require(report, lambda *_, **__: None, 0.5)
 
 
+ENDS = {
+    "os._exit(3)": "it ended its process: exit code 3",
+    "lost()": "it ended its device's context: CUDA error: device-side assert triggered",
+    "os.kill(os.getpid(), 11)": "it ended its process: SIGSEGV",
+    "sum(range(10**15))": "it ended its process: it took over 5 s",
+}
+
+
 @pytest.mark.parametrize(
-    "what",
-    [
-        "os._exit(3)",
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ("os.kill(os.getpid(), 11)", "sum(range(10**15))")
-        ),
-    ],
+    "what", [one if "lost" in one else pytest.param(one, marks=pytest.mark.slow) for one in ENDS]
 )
-def test_a_case_that_ends_its_process_or_does_not_end_is_named(what):
-    """What ends a process cannot say who it was, so what started it does."""
+def test_a_case_that_ends_its_process_or_does_not_end_is_named(what: str) -> None:
+    """What ends a process cannot say who it was, so what started it does, and all other cases are judged."""
     program = (
-        "import os; from workloads import generated; generated.MOST_S = 5; "
-        f"generated._one = lambda family, seed, number, sizes: {what} if number == 3 else None; "
-        "generated.check('sizes', 7, 6, 6, processes=2)"
+        "import os; from workloads import generated, generated_elsewhere, generated_processes\n"
+        "def lost(): raise generated_elsewhere.DeviceLostError('CUDA error: device-side assert triggered')\n"
+        "generated_processes.MOST_S = {'cpu': 5}\n"
+        f"generated._one = lambda family, seed, number, sizes: {what} if number in (3, 4) else (0.5, '')\n"
+        "print(generated.check('sizes', 7, 30, 30, processes=2))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],
@@ -250,8 +254,15 @@ def test_a_case_that_ends_its_process_or_does_not_end_is_named(what):
         timeout=600,
         check=False,
     )
-    assert ended.returncode == 1
-    assert "generated.repeat('sizes', 7, 3, 'small')" in ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    report = ast.literal_eval(ended.stdout)
+    assert [report["drawn"], report["judged"], report["worst"]] == [30, 30, 0.5]
+    assert len(report["failed"]) == 2
+    for number in (3, 4):
+        assert any(
+            f"again: generated.repeat('sizes', 7, {number}, 'small')" in one for one in report["failed"]
+        )
+    assert all(ENDS[what] in one for one in report["failed"])
 
 
 @pytest.mark.slow

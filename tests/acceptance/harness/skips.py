@@ -23,7 +23,7 @@ FEATURES = (
     "tf32",
     "grouped product",
     "varlen_attn",
-    "drawn operators",  # a place outside of an operand is an exception, and not the end of the process
+    "drawn operators",  # a profile of what its healthy kernels need
     *(f"attention: {name}" for name in ("math", "flash", "efficient", "cudnn")),
 )
 

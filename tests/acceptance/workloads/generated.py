@@ -7,18 +7,14 @@ A case that fails is made smaller for as long as it fails.
 
 import contextlib
 import functools
-import multiprocessing
+import itertools
+import math
 import os
 import random
-import resource
-import signal
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,9 +23,11 @@ from workloads import (
     device,
     generated_attention,
     generated_chains,
+    generated_elsewhere,
     generated_inside,
     generated_judge,
     generated_operators,
+    generated_processes,
     generated_sizes,
     margins,
 )
@@ -51,6 +49,7 @@ NEEDED, FACTOR = 4.0, 4.0
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 # Up to here, rounding that changes with the inputs' last bits is the algorithm's, where no kernel is judged.
 EXCUSED = 512.0  # float32 computed in TF32 is off by 8192 units
+WITNESS_S = 2.0  # of float64 on the processor, beside a device: many evaluations follow the first one
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
 # A refusal is loud, and grammars ask for what is refused. These errors are none: a kernel broke.
 BROKEN = (
@@ -65,31 +64,22 @@ BROKEN = (
 # Of soak, on a processor and on a GPU: so many cases in any case, then more until the time is over, at most
 # so many. A turn of the operators is one case of each operator and type.
 PLANS = {
-    "operators": (Plan(1, 1, 0), Plan(0, 0, 0)),
+    "operators": (Plan(1, 1, 0), Plan(1, 1, 0)),
     "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "chains": (Plan(10, 60, 600), Plan(60, 240, 900)),
 }
 MOST_PROCESSES = 16
-MOST_S = 300  # of one case, on a busy machine
-MOST_BYTES = 2 * 2**30  # of one process, beyond what it has when it starts
+FEWER_BITS = (
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+)
 SHRINKS = 40  # tries for one failure
 SHOWN = 64  # elements of a tensor that is printed whole
 # What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
 Drawn = tuple[str, list[tuple[str, Call]], float]
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one process judges: the first `least` of the numbers, and then more until the clock `ends`."""
-
-    family: str
-    seed: int
-    numbers: range
-    least: int
-    ends: float
-    sizes: str
-    place: int
 
 
 def check(
@@ -104,81 +94,39 @@ def check(
 ) -> dict[str, Any]:
     """Judge cases of a seed from the first on: `least` of them in any case, then until the time is over."""
     ends = time.monotonic() + seconds
-    shares = [
-        Share(family, seed, range(n, most, processes), -(-(least - n) // processes), ends, sizes, n)
-        for n in range(processes)
-    ]
-    parts = [_share(shares[0])] if processes == 1 else _in_processes(shares)
-    return {
-        "family": family,
-        "seed": seed,
-        "drawn": sum(part["drawn"] for part in parts),
-        "judged": sum(part["judged"] for part in parts),
-        "worst": max(part["worst"] for part in parts),
-        "failed": [words for part in parts for words in part["failed"]],
-    }
+    drawn, judged, worst, failed = 0, 0, 0.0, []
+    numbers = itertools.takewhile(lambda n: n < least or time.monotonic() <= ends, range(most))
+    cases = ((family, seed, n, sizes) for n in numbers)
+    if processes == 1:
+        answers: Iterable[Any] = ((case, _judge(case)) for case in cases)
+    else:
+        generated_operators.rows()  # before there are copies of this process
+        answers = generated_processes.each(_judge, cases, processes)
+    for case, answer in answers:
+        said = _ended(case, answer) if isinstance(answer, generated_processes.Ended) else answer
+        drawn += 1
+        if said is None:
+            continue
+        judged += 1
+        margin, words = said
+        worst = max(worst, margin) if margin <= 1 else worst
+        failed += [words] if margin > 1 else []
+    counts = {"drawn": drawn, "judged": judged}
+    return {"family": family, "seed": seed, **counts, "worst": worst, "failed": failed}
 
 
-def _in_processes(shares: list[Share]) -> list[dict[str, Any]]:
-    """Each share in a copy of this process, which has torch loaded already."""
-    generated_operators.rows()
-    at = multiprocessing.RawArray("q", len(shares))
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(len(shares), mp_context=fork, initializer=alone, initargs=(at,)) as pool:
-        running = [pool.submit(_share, share) for share in shares]
-        try:
-            return [one.result() for one in running]
-        except BrokenProcessPool:
-            one = shares[0]
-            again = "generated.repeat({0.family!r}, {0.seed}, {1}, {0.sizes!r})"
-            cases = [again.format(one, number) for number in at]
-            raise AssertionError(f"a case ended its process; it is one of: {'; '.join(cases)}") from None
+def _judge(case: tuple[str, int, int, str]) -> tuple[float, str] | None:
+    with _plain(), generated_processes.limited():
+        return _one(*case)
 
 
-_AT: list[Any] = []
+def _ended(case: tuple[str, int, int, str], how: generated_processes.Ended) -> tuple[float, str]:
+    words = generated_operators.draw(*case[1:3]) if case[0] == "operators" else case[0]
+    return math.inf, f"  {words}: {how.words}\n    again: {_again(*case)}"
 
 
-def alone(at: Any) -> None:
-    """One thread, and a bound on memory: an operator may have the square of its operands in between.
-
-    Its cases end in time, or it ends: `limited`.
-    """
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    most = pages * resource.getpagesize() + MOST_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    _AT[:] = [at]
-
-
-@contextlib.contextmanager
-def limited() -> Iterator[None]:
-    """End this process, if it runs cases alone, where one takes too long: no kernel hears an exception."""
-    signal.alarm(MOST_S if _AT else 0)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-
-
-def _share(share: Share) -> dict[str, Any]:
-    judged, worst, drawn, failed = 0, 0.0, 0, []
-    with _plain():
-        for number in share.numbers:
-            if drawn >= share.least and time.monotonic() > share.ends:
-                break
-            drawn += 1
-            if _AT:
-                _AT[0][share.place] = number
-            with limited():
-                said = _one(share.family, share.seed, number, share.sizes)
-            if said is None:
-                continue
-            judged += 1
-            margin, words = said
-            worst = max(worst, margin) if margin <= 1 else worst
-            failed += [words] if margin > 1 else []
-    return {"drawn": drawn, "judged": judged, "worst": worst, "failed": failed}
+def _again(family: str, seed: int, number: int, sizes: str) -> str:
+    return f"generated.repeat({family!r}, {seed}, {number}, {sizes!r})"
 
 
 def source(family: str, seed: int, number: int) -> random.Random:
@@ -222,15 +170,16 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Run the body without warnings, and without TF32, which convolutions use by default."""
-    was = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = was
+    """Run the body without warnings, and with no fewer bits than its types have.
+
+    By default convolutions use TF32, and products in 16 bits may add up parts in 16 bits.
+    """
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        for place, name in FEWER_BITS:
+            stack.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, False)
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] | None:
@@ -244,7 +193,7 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
         return margin, words
     form, call = forms[n]
     small = _smaller(call, needed)
-    again = f"generated.repeat({family!r}, {seed}, {number}, {sizes!r})"
+    again = _again(family, seed, number, sizes)
     return margin, (
         f"  {words}{form and f' {form}'}: {told}\n    at its smallest {_shown(small)}: "
         f"{(_judged(small, needed) or said)[1]}\n    again: {again}"
@@ -290,26 +239,55 @@ def _judged(
     call: Call, needed: float, reference: generated_judge.Reference | None = None
 ) -> tuple[float, str] | None:
     """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
+    began, elsewhere = time.process_time(), call.on is not None
     reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
-    if reference is None and not call.inside:
+    if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
+        return None
+    if elsewhere and time.process_time() - began > WITNESS_S:
         return None
     try:
-        with inside if call.inside else contextlib.nullcontext():
-            got = generated_judge.results(call)
+        got = generated_judge.results(call, within=inside if call.inside else None)
     except Exception as error:  # noqa: BLE001
-        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        words = generated_elsewhere.first_line(error)
         broken = not call.breaks and any(word in words.lower() for word in BROKEN)
         return (float("inf"), words) if broken else None
     said = [inside.worst] if inside.worst else []
     bound = FACTOR * needed
-    units = generated_judge.distance(call, got, reference, enough=bound / 2) if reference else None
-    if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
-        units = generated_judge.distance(replace(call, noisy=True), got, reference)
-    elif units is not None and bound < units <= EXCUSED and not call.noisy:
-        units = generated_judge.distance(call, got, reference, excused=True)
+    units = _units(call, got, reference, bound) if reference and not inside.is_open else None
     if units is not None:
         said.append((units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed"))
     return max(said, default=None)
+
+
+def _units(
+    call: Call, got: list[torch.Tensor], reference: generated_judge.Reference, bound: float
+) -> float | None:
+    """How far a result is from float64; `None` if it does not say so, or has no memory for it."""
+    try:
+        units = generated_judge.distance(call, got, reference, enough=bound / 2)
+        if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
+            return generated_judge.distance(replace(call, noisy=True), got, reference)
+        if units is not None and bound < units <= EXCUSED and not call.noisy:
+            return generated_judge.distance(call, got, reference, excused=True)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        return None
+    return units
+
+
+def is_sent(call: Call) -> bool:
+    """Whether a call may run where it runs: a device that is handed what a processor refuses may be lost.
+
+    Asked in float64, as that is what says what is right; a call that float64 does not take has no witness.
+    """
+    if call.on is None:
+        return True
+    try:
+        generated_judge.results(generated_judge.wide(call))
+    except Exception:  # noqa: BLE001
+        return False
+    return True
 
 
 def _smaller(call: Call, needed: float) -> Call:
@@ -376,7 +354,8 @@ def of_soak(family: str, seed: int) -> dict[str, Any]:
     return {**report, "least": least * turn}
 
 
-def lacks_a_processor() -> dict[str, Any] | None:
-    """The lack of a processor, for drawn operators: on a GPU a value outside of a domain ends the process."""
-    reason = "a value outside of an operator's domain ends the process"
-    return {"feature": "drawn operators", "reason": reason} if device().type == "cuda" else None
+def lacks_a_profile() -> dict[str, Any] | None:
+    """The lack of a profile of this architecture: without one nobody knows what a healthy kernel needs."""
+    file = generated_inside.path()
+    reason = f"no profile of drawn operators for this architecture: {file.name}"
+    return None if file.exists() else {"feature": "drawn operators", "reason": reason}

@@ -8,6 +8,7 @@ roundings of all of them. A kernel has one or two of its own, so its gate is nar
 
 import collections
 import functools
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -17,11 +18,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import generated_judge
+from workloads import arch, generated_elsewhere, generated_judge
 from workloads.generated_judge import Call
 
 # What healthy kernels need beyond half a gate, by benchmarks/generated_profile.py.
-PROFILE = Path(__file__).with_name("generated_profile.json")
+PROFILES = Path(__file__).with_name("generated_profiles")
 GATES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 SERIES = "special_"  # what is worked out by series has more roundings
 RECURRENCES = "_polynomial_"  # and what is worked out by recurrence has rough steps, which overflow
@@ -37,8 +38,13 @@ NO_RESULT = (
     "empty", "new_empty", "resize", "set", "_reshape_alias", "_linalg_svd", "_linalg_eigh", "linalg_eig",
     "_linalg_eigvals", "linalg_qr", "geqrf", "linalg_l", "_linalg_s", "linalg_householder_product", "ormqr",
 )  # fmt: skip
+# What kernels call the numbers that they write to places.
+WRITTEN = {"source", "src", "values", "value"}
 # Beside its first result it gives what it worked with, or one of several right places of equal numbers.
-GIVES_WORK = ("sort", "_embedding_bag", "_linalg_det", "_linalg_slogdet", "_linalg_solve")
+GIVES_WORK = (
+    "sort", "_embedding_bag", "_embedding_bag_forward_only", "_linalg_det", "_linalg_slogdet",
+    "_linalg_solve", "nll_loss2d_forward",
+)  # fmt: skip
 
 
 class Inside(TorchDispatchMode):  # type: ignore[misc]
@@ -50,6 +56,8 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         self.found: dict[str, float] = {}
         self.counts: dict[str, int] = {}
         self.calls: collections.Counter[str] = collections.Counter()
+        self.unjudged: dict[str, str] = {}
+        self.is_open = False  # a kernel has several right results, or one that its profile excuses
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the kernel, then ask float64 with the operands that it got."""
@@ -59,10 +67,22 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         if call:
             key = f"{name_of(func)} {str(call.dtype).removeprefix('torch.')}"
             self.calls[key] += 1
-            units = _units(call, out, key) if self.calls[key] <= MOST_CALLS else None
+            if call.on is not None and _writes_twice(func, call):
+                self.is_open = True
+                return out
+            units = self._units(call, out, key) if self.calls[key] <= MOST_CALLS else None
             if units is not None and units >= self.found.get(key, 0.0):
-                self.found[key], self.counts[key] = units, _added(name_of(func), call)
+                self.found[key], self.counts[key] = units, _added(name_of(func), call, out)
         return out
+
+    def _units(self, call: Call, out: Any, key: str) -> float | None:
+        try:
+            units, excused = _units(call, out, key)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # in float64
+            self.unjudged[key] = generated_elsewhere.first_line(error)
+            return None
+        self.is_open |= excused and call.on is not None
+        return units
 
     @property
     def worst(self) -> tuple[float, str] | None:
@@ -99,7 +119,10 @@ def _call(func: Any, args: Any, kwargs: Any) -> Call | None:
     dtype = next((one.dtype for one in floats if one.is_floating_point() and one.numel()), None)
     if dtype not in generated_judge.FLOATS:
         return None
+    place = generated_elsewhere.place()
     call = Call(func, tuple(args), kwargs, dtype)
+    if place is not None and any(one.device == place for one in call.tensors()):
+        call = replace(call.mapped(generated_elsewhere.brought_back), on=place)
     if func._schema.is_mutable:
         kept = functools.partial(generated_judge.kept, func)
         call = replace(call, function=kept).mapped(generated_judge.copied)
@@ -125,9 +148,33 @@ def _is_pointwise(name: str) -> bool:
     return any(torch.Tag.pointwise in one.tags for one in overloads)
 
 
-def _added(name: str, call: Call) -> int:
-    """How many numbers a kernel may add into one."""
-    return 0 if _is_pointwise(name) else max(one.numel() for one in call.tensors())
+def _added(name: str, call: Call, out: Any) -> int:
+    """How many numbers a kernel may add into one; on a device also, over how many it may spread one."""
+    results = generated_judge.numbers(out) if call.on is not None else []
+    return 0 if _is_pointwise(name) else max(one.numel() for one in (*call.tensors(), *results))
+
+
+def _writes_twice(func: Any, call: Call) -> bool:
+    """Whether a kernel writes numbers to places of which two are one, and does not add them or the like.
+
+    The processor leaves the last one there, and a device any of them.
+    """
+    names = [one.name for one in func._schema.arguments]
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    several = any(
+        generated_judge.is_tensor(given[one]) and given[one].numel() > 1 for one in WRITTEN & given.keys()
+    )
+    if not several or given.get("accumulate") or "reduce" in given or "_add" in name_of(func):
+        return False
+    indices = generated_judge.leaves([given.get("index"), given.get("indices")])
+    places = [one for one in indices if isinstance(one, torch.Tensor) and one.dtype is not torch.bool]
+    if not places:
+        return False
+    dim = given.get("dim")
+    if dim is None or places[0].dim() < 2:
+        rows = torch.stack([one.flatten() for one in torch.broadcast_tensors(*places)], 1)
+        return len(rows.unique(dim=0)) < len(rows)
+    return bool((places[0].sort(dim).values.diff(dim=dim) == 0).any())
 
 
 def _leaves_its_type(call: Call) -> bool:
@@ -137,11 +184,22 @@ def _leaves_its_type(call: Call) -> bool:
     return most > math.sqrt(torch.finfo(call.dtype).max)
 
 
-def _units(call: Call, out: Any, key: str) -> float | None:
-    """How far a kernel's result is from float64; `None` if float64 does not take its operands."""
+def _alike(got: list[torch.Tensor], reference: generated_judge.Reference) -> list[torch.Tensor]:
+    """What a device's kernel gives until it is what a device alone works with, which has other shapes."""
+    pairs = zip(got, reference.right, strict=False)
+    same = itertools.takewhile(lambda pair: pair[0].shape == pair[1].shape, pairs)
+    return [one for one, _ in same] or got[:1]
+
+
+def _units(call: Call, out: Any, key: str) -> tuple[float | None, bool]:
+    """How far a kernel's result is from float64, and whether its profile excuses more than that.
+
+    `None` if float64 does not take its operands.
+    """
     known, got = profile(), generated_judge.numbers(out)
     if key in known["unknown"] or sum(one.numel() for one in (*call.tensors(), *got)) > MOST_ELEMENTS:
-        return None
+        return None, key in known["unknown"]
+    got = [one.cpu() for one in got]
     name, enough = key.split(maxsplit=1)[0], needed(key)
     is_pointwise = _is_pointwise(name)
     if name in GIVES_WORK:
@@ -156,18 +214,18 @@ def _units(call: Call, out: Any, key: str) -> float | None:
         or (not is_pointwise and _leaves_its_type(call)),
         passes_over_nan=is_pointwise and name.endswith("_backward"),
     )
-    try:
-        reference = generated_judge.Reference(call)
+    reference = generated_judge.Reference(call)
+    if call.on is not None:
+        got = _alike(got, reference)
+    units = generated_judge.distance(call, got, reference, enough)
+    if units is not None and enough < units < torch.inf:
+        reference.ask_again()
         units = generated_judge.distance(call, got, reference, enough)
-        if units is not None and enough < units < torch.inf:
-            reference.ask_again()
-            units = generated_judge.distance(call, got, reference, enough)
-        if not is_pointwise and call.dtype is torch.float32 and units and enough < units <= EXCUSED:
-            units = generated_judge.distance(replace(call, noisy=True), got, reference, enough)
-    except (RuntimeError, TypeError, ValueError, IndexError):  # in float64
-        return None
-    grows = name in known["grows"] and units is not None and units <= _added(name, call) / GROWS
-    return min(units or 0.0, enough) if grows else units
+    if not is_pointwise and call.dtype is torch.float32 and units and enough < units <= EXCUSED:
+        units = generated_judge.distance(replace(call, noisy=True), got, reference, enough)
+    if name not in known["grows"] or units is None or not enough < units <= _added(name, call, out) / GROWS:
+        return units, False
+    return enough, True
 
 
 def needed(key: str) -> float:
@@ -184,12 +242,22 @@ def _gate(key: str) -> float:
     return GATES[key.split()[1]] * (FACTOR if key.startswith(SERIES) else 1)
 
 
+LISTS = ("broken", "grows", "noisy", "operators", "overflows", "unknown")
+
+
+def path() -> Path:
+    """The file of this architecture: `cpu.json`, `sm_90.json`."""
+    return PROFILES / f"{arch.name()}.json"
+
+
 @functools.cache
 def profile() -> dict[str, Any]:
-    """What was measured. By kernel and type: `units`, and `unknown` if nothing helps.
+    """What was measured on this architecture; nothing where nobody measured: then no gate is wide.
 
-    Also `noisy` if its rounding is rougher than its inputs', `overflows` if inner values leave the type. By
-    kernel: `grows` if its error grows with the number of its operands' elements. `operators`: their results
-    are far from float64; `broken`: they break loudly.
+    By kernel and type: `units`, and `unknown` if nothing helps. Also `noisy` if its rounding is rougher than
+    its inputs', `overflows` if inner values leave the type. By kernel: `grows` if its error grows with the
+    number of its operands' elements. `operators`: their results are far from float64; `broken`: they break
+    loudly.
     """
-    return dict(json.loads(PROFILE.read_text(encoding="utf-8")))
+    nothing: dict[str, Any] = {"units": {}, **{name: [] for name in LISTS}}
+    return nothing | (json.loads(path().read_text(encoding="utf-8")) if path().exists() else {})

@@ -8,6 +8,7 @@ where these results take different branches are not judged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -17,9 +18,10 @@ from typing import Any
 
 import torch
 
-from workloads import gates
+from workloads import gates, generated_elsewhere
 
 MOVES = 4
+SHAKES = 16  # of numbers that are equal
 MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
 CANCELLED = 2.0**-40  # of the operands: what float64 leaves of numbers that cancel is its own rounding
 HALVES = (torch.bfloat16, torch.float16)
@@ -47,6 +49,7 @@ class Call:
     uneven: bool = False  # the gradients that come in have zeros, large and small numbers
     not_finite: bool = False  # some of the gradients that come in are no numbers
     apart: bool = False  # the gradients that come in lie in a buffer, with gaps
+    on: torch.device | None = None  # where it runs, if its tensors wait on the processor
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the call's arguments, in order."""
@@ -70,12 +73,23 @@ class Reference:
     def moved(self) -> list[list[torch.Tensor]]:
         """The results for inputs moved by one rounding; empty if float64 does not say what is right."""
         again = results(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
-        if any(
+        drawn = torch.default_generator.get_state()
+        seed_all(self.call.seed + 1)
+        if not torch.equal(drawn, torch.default_generator.get_state()) or any(
             not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, self.right, strict=False)
         ):
-            return []  # it draws numbers
+            return []  # it draws numbers, which of one element may be equal ones
         moved = [self._moved(move) for move in range(1, MOVES + 1)]
         return moved if all(_shapes(one) == _shapes(self.right) for one in moved) else []
+
+    @functools.cached_property
+    def shaken(self) -> list[list[torch.Tensor]]:
+        """The results with no two numbers equal: the first of equal ones is once the least, once the most."""
+        shaken = []
+        for move in range(SHAKES):
+            call = wide(self.call).mapped(functools.partial(generated_elsewhere.shaken, move=move))
+            shaken.append(results(call))
+        return [one for one in shaken if _shapes(one) == _shapes(self.right)]
 
     def ask_again(self) -> None:
         """Find how far results lie apart by more moves, once."""
@@ -108,22 +122,37 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-def results(call: Call, move: int = 0) -> list[torch.Tensor]:
-    """Outputs and then gradients: of a sum of the outputs, weighted by numbers of the seed."""
+def results(
+    call: Call, move: int = 0, within: contextlib.AbstractContextManager[Any] | None = None
+) -> list[torch.Tensor]:
+    """Outputs and then gradients: of a sum of the outputs, weighted by numbers of the seed.
+
+    The function and its gradient run `within` a context. What ran elsewhere comes back to the processor.
+    """
+    if call.on is not None:
+        return _from_elsewhere(call, move, within)
+    within = contextlib.nullcontext() if within is None else within
     seed_all(call.seed)
     if call.gradients:
         places = itertools.count()
         call = call.mapped(lambda leaf: _leaf(leaf, call.fixed, places))
     inputs = [one for one in call.tensors() if one.requires_grad]
-    with torch.set_grad_enabled(call.gradients):
+    with torch.set_grad_enabled(call.gradients), within:
         returned = call.function(*call.args, **call.kwargs)
     given, out = [one for one in leaves(returned) if is_tensor(one)], numbers(returned)
     roots = [one for one in given if one.requires_grad and one.is_floating_point()]
     if not call.gradients or not roots or not inputs:
         return out
     weights = [_weights(one, call, n, move) for n, one in enumerate(roots)]
-    grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True)
+    with within:
+        grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True)
     return out + [grad for grad in grads if is_tensor(grad)]
+
+
+def _from_elsewhere(call: Call, move: int, within: Any) -> list[torch.Tensor]:
+    with generated_elsewhere.answering():
+        here = replace(call.mapped(functools.partial(generated_elsewhere.placed, call.on)), on=None)
+        return [one.cpu() for one in results(here, move, within)]
 
 
 def numbers(tree: Any) -> list[torch.Tensor]:
@@ -209,7 +238,7 @@ def wide(call: Call, move: int = 0) -> Call:
             return torch.float64
         return _moved(leaf, call.seed + move, 1.0 if move else 0.0) if is_number(leaf) else leaf
 
-    return call.mapped(change)
+    return replace(call.mapped(change), on=None)
 
 
 def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
@@ -254,11 +283,17 @@ def distance(
     if not same:
         return math.inf
     noise = _noise(call, got, right) if call.noisy or excused else [0.0] * len(right)
-    found = [
-        _distance(one, right[n], [each[n] for each in moved], noise[n], call) for n, one in enumerate(got)
-    ]
+    found = []
+    for n, (one, ref) in enumerate(zip(got, right, strict=True)):
+        others = [*moved, *(reference.shaken if _are_places(one, ref, call) else ())]
+        found.append(_distance(one, ref, [each[n] for each in others], noise[n], call))
     judged = [one for one in found if one is not None]
     return max(judged) if judged else None
+
+
+def _are_places(got: torch.Tensor, ref: torch.Tensor, call: Call) -> bool:
+    """Whether a device gives other places than the processor: of equal numbers each may choose one."""
+    return call.on is not None and ref.dtype is torch.int64 and not torch.equal(got, ref)
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from workloads import device, generated_inside, generated_judge
+from workloads import device, generated_elsewhere, generated_inside, generated_judge
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
 
+CPU = torch.device("cpu")
 SAMPLES = 256  # of each operator at most
 EXPANDED = 0.3  # the share of calls that have an operand with stride 0 beside what was drawn
 OTHERS = 3  # samples of a case of which the kernels alone are judged
@@ -137,7 +138,7 @@ def rows() -> list[tuple[str, str]]:
         (name, str(dtype).removeprefix("torch."))
         for name, op in table().items()
         for dtype in generated_judge.FLOATS
-        if dtype in op.supported_dtypes(kind) and (kind == "cpu" or not _skipped(op, dtype, "plain"))
+        if dtype in op.supported_dtypes(kind)
     ]
 
 
@@ -169,7 +170,6 @@ def hash_of(seed: int, number: int) -> int:
 
 # PyTorch's own tests of the same property: where they are switched off, nobody promises it.
 ITS_TESTS = {
-    "plain": ("TestCommon", "test_compare_cpu"),
     "gradients": ("TestBwdGradients", "test_fn_grad"),
     "view": ("TestCommon", "test_noncontiguous_samples"),
     "step": ("TestCommon", "test_noncontiguous_samples"),
@@ -180,21 +180,19 @@ ITS_TESTS = {
 
 
 def _skipped(op: Any, dtype: torch.dtype, what: str) -> bool:
-    kind = device().type
-    tests = {ITS_TESTS[what]} if what in ITS_TESTS else set()
-    tests |= {ITS_TESTS["plain"]} if kind != "cpu" else set()  # it compares with a processor
     infos = [one for one in op.decorators if hasattr(one, "is_active")]
-    return any(one.test_name and one.is_active(*test, kind, dtype, {}) for one in infos for test in tests)
+    active = (one for one in infos if one.is_active(*ITS_TESTS[what], device().type, dtype, {}))
+    return any(one.test_name for one in active)
 
 
 @functools.lru_cache(maxsize=4096)
 def _samples(name: str, dtype: torch.dtype) -> list[Any]:
-    """PyTorch's samples of an operator that can be judged: the same ones in every run."""
+    """PyTorch's samples of an operator that can be judged, on the processor: the same ones in every run."""
     op = table()[name]
     generated_judge.seed_all(0)
     random.seed(0)
     able = _able(op, dtype)
-    samples = itertools.islice(op.sample_inputs_func(op, device(), dtype, requires_grad=able), SAMPLES)
+    samples = itertools.islice(op.sample_inputs_func(op, CPU, dtype, requires_grad=able), SAMPLES)
     return [one for one in samples if _is_judged((one.input, one.args, one.kwargs))]
 
 
@@ -210,7 +208,7 @@ def _odd(one: torch.Tensor) -> bool:
 def forms_of(case: Case) -> list[tuple[str, Call]]:
     """The calls of a case: as drawn, as views, in place, and into a given tensor; none without a sample.
 
-    Of not finite numbers, and of other samples, the kernels alone are judged.
+    Of not finite numbers, and of other samples, the kernels alone are judged. All is drawn on the processor.
     """
     op, dtype = table()[case.operator], getattr(torch, case.dtype)
     source = random.Random(case.seed)
@@ -242,7 +240,8 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
         given = [_elsewhere(call, source) for call in given]
         forms = [(form, _elsewhere(call, source) if form == "not finite" else call) for form, call in forms]
     forms += [("another sample", call) for call in given]
-    return [(form, replace(call, alone=call.alone or form in ALONE)) for form, call in forms]
+    on = generated_elsewhere.place()
+    return [(form, replace(call, alone=call.alone or form in ALONE, on=on)) for form, call in forms]
 
 
 def _another(call: Call, case: Case, source: random.Random) -> Call:
@@ -270,7 +269,11 @@ def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
     function = functools.partial(generated_judge.kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
     call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, _able(op, dtype), seed)
     fixed = frozenset(n for n, one in enumerate(call.tensors()) if not one.requires_grad)
-    return replace(call.mapped(generated_judge.copied), fixed=fixed)
+    return replace(call.mapped(_copied), fixed=fixed)
+
+
+def _copied(leaf: Any) -> Any:
+    return generated_elsewhere.brought_back(generated_judge.copied(leaf))
 
 
 def _forms(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workloads import generated_judge
+from workloads import generated_elsewhere, generated_judge
 from workloads.generated_judge import Call
 
 MOST_ELEMENTS = 2**18  # of one operand
@@ -120,7 +120,10 @@ def _fitting(call: Call, dim: int, size: int, *, everywhere: bool) -> Call | Non
 
 
 def _elements(call: Call | None) -> int:
-    found = generated_judge.results(replace(call, gradients=False)) if call else []
+    if call is None:
+        return 0
+    call = generated_judge.wide(call) if generated_elsewhere.place() else call  # a processor lacks some types
+    found = generated_judge.results(replace(call, gradients=False))
     if len(found) > MOST_RESULTS:
         raise NotImplementedError("not supported: more results than a case may have")
     return sum(one.numel() for one in found)

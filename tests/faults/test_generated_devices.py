@@ -1,0 +1,221 @@
+"""Drawn operators on a device: what a processor refuses is not sent, and a lost device is no refusal."""
+
+import functools
+import sys
+
+import pytest
+
+from planting import TESTS
+
+pytest.importorskip("torch", reason="the suites need torch")
+import torch
+from torch.nn import functional
+
+sys.path.insert(0, str(TESTS / "acceptance"))
+
+from workloads import generated, generated_elsewhere, generated_inside, generated_judge, generated_operators
+from workloads.generated_elsewhere import DeviceLostError
+from workloads.generated_judge import Call
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor in the part of a device, with the judge and the oracle as on a GPU."""
+    monkeypatch.setattr(generated_elsewhere, "place", lambda: CPU)
+
+
+def noted(runs: list[torch.dtype], function: object, x: torch.Tensor, *args: object) -> torch.Tensor:
+    """Call a function, and note in which type it was asked."""
+    runs.append(x.dtype)
+    return function(x, *args)  # type: ignore[operator]
+
+
+ONES, HIGH, ROWS = torch.ones(3), torch.full((3,), 1.5), torch.ones(2, 3)
+DOMAINS = {
+    "a place outside": (torch.take, (ONES, torch.tensor([5])), False),
+    "a probability above 1": (functional.binary_cross_entropy, (HIGH, ONES), False),
+    "a class that is not there": (functional.nll_loss, (ROWS, torch.tensor([0, 7])), False),
+    "a row that is not there": (
+        lambda one, at: functional.embedding(at, one),
+        (ROWS, torch.tensor([2])),
+        False,
+    ),
+    "all inside": (torch.take, (ONES, torch.tensor([2])), True),
+}
+
+
+@pytest.mark.parametrize("what", DOMAINS)
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_a_processor_refuses_is_not_sent(what: str, alone: bool) -> None:
+    """The call runs in float64, on the processor, and in its own type only if float64 takes it."""
+    function, args, is_sent = DOMAINS[what]
+    runs: list[torch.dtype] = []
+    call = Call(
+        functools.partial(noted, runs, function), args, {}, torch.float32, inside=True, alone=alone, on=CPU
+    )
+    said = generated._judged(call, 4.0)
+    assert (torch.float32 in runs) is is_sent
+    assert (said is not None) is is_sent
+    assert torch.float64 in runs
+
+
+def test_a_device_that_answers_nothing_more_ends_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handler takes that for a refusal; a device that still answers has refused."""
+
+    def asserts(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is torch.float32:
+            raise RuntimeError("CUDA error: device-side assert triggered\nmore")
+        return x
+
+    def dead() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    call = Call(asserts, (torch.ones(3),), {}, torch.float32, inside=True, on=CPU)
+    assert generated._judged(call, 4.0) == (
+        float("inf"),
+        "RuntimeError: CUDA error: device-side assert triggered",
+    )
+    monkeypatch.setattr(generated_elsewhere, "synchronize", dead)
+    with pytest.raises(DeviceLostError, match=r"^RuntimeError: CUDA error: device-side assert triggered$"):
+        generated._judged(call, 4.0)
+
+
+def test_what_breaks_a_healthy_device_is_not_sent() -> None:
+    runs: list[torch.dtype] = []
+    call = Call(
+        functools.partial(noted, runs, torch.exp), (torch.ones(3),), {}, torch.float32, inside=True, on=CPU
+    )
+    assert generated._judged(call, 4.0) is not None
+    runs.clear()
+    assert generated._judged(Call(**{**vars(call), "breaks": True}), 4.0) is None
+    assert torch.float32 not in runs
+
+
+def test_a_tensor_arrives_with_its_strides_and_its_surroundings() -> None:
+    buffer = torch.arange(24.0)
+    for view in (buffer.view(4, 6)[1:, ::2], buffer.view(4, 6).t(), buffer[3:4].expand(5), torch.tensor(2.0)):
+        there = generated_elsewhere.placed(CPU, view)
+        assert torch.equal(there, view)
+        assert there.stride() == view.stride()
+        assert there.storage_offset() == view.storage_offset()
+        assert there.data_ptr() != view.data_ptr()
+        assert there.untyped_storage().nbytes() == view.untyped_storage().nbytes()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_places_of_equal_numbers_may_differ_on_a_device_and_no_others() -> None:
+    """Of a row of zeros each place is the largest; of other rows one is."""
+    rows = torch.tensor([[0.0, 0.0, 0.0], [1.0, 3.0, 2.0], [torch.inf, torch.inf, 1.0]])
+    right = {0: (1, 1, 1), 1: (2, 1, 0), 2: (0, 1, 0), 3: (0, 2, 0)}
+    told = {}
+    for number, places in right.items():
+        given = torch.tensor(places)
+        call = Call(lambda x, given=given: x.argmax(1) if x.dtype is torch.float64 else given, (rows,), {},
+                    torch.float32, on=CPU)  # fmt: skip
+        told[number] = generated_judge.distance(call)
+    assert told == {0: 0.0, 1: 0.0, 2: 0.0, 3: float("inf")}
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_drawn_cases_run_elsewhere_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call of a case has a place to run; float64 and sizes stay on the processor."""
+    placed: list[torch.device] = []
+    original = generated_elsewhere.placed
+    monkeypatch.setattr(
+        generated_elsewhere, "placed", lambda on, leaf: (placed.append(on), original(on, leaf))[1]
+    )
+    for number in range(12):
+        case = generated_operators.draw(0, number)
+        for _, call in generated_operators.forms_of(case):
+            assert call.on == CPU
+        assert (generated.margin("operators", 0, number) or 0) <= 1
+    assert placed
+
+
+def test_an_architecture_without_a_profile_has_no_wide_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated_inside.arch, "name", lambda: "sm_999")
+    generated_inside.profile.cache_clear()
+    try:
+        assert set(generated_inside.profile()["units"]) == set()
+        assert generated_inside.gate("convolution float32") == generated_inside.GATES["float32"]
+    finally:
+        generated_inside.profile.cache_clear()
+
+
+REPEATED = {
+    "a copy to one place twice": (lambda x, at: x.index_copy(0, at, -x), [0, 0, 2], True),
+    "a copy to each place": (lambda x, at: x.index_copy(0, at, -x), [1, 0, 2], False),
+    "an addition to one place twice": (lambda x, at: x.index_add(0, at, -x), [0, 0, 2], False),
+    "numbers put to one place twice": (lambda x, at: x.put(at, -x), [0, 0, 2], True),
+    "numbers put and added": (lambda x, at: x.put(at, -x, accumulate=True), [0, 0, 2], False),
+    "an assignment to one place twice": (lambda x, at: x.index_put((at,), -x), [0, 0, 2], True),
+    "a product in one place twice": (lambda x, at: x.index_reduce(0, at, -x, "prod"), [0, 0, 2], False),
+    "one number to one place twice": (lambda x, at: x.index_fill(0, at, 7.0), [0, 0, 2], False),
+    "a product in place": (lambda x, at: x.clone().scatter_(0, at, -x, reduce="multiply"), [0, 0, 2], False),
+    "numbers put in place": (lambda x, at: x.clone().index_put_((at,), -x), [2, 2, 2], True),
+    "a reading of one place twice": (lambda x, at: x[at], [0, 0, 2], False),
+    "one place twice, in two rows": (
+        lambda x, at: x.expand(2, 3).scatter(1, at.expand(2, 3), -x.expand(2, 3)), [1, 1, 2], True
+    ),
+    "each row's own places": (
+        lambda x, at: x.expand(2, 3).scatter(1, at.expand(2, 3), -x.expand(2, 3)), [0, 1, 2], False
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("what", REPEATED)
+def test_what_is_written_to_one_place_twice_has_no_right_answer(what: str) -> None:
+    """The processor leaves the last number there, and a device any of them; sums have one answer."""
+    function, places, is_open = REPEATED[what]
+    inside = generated_inside.Inside()
+    generated_judge.results(
+        Call(function, (torch.tensor([1.0, 2.0, 3.0]), torch.tensor(places)), {}, torch.float32),
+        within=inside,
+    )
+    assert inside.is_open is is_open
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_no_place_among_many_equal_numbers_is_wrong_on_a_device() -> None:
+    """Whichever place a device chooses among equal ones; in a row without them it has no choice."""
+    x = torch.randint(0, 4, (500, 6), generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[7, 2:4] = torch.nan
+    x[3] = torch.arange(6)
+    last = 5 - x.flip(1).argmax(1)
+    for change, expected in ((0, 0.0), (1, float("inf"))):
+        given = last.clone()
+        given[3] = x[3].argmin() if change else given[3]
+        call = Call(lambda x, given=given: x.argmax(1) if x.dtype is torch.float64 else given, (x,), {},
+                    torch.bfloat16, on=CPU)  # fmt: skip
+        assert generated_judge.distance(call) == expected
+
+
+def test_one_dropped_number_is_a_draw() -> None:
+    """Two draws of one number are equal every second time; the state of the generator says that one drew."""
+    for seed in range(8):
+        call = Call(functional.dropout, (torch.ones(1),), {}, torch.float32, seed=seed)
+        assert generated_judge.Reference(call).moved == []
+
+
+def test_a_device_that_a_sample_names_is_not_where_float64_runs() -> None:
+    """Where there is a GPU, some of PyTorch's samples name it; a word that is no device stays."""
+    for name in ("cuda", "cuda:0", torch.device("cuda")):
+        assert generated_elsewhere.brought_back(name) == CPU
+        assert generated_elsewhere.placed(CPU, name) == CPU
+    for word in ("mean", "nuc", 0, torch.float32):
+        assert generated_elsewhere.brought_back(word) == word
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_slow_witness_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judging asks float64 many times, so what takes it long once is not sent to the device."""
+    runs: list[torch.dtype] = []
+    monkeypatch.setattr(generated, "WITNESS_S", -1.0)
+    call = Call(
+        functools.partial(noted, runs, torch.exp), (torch.ones(3),), {}, torch.float32, inside=True, on=CPU
+    )
+    assert generated._judged(call, 4.0) is None
+    assert torch.float32 not in runs
