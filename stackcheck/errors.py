@@ -8,15 +8,7 @@ AnError = TypeVar("AnError", bound="StackcheckError")
 
 
 class StackcheckError(Exception):
-    """An error with what, where, got, expected and the next command to type.
-
-    Args:
-        what: What is wrong, in one sentence.
-        where: The file and place, reference or host.
-        got: The value that was found.
-        expected: The value that would be right.
-        next_step: The next command to type, or what to change.
-    """
+    """An error with what, where, got, expected and the next command to type."""
 
     exit_code = 1
     usual_step = "report it: the command line and this text"  # for an error that names no step of its own

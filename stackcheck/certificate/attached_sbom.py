@@ -27,13 +27,7 @@ from stackcheck.oci.stores import open_store
 def attached(
     reference: str, *, public_key: Pinned, plain_http: bool = False, warn: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """The SBOM that the newest certificate of an image names.
-
-    Args:
-        reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
-        public_key: The pinned key; statements that other keys signed do not count.
-        plain_http: Use http for a registry that is not on a loopback address.
-        warn: Called with one line if the image was revoked; its SBOM is returned all the same.
+    """The SBOM that the newest certificate of an image names; `warn` gets one line if the image was revoked.
 
     Raises:
         CertificateError: The key signed no SBOM for this image, or the store does not hold what was signed.

@@ -73,15 +73,7 @@ def find(
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> list[Candidate]:
-    """Every image of a store; those that fit come first, and of them the newest.
-
-    Args:
-        target: `oci:DIR` or `HOST/REPO`.
-        wanted: The host, and what is asked.
-        public_key: The pinned key.
-        max_age: How old a verdict may be.
-        now: When ages are judged; None: this host's clock.
-        plain_http: Use http for a registry that is not on a loopback address.
+    """Every image of a store (`oci:DIR`, `HOST/REPO`); those that fit come first, and of them the newest.
 
     Raises:
         CertificateError: The store does not answer, or does not exist.

@@ -19,12 +19,10 @@ LOOKS = 10  # another host may publish at each of them
 
 @dataclass(kw_only=True)
 class Moves:
-    """What happened to the floating tags that named an image.
+    """What happened to the floating tags that named an image; `moved` has the digests that they name now.
 
-    Args:
-        moved: Tags that were moved, each with the digest that it names now.
-        removed: Tags that were deleted, because no other image of the stack is certified.
-        left: Tags that still name the image, because the store cannot delete tags.
+    Those in `removed` were deleted, because no other image of the stack is certified; those in `left` still
+    name the image, because the store cannot delete tags.
     """
 
     moved: dict[str, str] = field(default_factory=dict)

@@ -70,15 +70,6 @@ def run(
     folder: Path,
     openings: Openings = CLOSED,
 ) -> int:
-    """Run a command in a pulled image as if it ran here; its exit code.
-
-    Args:
-        name: What `pull` returned.
-        engine: The engine that holds it.
-        command: Program and arguments.
-        needs: What the devices need (`vendors.module(vendor).container_needs()`).
-        folder: Mounted as /workspace, writable.
-        openings: What the user opens.
-    """
+    """Run a command in a pulled image as if it ran here, `folder` as /workspace; return its exit code."""
     spec = container(name, command, needs, folder, openings)
     return engine.run_here(spec, stop_timeout_s=openings.stop_timeout_s)

@@ -191,9 +191,7 @@ def _within(time: dt.datetime, period: Mapping[str, str]) -> bool:
 def sign(found: statement.Statement, instance: str) -> bytes:
     """The bundle of a statement, signed as the identity that this process or its user has.
 
-    Args:
-        found: What is signed.
-        instance: `public`, or a file: a ClientTrustConfig of sigstore, with the services of a site.
+    `instance` is `public`, or a file: a ClientTrustConfig of sigstore, with the services of a site.
 
     Raises:
         ConfigurationError: There is no identity, or a service does not answer or refuses.

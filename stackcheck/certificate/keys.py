@@ -38,10 +38,6 @@ def public_path(path: Path) -> Path:
 def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.EllipticCurvePrivateKey:
     """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it.
 
-    Args:
-        path: Where it is; None: the user's own.
-        encrypt: Whether a new key gets a passphrase (stackcheck.certificate.passphrase).
-
     Raises:
         ConfigurationError: The file cannot be made, is readable by others, or is not a P-256 key.
     """

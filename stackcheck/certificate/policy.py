@@ -123,14 +123,7 @@ def supersede_revocation(
 
     If it does, the certificate is signed again, and names the revocations that it lifts. Only a run that
     began after the last one lifts it: signing an older run again does not. Two clocks decide which was first,
-    and each may be off by CLOCK_SKEW.
-
-    Args:
-        envelopes: The statements to publish.
-        certified: The certificate among them.
-        known: What the target holds about this image, signed with the same key.
-        where: The target, for messages.
-        key: The signing key; None where only the public key is known, as in `promote`.
+    and each may be off by CLOCK_SKEW. Without a `key`, as in `promote`, nothing can be signed again.
 
     Raises:
         PublishError: The run began before the revocation, or the certificate has to be signed and cannot be.

@@ -109,14 +109,6 @@ def statements(
 ) -> tuple[Statement, ...]:
     """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
 
-    Args:
-        image: What the certificate is about.
-        result: The run.
-        verdict: The verdict on it.
-        provenance: How the image was made.
-        sbom: Its packages.
-        terms: What else the certificate says.
-
     Raises:
         MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """

@@ -53,17 +53,10 @@ def publish(
     plain_http: bool = False,
     key: Signer | None = None,
 ) -> Published:
-    """Publish the image of a layout under a floating tag and a unique one.
+    """Publish the image of a layout, which holds only this image, under a floating tag and a unique one.
 
-    Args:
-        layout: An OCI image layout that holds exactly this image.
-        tag: The floating tag: the stack's id.
-        envelopes: Its statements; the newest VSA among them must be PASSED and about this image.
-        target: `oci:DIR` or `HOST/REPO`.
-        public_key: The statements are verified with it before and after they are written.
-        report: Called with each line of progress.
-        plain_http: Use http for a registry that is not on a loopback address.
-        key: Signs the certificate anew if it has to supersede a revocation in the target; None refuses that.
+    The statements are verified with `public_key` before and after they are written; `key` signs the
+    certificate anew if it has to supersede a revocation in the target, and None refuses that.
 
     Raises:
         PublishError: The certificate is not valid for this image, or the store failed; the tag did not move.
@@ -151,14 +144,6 @@ def promote(
     now: dt.datetime | None = None,
 ) -> Published:
     """Copy a certified image and its statements, in both forms, to another target; the digest stays the same.
-
-    Args:
-        reference: The image: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
-        target: `oci:DIR` or `HOST/REPO`.
-        public_key: The pinned key; statements that other keys signed do not count.
-        report: Called with each line of progress.
-        plain_http: Use http for registries that are not on a loopback address.
-        now: The time at which the age is judged; None: this host's clock.
 
     Raises:
         PublishError: This key did not certify the image, or more than 30 days ago, or a store failed.

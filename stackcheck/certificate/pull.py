@@ -33,19 +33,10 @@ def local_name(verified: Verified) -> str:
 def pull(
     verified: Verified, engine: Engine, *, report: Callable[[str], None], plain_http: bool = False
 ) -> str:
-    """Fetch a verified image into the local engine, unless it is there.
+    """Fetch a verified image into the local engine, unless it is there, and return its name there.
 
     Every blob is checked while it is copied, and the engine reads the copy: a change in the store after
     `verify` cannot reach it.
-
-    Args:
-        verified: What `verify` returned.
-        engine: Where the image goes.
-        report: Called with each line of progress.
-        plain_http: Use http for a registry that is not on a loopback address.
-
-    Returns:
-        The image's name in the engine.
 
     Raises:
         CertificateError: The store does not hold what was certified.
@@ -95,17 +86,8 @@ def pulled_subject(
 ) -> Subject:
     """A published image as the suites run in it: exactly the certified bytes.
 
-    Args:
-        verified: The image.
-        engine: Where it goes.
-        policy: What a certificate requires.
-        name: The subject's name.
-        vendor: The vendor whose checks run.
-        layout: Where a layout of it would be; nothing reads it, as the image stays in its store.
-        stack: The image's stack; None: no machine is named, and no waiver applies. Its Python may be of no
-            package only if the certificate accepts that.
-        report: Called with each line of progress.
-        plain_http: Use http for a registry that is not on a loopback address.
+    Without a stack no machine is named, and no waiver applies. Its Python may be of no package only if the
+    certificate accepts that. Nothing reads `layout`, as the image stays in its store.
 
     Raises:
         CertificateError: The store does not hold what was certified.

@@ -55,17 +55,6 @@ def renew(
 
     A second call with the same arguments finds the statements there and changes nothing.
 
-    Args:
-        reference: The image by its digest.
-        subject: The same image, with its stack.
-        result: The run.
-        verdict: The verdict on it.
-        key: The key that signed the certificate.
-        verified: The time of the verdict.
-        now: The time at which the existing certificate is judged; None: this host's clock.
-        report: Called with each line of progress.
-        plain_http: Use http for a registry that is not on a loopback address.
-
     Raises:
         PublishError: The image's newest verdict is not PASSED any more, the run did not pass, or the store
             failed.
@@ -91,7 +80,7 @@ def renew(
         (summary,) = (item for item in made if item.predicate_type == VSA)
         _require_no_fewer([item.statement for item in known], summary, reference)
         envelopes = supersede_revocation(envelopes, summary, known, store.target, key)
-        signed = next(item.statement for item in envelopes if _is_vsa(item))
+        signed = next(item.statement for item in envelopes if item.statement.predicate_type == VSA)
         covered = functools.partial(obsolete, summary=signed)
         attachments.attach(store, manifest, envelopes, public_key, obsolete=covered)
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key), now=now)
@@ -161,10 +150,6 @@ def machine(certificate: Mapping[str, Any]) -> tuple[object, ...]:
     devices = [(device["model"], device["firmware"], device["power_cap_w"]) for device in host["devices"]]
     named = tuple(host[name] for name in ("vendor", "driver", "kernel", "partition", "nvls"))
     return (*named, sorted(devices, key=str))
-
-
-def _is_vsa(envelope: Envelope) -> bool:
-    return envelope.statement.predicate_type == VSA
 
 
 def _kept(before: Statement, known: Sequence[Envelope], where: str) -> tuple[Statement, ...]:

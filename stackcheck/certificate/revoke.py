@@ -43,13 +43,7 @@ def revoke(
 ) -> Revoked:
     """Revoke the certificate of an image in a store. A second call with the same reason finishes the first.
 
-    Args:
-        reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
-        reason: Why; it is signed, and `verify` shows it.
-        key: The key that signed the certificate.
-        now: The time of the revocation.
-        report: Called with each line of progress.
-        plain_http: Use http for a registry that is not on a loopback address.
+    The reason is signed, and `verify` shows it.
 
     Raises:
         CertificateError: This key signed no certificate for the image.

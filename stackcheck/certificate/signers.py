@@ -133,12 +133,9 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -> Signer:
-    """What signs.
+    """What signs: the key in a file, which `create` makes if it is missing, or a command that has the key.
 
-    Args:
-        path: The signing key; with a command, its public key.
-        command: A program that signs; `None`: the key itself signs.
-        create: Make the key if it does not exist.
+    With a command, `path` is its public key.
 
     Raises:
         ConfigurationError: The key cannot be used.

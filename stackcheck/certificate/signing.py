@@ -35,17 +35,6 @@ def sign_to_files(
 ) -> tuple[Envelope, ...]:
     """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
 
-    Args:
-        subject: The image under test.
-        result: Its run.
-        judged: The verdict on that run.
-        folder: `build/<name>/`.
-        key: What signs.
-        sbom: The packages of the image.
-        files: How its files compare with its packages' records.
-        against: What a pair with a certified image found.
-        derived: What is taken over from the certificate of the image below.
-
     Raises:
         ConfigurationError: The key cannot be used.
         FileError: A file cannot be written.

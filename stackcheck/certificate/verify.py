@@ -65,15 +65,9 @@ def verify(
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> Verified:
-    """Check that an image is certified for a host.
+    """Check that an image is certified for a host: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either by `@sha256:…`.
 
-    Args:
-        reference: `oci:DIR:TAG`, `HOST/REPO:TAG`, or either with a digest (`@sha256:…`).
-        wanted: The host, and what its reader accepts.
-        public_key: The pinned key; statements that other keys signed do not count.
-        max_age: How old the verdict may be. It limits how long a store can hide a revocation.
-        now: The time at which ages and waivers are judged; None: this host's clock.
-        plain_http: Use http for a registry that is not on a loopback address.
+    Statements that other keys signed do not count. `max_age` limits how long a store can hide a revocation.
 
     Raises:
         CertificateError: The image is not certified, or the store does not hold what was certified.

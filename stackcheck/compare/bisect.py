@@ -259,11 +259,9 @@ class Culprit:
 
 
 def walk(count: int, ask: Callable[[Steps], Outcome]) -> Culprit:
-    """Search the steps 0 … count - 1.
+    """Search the steps 0 … count - 1, where good has none of them and bad has all.
 
-    Args:
-        count: How many steps lie between good (no step) and bad (all of them).
-        ask: Whether the check passes with a set of steps; `unknown` if that cannot be built or decided.
+    `ask` says whether the check passes with a set of steps: `unknown` if that cannot be built or decided.
     """
     if ask(frozenset()) != "passes":
         return Culprit(kind="good fails")

@@ -60,16 +60,7 @@ def gate(
 ) -> tuple[JudgedRun, dict[str, Any]]:
     """Run a candidate that passed and its reference in turn; a slow-down makes the verdict FAILED.
 
-    Args:
-        candidate: The image under test.
-        judged: Its run, which passed.
-        reference: A certified image.
-        engine: Runs both.
-        settings: What the user chose.
-        report: Called with each line of progress.
-
-    Returns:
-        The run with the verdict that counts, and what the pair found, as the certificate says it.
+    What the pair found is returned as the certificate says it.
 
     Raises:
         MachineUnfitError: No figure was resolved on this node, so nothing is shown.

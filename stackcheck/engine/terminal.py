@@ -36,15 +36,10 @@ HEADER_BYTES = 8  # the stream's number, three zeros, and the length, as Docker'
 
 
 def run(client: DockerClient, spec: RunSpec, *, stop_timeout_s: float) -> int:
-    """Run a program to its end, and remove its container.
+    """Run a program to its end, remove its container, and return the exit code.
 
-    Args:
-        client: The engine.
-        spec: What runs; its time limit, quota and `on_line` are not used.
-        stop_timeout_s: How long it has to end after the first signal; then it is killed.
-
-    Returns:
-        The exit code of the program.
+    `on_line`, the time limit and the quota of `spec` are not used. `stop_timeout_s` after the first signal
+    the program is killed.
     """
     source = _input()
     screen = source is not None and os.isatty(source) and sys.stdout.isatty()

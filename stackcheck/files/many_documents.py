@@ -11,11 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collector(*, kept: bool = False) -> Iterator[None]:
-    """Switch the collector off for the block.
-
-    Args:
-        kept: The documents stay until the program ends, so no later collection looks at them either.
-    """
+    """Switch the collector off for the block; no later collection looks at what is `kept` either."""
     before = gc.isenabled()
     gc.disable()
     try:

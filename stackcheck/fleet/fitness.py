@@ -26,8 +26,8 @@ from stackcheck.fleet.node import load_image
 from stackcheck.fleet.own_past import NodePast, Part, compare, slower_before
 from stackcheck.history.history import History
 from stackcheck.oci.tags import label
+from stackcheck.suite import controller, results, run
 from stackcheck.suite import judged as suites
-from stackcheck.suite import results, run
 from stackcheck.suite.judgement import judge_file
 from stackcheck.suite.results import RunResult
 from stackcheck.suite.verdict import Verdict
@@ -211,15 +211,15 @@ class NodeGate:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
         out.mkdir(parents=True, exist_ok=True)
         with (out / "log").open("w+", encoding="utf-8") as log:
-            process = subprocess.Popen(
+            with subprocess.Popen(
                 command, cwd=out, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-            try:
-                process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                self.report(f"not ended within {limit_s:.3g} s: stopped")
-            finally:
-                _stop(process)
+            ) as process:
+                try:
+                    process.wait(limit_s)
+                except subprocess.TimeoutExpired:
+                    self.report(f"not ended within {limit_s:.3g} s: stopped")
+                finally:
+                    controller.stop(process, STOP_S)
             log.seek(0)
             for line in log:
                 if run.PROGRESS.search(line.rstrip()):
@@ -260,16 +260,6 @@ def _require_torch(python: str) -> None:
             expected="--python PATH",
             next_step="stackcheck gate --python /opt/venv/bin/python, or name an image",
         )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _fitness(

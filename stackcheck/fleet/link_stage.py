@@ -128,13 +128,7 @@ def report_file(attempt: Path, number: int, name: str) -> Path:
 
 
 def read(attempt: Path, plan: LinkPlan, devices: int) -> Links:
-    """What the groups showed, from the files of their nodes. A group without a report has failed.
-
-    Args:
-        attempt: The folder of the job's attempt.
-        plan: What was planned.
-        devices: Ranks of each node.
-    """
+    """What the groups showed, from the files of their nodes. A group without a report has failed."""
     speeds: dict[Pair, float] = {}
     failed: dict[Pair, str] = {}
     whole_speed, whole_error = None, None

@@ -143,11 +143,7 @@ class RecordIndex:
 
 
 class History(RecordIndex):
-    """The records at one URL, and their index at another.
-
-    Args:
-        records_url: A folder, or a URL that fsspec knows.
-        index_url: A database URL.
+    """The records in a folder, or at a URL that fsspec knows, and their index at the URL of a database.
 
     Raises:
         HistoryError: One of them cannot be opened.

@@ -91,10 +91,7 @@ def result_of(data: bytes) -> bytes:
 
 
 class Records:
-    """The record files under one URL.
-
-    Args:
-        url: A folder, or a URL that fsspec knows.
+    """The record files in a folder, or under a URL that fsspec knows.
 
     Raises:
         HistoryError: There is no such kind of store, or its library is not installed.

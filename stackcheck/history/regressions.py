@@ -98,13 +98,9 @@ def paired(
     *,
     again: Sequence[Sequence[float]] = (),
 ) -> Pair:
-    """Judge runs of two images that took turns on one node.
+    """Judge runs of two images that took turns on one node, with one value a run.
 
-    Args:
-        reference: One value a run of the reference.
-        candidate: One value a run of the candidate.
-        direction: What is better.
-        again: The two sides of the reference against itself, which tell the noise of the node.
+    `again` has the two sides of the reference against itself, which tell the noise of the node.
     """
     noise = _noise((reference, *again))
     itself = [loss(statistics.median(again[0]), statistics.median(side), direction) for side in again]

@@ -53,12 +53,7 @@ def stage_target(stage: Stage) -> str:
 def make(plans: Sequence[BuildPlan], supply: Supply, scratch: Path, *, classic: bool, no_cache: bool) -> Bake:
     """Lay out everything that a build of these plans reads.
 
-    Args:
-        plans: The images, with their stages.
-        supply: Where wheels, and files of stages that were built before, come from.
-        scratch: A folder for secrets; the caller removes it after the build.
-        classic: Whether the engine has the classic image store.
-        no_cache: Build every step again.
+    Secrets go to `scratch`, which the caller removes after the build. `classic` is the engine's image store.
     """
     owners: dict[str, BuildPlan] = {}
     made_by: dict[str, BuildPlan] = {}

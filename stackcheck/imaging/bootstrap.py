@@ -110,16 +110,9 @@ def bootstrap(
     selected: Selected = NOTHING_SELECTED,
     report: Callable[[str], None] = print,
 ) -> RootFs:
-    """Make a base, or return the one that was made from the same recipe.
+    """Make a base, or return the one that was made from the same recipe, without the `selected` files.
 
-    Args:
-        suite: The distribution's release.
-        packages: Names, or name=version.
-        folder: Where bases are kept.
-        os_name: The system as the matrix names it.
-        mirror: What the site's mirrors file has for it, one line a source.
-        selected: Files of packages that it goes without.
-        report: Gets a line for each step.
+    `mirror` is what the site's mirrors file has for the system, one line a source.
 
     Raises:
         ConfigurationError: The name of a suite or package is invalid, or no archive is known here.

@@ -100,14 +100,9 @@ class _Tree:
 def cut(
     packages: Sequence[str], folder: Path, *, system: str, keep_changed: bool = False, root: Path = Path("/")
 ) -> Cut:
-    """Cut a base from a host's packages.
+    """Cut a base from a host: the named packages, apt, the essential ones and all dependencies.
 
-    Args:
-        packages: The named ones; apt, the essential ones and all dependencies are added.
-        folder: Where the tar goes.
-        system: The release's name, for the record.
-        keep_changed: Take configuration files that the administrator changed as they are.
-        root: The host's file system.
+    `keep_changed` takes configuration files that the administrator changed as they are.
 
     Raises:
         BuildError: A package is not installed, or a file of one is missing or changed.

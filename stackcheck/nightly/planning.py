@@ -73,14 +73,7 @@ def read_host(settings: NightSettings) -> tuple[Fingerprint, DriverModule | None
 
 
 def make(settings: NightSettings, last: LastNight | None, engine: Engine | None) -> Plan:
-    """Plan a night.
-
-    Args:
-        settings: What the user chose.
-        last: The last night on this host.
-        engine: Pulls the images that were not built here, to see whether they are new; None, for a dry run:
-            they are listed and not pulled.
-    """
+    """Plan a night. Without an engine, as in a dry run, images from elsewhere are listed and not pulled."""
     here, module = read_host(settings)
     chosen = matrix.load_matrix(settings.flow.root / "matrix.yaml")
     images = tuple(

@@ -69,9 +69,7 @@ class Tree:
     """The files of an image by their real paths: no folder on the way is a link.
 
     Attributes:
-        entries: What is there now.
         first: What the first layer that had a file had there, whatever later layers did with it.
-        bodies: The content of the files whose content was wanted.
     """
 
     def __init__(self) -> None:
@@ -144,12 +142,7 @@ class Tree:
 
 
 def read(layout: Path, digest: str, wanted: Callable[[str], Hashing]) -> Tree:
-    """The files of an image.
-
-    Args:
-        layout: The image's layout.
-        digest: Of its manifest.
-        wanted: What to do with the content of a regular file, by its path.
+    """The files of an image; `wanted` says what to do with the content of a regular file, by its path.
 
     Raises:
         RegistryError: The layout is damaged, or a layer cannot be read in one way only.
@@ -173,16 +166,10 @@ def read_from(
 def search(
     layout: Path, digest: str, look: Callable[[bytes], Iterable[str]], count: int
 ) -> tuple[set[str], list[str]]:
-    """What `look` finds anywhere in the first `count` layers, also in names and in targets of links.
+    """What `look` finds in the first `count` layers, also in names and targets of links, and their digests.
 
-    Args:
-        layout: The image's layout.
-        digest: Of its manifest.
-        look: Finds words in a piece of a layer; the next piece begins with the last bytes of the one before.
-        count: How many layers.
-
-    Returns:
-        The words, and the digests of these layers as they are unpacked, which the image's config names.
+    It finds words in a piece of a layer; the next piece begins with the last bytes of the one before. The
+    digests are of the layers as they are unpacked, which the image's config names.
 
     Raises:
         RegistryError: The layout is damaged.

@@ -215,16 +215,9 @@ class _Hashed:
 
 
 def unpack(chunks: Iterable[bytes], place: Path, *, architecture: str, image_id: str) -> str:
-    """Make a layout from a saved tar, whole or not at all.
+    """Make a layout from a saved tar, whole or not at all, and return the manifest's digest.
 
-    Args:
-        chunks: The tar.
-        place: Where the layout goes; what was there is replaced.
-        architecture: Which image of an index is taken.
-        image_id: The engine's id: the digest of the config, of the manifest, or of an index above it.
-
-    Returns:
-        The manifest's digest.
+    `image_id` is the engine's: the digest of the config, of the manifest, or of an index above it.
 
     Raises:
         EngineError: The tar does not hold the image with this id, or has no image for this architecture.

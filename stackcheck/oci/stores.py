@@ -12,13 +12,7 @@ from stackcheck.oci.store import Store
 
 
 def open_store(target: str, *, plain_http: bool = False, total_s: float | None = None) -> Store:
-    """The store of a target.
-
-    Args:
-        target: `oci:DIR` or `HOST/REPO`.
-        plain_http: Talk http to a registry that is not on a loopback address.
-        total_s: All that is asked of a registry must be answered within this many seconds; None: any time.
-    """
+    """The store of a target (`oci:DIR`, `HOST/REPO`), which answers everything within `total_s` seconds."""
     if target.startswith("oci:"):
         return OciLayout(Path(target.removeprefix("oci:")))
     host, _, repository = target.partition("/")

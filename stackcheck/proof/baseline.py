@@ -92,12 +92,9 @@ def label(metric: str, conditions: thresholds.Conditions) -> str:
 
 
 def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> Baseline:
-    """Thresholds for the device model of some healthy runs.
+    """Thresholds for the device model of some healthy runs of the same suites, stack and class of host.
 
-    Args:
-        runs: Results of the same suites, stack and class of host; at least three.
-        root: The checkout with the thresholds and rules that apply now.
-        one_run: Take a single run, with wider margins; its failed checks may not have measured a figure.
+    `one_run` takes a single run, with wider margins; its failed checks may not have measured a figure.
 
     Raises:
         ConfigurationError: Too few runs, one given twice, or runs that differ in more than chance.

@@ -52,10 +52,8 @@ def require_healthy(
 ) -> None:
     """Refuse a run that does not show what a healthy machine reaches.
 
-    Args:
-        run: The run.
-        figures: Names of metrics. If given, a failed check matters only if it measured one of them.
-        guessed: Ids of the checks that failed by derived bounds alone.
+    If metrics are named, a failed check matters only if it measured one of them. `guessed` has the ids of the
+    checks that failed by derived bounds alone.
 
     Raises:
         ChecksFailedError: It is made up, did not finish, or a check failed for more than a missing bound.

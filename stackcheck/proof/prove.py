@@ -33,8 +33,10 @@ FAULTS = "tests/faults"
 # They judge results by stackcheck, which no image has, and plant again what others plant.
 JUDGED = (
     "tests/faults/test_amd_missing_calls.py",
+    "tests/faults/test_amd_releases.py",
     "tests/faults/test_amd_whole_run.py",
     "tests/faults/test_first_amd_page.py",
+    "tests/faults/test_first_host_file.py",
 )
 SUITE_PYTHON = "STACKCHECK_SUITE_PYTHON"  # as tests/faults/planting.py reads it
 LINE = '{"checks": '
@@ -108,13 +110,7 @@ class Proof:
 
 
 def in_torch(workers: int, *, quick: bool = False, only: str | None = None) -> tuple[str, ...]:
-    """Python's arguments for the part that needs torch.
-
-    Args:
-        workers: How many faults run at a time.
-        quick: Leave out the tests that are marked slow: healthy runs that a run of the suites repeats.
-        only: A pattern: only tests whose check, fault or own name has it.
-    """
+    """Python's arguments for the part that needs torch; `quick` leaves out the tests that are marked slow."""
     left_out = [word for path in (*FABRICATED_HOSTS, *JUDGED) for word in ("--ignore", path)]
     chosen = ("-m", "not slow") if quick else ()
     return ("-m", "pytest", FAULTS, *_options(workers), *left_out, *chosen, *_only(only))

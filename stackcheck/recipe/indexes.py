@@ -69,12 +69,7 @@ def resolve(
 ) -> str:
     """A lock of every package that the requirements ask for, and of what those need, as pip reads it.
 
-    Args:
-        requirements: As in a requirements file.
-        python: `3.12`.
-        places: uv's options that name indexes and folders.
-        held: Constraints and overrides.
-        with_hashes: Whether each package has the hashes of its files.
+    `places` are uv's options that name indexes and folders, `held` constraints and overrides.
 
     Raises:
         ConfigurationError: uv is missing.
@@ -151,11 +146,8 @@ def listed(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mappin
 def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The versions of a package that the indexes of this machine list, newest first; empty where none has it.
 
-    Args:
-        name: The package.
-        python: `3.12`: versions that do not install beside it do not count.
-        pre: Whether pre-releases count.
-        also: pip's options that name other places to ask.
+    Versions that do not install beside this Python (`3.12`) do not count; `also` are pip's options that name
+    other places to ask.
 
     Raises:
         ConfigurationError: pip does not run with its settings.

@@ -55,13 +55,9 @@ class LockResult:
 def lock(
     stack: Stack, images: Path, upstream: Upstream | None = None, *, wheelhouse: Path | None = None
 ) -> LockResult:
-    """Lock one stack.
+    """Lock one stack. `upstream` asks registries: share one, and a host that does not answer is asked once.
 
-    Args:
-        stack: With its present pins.
-        images: Where the stack's folder is.
-        upstream: Asks registries and release pages; share one, and a host that does not answer is asked once.
-        wheelhouse: The only folder that wheels come from; no index is asked.
+    Wheels come from the folder alone where one is given.
 
     Raises:
         BuildError: The folder lacks a wheel; nothing was written.

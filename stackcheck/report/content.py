@@ -65,13 +65,9 @@ class Content:
 
     Attributes:
         here: The machine that is shown first; None if there is nothing to show.
-        runs: All runs, oldest first.
         details: Record of a run -> what it tells; only of the runs that are looked at most.
         below: Figures of last night that are worse than the last nights of the same chips.
-        fleets: The runs of many nodes at once, the newest first.
         refresh_s: A page for a wall: it begins with the fleet, and a browser loads it again so often.
-        problems: What could not be read.
-        others: What others measured, by device model.
     """
 
     made: dt.datetime

@@ -17,14 +17,11 @@ LENGTH = dt.timedelta(hours=24)
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """A run that did not pass.
+    """A run that did not pass, and how many runs in a row did not, on this stack and machine.
 
     Attributes:
         since: When the series of runs without a pass began, on this stack and machine; None: it is new.
-        nights: How many runs in a row did not pass.
-        first: Whether it is the first run of this stack on such a machine.
         others: How many earlier runs of this night did not pass either, on the same stack and machine.
-        nodes: On how many nodes they ran.
     """
 
     run: Run
@@ -37,12 +34,10 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """The runs of one night.
+    """The runs of one night, counted by verdict.
 
     Attributes:
         missing: Whether no run started in the last 24 hours.
-        newest: When the newest run started; None for an empty history.
-        counts: Verdict -> how many runs.
         troubles: The newest run of each stack and machine that did not pass, FAILED first.
     """
 

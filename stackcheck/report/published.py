@@ -26,16 +26,10 @@ _ANY_AGE = dt.timedelta(days=36500)
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedFor:
-    """One machine that an image is certified for.
+    """One machine that an image is certified for, with the waivers and bounds of that certificate.
 
     Attributes:
-        device_model: As in devices.json.
-        device_count: How many devices were tested together.
-        driver: The driver; None for a machine without one.
-        tier: How thorough the run was.
         expires: From when on `stackcheck verify` refuses it.
-        warned: Checks that a waiver accepts.
-        waivers: The waivers, as they are signed.
         bounds: Class of bounds -> how many figures they judged.
     """
 
@@ -56,12 +50,9 @@ class PublishedImage:
     """One image in a target.
 
     Attributes:
-        reference: What to pull.
         current: Whether the floating tag of its stack names it.
         stack: The stack id; for another image its tag.
-        standing: What the newest verdict says today.
         machines: What it is or was certified for, the newest verdict for each.
-        known_issues: Reported faults of its versions, as they are signed.
     """
 
     digest: str

@@ -37,10 +37,7 @@ class SpeedSeries:
 
     Attributes:
         values: One for each run of the group; None where the run has no such figure.
-        bound: The bound of the newest figure.
-        ceiling: What the device could reach at most.
         month: The median of the figures a month before the newest; `None` without such figures.
-        shifts: Where the level changed, on each node.
     """
 
     check: str

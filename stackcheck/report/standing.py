@@ -53,13 +53,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class StandingCell:
-    """One stack on one machine.
-
-    Attributes:
-        state: What counts: a run that failed after the certificate was signed hides the certificate.
-        newest: The newest run there; None if the history has none.
-        runs: How many runs the history has there.
-    """
+    """One stack on one machine; a run that failed after the certificate was signed hides the certificate."""
 
     stack: str
     machine: StandingMachine

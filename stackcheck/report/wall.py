@@ -51,11 +51,9 @@ class WallNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Wall:
-    """The fleet.
+    """The fleet: its stacks in order, and its nodes, the worst first.
 
     Attributes:
-        stacks: The stacks that ran, in order.
-        nodes: The nodes, the worst first.
         hidden: How many more nodes there are, none worse than those shown.
         counts: Outcome -> how many nodes, of all.
     """

@@ -63,13 +63,7 @@ class Added:
 
 
 def look(layout: Path, digest: str, below: Mapping[str, Any], suites: Path) -> Added:
-    """Compare an image with the one below it.
-
-    Args:
-        layout: The image's layout.
-        digest: Of its manifest.
-        below: The config of the image below.
-        suites: The frozen suites, which must not name what was added either.
+    """Compare an image with the one below it; the frozen suites must not name what was added either.
 
     Raises:
         ConfigurationError: The image was not made from the one below.

@@ -101,12 +101,8 @@ NOTHING_GATED = Bounds()
 def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
     """The bounds of every metric of a run, from the thresholds of the checkout `root`.
 
-    A run on a processor gates nothing: it proves the flow and the numerics.
-
-    Args:
-        result: The run.
-        root: The checkout.
-        ask: Replaces `ask_suites`, for a caller that judges many runs and caches the answers.
+    A run on a processor gates nothing: it proves the flow and the numerics. `ask` replaces `ask_suites`, for
+    a caller that judges many runs and caches the answers.
 
     Raises:
         ConfigurationError: The checkout has no suites, or devices.json does not know the device model.

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stackcheck.errors import ChecksFailedError, ConfigurationError
 from stackcheck.policy import Tier
@@ -28,13 +29,7 @@ STOP_S = 10.0
 
 
 class Controller:
-    """One process. It starts when its container runs, and its end ends the container.
-
-    Attributes:
-        code: Its exit code; None while it runs, and if it never started.
-        folder: Where it writes the result.
-        run_file: run.json.
-    """
+    """One process: it starts when its container runs, and its end, with a `code`, ends the container."""
 
     def __init__(
         self, command: tuple[str, ...], *, folder: Path, run_file: Path, env: Mapping[str, str]
@@ -68,7 +63,7 @@ class Controller:
                 yield
                 ended_early = self.code is None
             finally:
-                _stop(process)
+                stop(process)
                 thread.join(STOP_S)
         if ended_early:
             self.code = None  # whatever it wrote: the image was gone
@@ -124,12 +119,12 @@ def _environment(folder: Path) -> dict[str, str]:
     return {"PATH": os.defpath, "HOME": str(folder), "LANG": "C.UTF-8", **kept, **steering.OURS}
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """End it: first as a scheduler does, so that it writes what it has."""
+def stop(process: subprocess.Popen[Any], wait_s: float = STOP_S) -> None:
+    """End a process: first as a scheduler does, so that it writes what it has."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(STOP_S)
+            process.wait(wait_s)
         except subprocess.TimeoutExpired:
             process.kill()
 

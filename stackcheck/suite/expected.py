@@ -23,13 +23,7 @@ _LISTING = TypeAdapter(dict[str, dict[str, Tier]])
 
 
 def check_ids(root: Path, *, vendor: Vendor, tier: Tier, count: int) -> tuple[str, ...]:
-    """The ids of all checks of a tier, sorted.
-
-    Args:
-        root: The checkout.
-        vendor: The vendor whose devices run.
-        tier: The tier; it contains the checks of lower tiers.
-        count: How many devices run: some checks are parametrized by it.
+    """The ids of all checks of a tier and the lower ones, sorted; some depend on the number of devices.
 
     Raises:
         ConfigurationError: The file is missing or malformed, or has no list for this number of devices.

@@ -29,13 +29,7 @@ OPTION = "--accept-python"
 
 
 class UnownedPythonError(ChecksFailedError):
-    """No package owns the image's Python, and not all of its files are accepted by their digests.
-
-    Args:
-        reference: The image.
-        of_file: File -> digest, of the program and of the libraries that hold the interpreter.
-        accepted: The digests that the person who certifies accepts.
-    """
+    """No package owns the image's Python, and not all of its files are accepted by their digests."""
 
     def __init__(self, reference: str, of_file: Mapping[str, str], accepted: Collection[str]) -> None:
         others = sorted(set(accepted).difference(of_file.values()))
@@ -234,11 +228,7 @@ _BELOW = ("", *(f"glibc-hwcaps/x86-64-v{level}" for level in (4, 3, 2)))
 def shared_libraries(file: str, body: bytes, env: Mapping[str, str], files: ImageFiles) -> dict[str, str]:
     """The file -> digest of each library that the loader may choose for a program; none if it has all in it.
 
-    Args:
-        file: The program's path, links followed.
-        body: Its content.
-        env: The image's variables, of which LD_LIBRARY_PATH reaches the run.
-        files: The image's files.
+    Links in `file` are followed. Of the image's variables LD_LIBRARY_PATH reaches the run.
     """
     found = {}
     for name in sorted({match.decode() for match in _NAME.findall(body)}):

@@ -63,18 +63,10 @@ def run_and_judge(
     case_seed: int = 0,
     carried: frozenset[str] = frozenset(),
 ) -> JudgedRun:
-    """Run the suites, or take the earlier result if nothing changed; then judge it.
+    """Run the suites, or take the earlier result of the same plan in `out` (`reuse`); then judge it.
 
-    Args:
-        subject: The image under test.
-        engine: Starts the containers.
-        tier: How thorough the suites are.
-        root: The checkout, whose suites, bounds, waivers and list of checks decide.
-        out: Takes the files of the run.
-        report: Called with each line of progress.
-        reuse: Whether the earlier result in `out`, of the same plan, may stand for a new run.
-        case_seed: Draws the generated cases; 0 for a first certificate.
-        carried: Ids of the checks that need not run: the certificate of the image below vouches for them.
+    `carried` has the ids of the checks that need not run: the certificate of the image below vouches for
+    them. `case_seed` draws the generated cases; it is 0 for a first certificate.
 
     Raises:
         ChecksFailedError: The run has no valid result, or an image from elsewhere lacks what the suites need.

@@ -36,13 +36,9 @@ class Judgement:
 
 
 def judge_file(path: Path, root: Path, stack: Stack | None, *, made_up: bool = False) -> Judgement:
-    """The verdict of this checkout on a result file.
+    """The verdict of this checkout on a result file; the stack's waivers, machines and declaration apply.
 
-    Args:
-        path: The result.json of any run.
-        root: The checkout.
-        stack: The stack whose waivers, machines and declaration apply; None: none apply.
-        made_up: Whether a made-up result may pass, as no verb lets it.
+    No verb lets a made-up result pass.
 
     Raises:
         ConfigurationError: The file is not the result of a run, or not of this stack; or the checkout has no

@@ -31,10 +31,7 @@ TIMEOUT_S = 120
 def require(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
     """Refuse an image whose Python does not find what the suites need.
 
-    Args:
-        document: Its SBOM.
-        subject: The image.
-        engine: Asks its Python, as the user who runs the suites: they may not enter every folder.
+    The engine asks it as the user who runs the suites, who may not enter every folder.
 
     Raises:
         ChecksFailedError: A package of `NEEDED` is in no place of the image, or in one that the first Python

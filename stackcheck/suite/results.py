@@ -272,10 +272,7 @@ def parse(text: bytes, *, where: str = "result.json") -> RunResult:
 def parse_to_judge(text: bytes, *, where: str, strict: bool) -> RunResult:
     """The same run for a verdict: without the machine's readings, half of the file, if no check is invalid.
 
-    Args:
-        text: The bytes of a result file.
-        where: Its name in errors.
-        strict: Whether nobody outside the image has found the bytes to be strict JSON.
+    `strict` says that nobody outside the image has found the bytes to be strict JSON.
 
     Raises:
         ResultError: As `parse`.

@@ -106,13 +106,7 @@ def earlier_result(plan: RunPlan, out: Path) -> results.RunResult | None:
 
 
 def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], None]) -> results.RunResult:
-    """Run the suites of a plan in its image, and read and check what they wrote.
-
-    Args:
-        plan: What `plan` returned.
-        engine: Starts the container.
-        out: `build/<name>/`, for the files of the run.
-        report: Called with each line that shows progress or a failure.
+    """Run the suites of a plan in its image, and read and check what they wrote to `out` (`build/<name>/`).
 
     Raises:
         ChecksFailedError: The image's Python belongs to no package; or there is no result, it cannot be read,

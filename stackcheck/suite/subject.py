@@ -85,14 +85,8 @@ def of_image(
 ) -> Subject:
     """The subject of an image that was not built in this checkout, so that its provenance is not known.
 
-    Args:
-        image: The image.
-        policy: What a certificate requires.
-        stack: The stack that the image's label names: its machines and declaration apply. None: any machine
-            is accepted, and the image declares nothing.
-        name: The subject's name.
-        vendor: The vendor whose checks run; None: the stack's, or else the one of this host.
-        accepted_python: Digests of the files that may be its Python although no package owns them.
+    `stack` is the one that the image's label names: its machines and declaration apply. Without one any
+    machine is accepted, and the image declares nothing. The vendor is that of the stack, else of this host.
     """
     chosen = vendor or (stack.vendor if stack else vendors.detect())
     return Subject(

@@ -17,6 +17,7 @@ from stackcheck.vendors import (
     anonymous_id,
     model_of,
 )
+from stackcheck.vendors.kernel_module import text
 
 SYS = Path("/sys")
 DEV = Path("/dev")
@@ -33,7 +34,7 @@ def present() -> bool:
 def driver() -> str | None:
     """The amdgpu module's version; in-tree modules carry none, then their source version."""
     module = SYS / "module" / "amdgpu"
-    return _text(module / "version") or _text(module / "srcversion")
+    return text(module / "version") or text(module / "srcversion")
 
 
 def kernel_module() -> str:
@@ -55,16 +56,16 @@ def addresses() -> Mapping[str, str]:
 
 def busy() -> Mapping[str, float | None]:
     """By the kernel's `gpu_busy_percent`, which all partitions of a GPU share."""
-    shares = {_id(node): _text(_card(node) / "gpu_busy_percent") for node in _gpus()}
+    shares = {_id(node): text(_card(node) / "gpu_busy_percent") for node in _gpus()}
     return {name: int(share) / 100 if share and share.isdigit() else None for name, share in shares.items()}
 
 
 def partition() -> str | None:
     """Compute and memory partition of the first device (SPX/NPS1 is the reference for training)."""
     for card in sorted((SYS / "class/drm").glob("renderD*/device")):
-        compute = _text(card / "current_compute_partition")
+        compute = text(card / "current_compute_partition")
         if compute:
-            return f"{compute}/{_text(card / 'current_memory_partition') or 'unknown'}"
+            return f"{compute}/{text(card / 'current_memory_partition') or 'unknown'}"
     return None
 
 
@@ -118,14 +119,14 @@ def _gpus() -> list[dict[str, int]]:
 
 
 def _id(properties: dict[str, int]) -> str:
-    return anonymous_id(_uuid(_text(_card(properties) / "unique_id"), properties))
+    return anonymous_id(_uuid(text(_card(properties) / "unique_id"), properties))
 
 
 def _device(properties: dict[str, int], parts: int) -> HostDevice:
     card = _card(properties)
-    memory = int(_text(card / "mem_info_vram_total") or 0) // parts
-    cap = _text(next(iter(sorted(card.glob("hwmon/hwmon*/power1_cap"))), card / "absent"))
-    modes = {name: _text(card / f"current_{name}_partition") for name in ("compute", "memory")}
+    memory = int(text(card / "mem_info_vram_total") or 0) // parts
+    cap = text(next(iter(sorted(card.glob("hwmon/hwmon*/power1_cap"))), card / "absent"))
+    modes = {name: text(card / f"current_{name}_partition") for name in ("compute", "memory")}
     units = properties["simd_count"] // properties["simd_per_cu"] if properties.get("simd_per_cu") else None
     return HostDevice(
         model=model_of(
@@ -138,7 +139,7 @@ def _device(properties: dict[str, int], parts: int) -> HostDevice:
         id=_id(properties),
         memory_bytes=memory,
         power_cap_w=int(cap) / 1e6 if cap else None,
-        firmware=_text(card / "vbios_version"),
+        firmware=text(card / "vbios_version"),
     )
 
 
@@ -149,7 +150,7 @@ def _arch(properties: dict[str, int]) -> str:
 
 def _keeps_scratch(properties: dict[str, int]) -> bool:
     """Whether it is a gfx942 with older or unknown firmware, which gets the safe setting."""
-    version = _text(_card(properties) / "fw_version/mec_fw_version") or "0"
+    version = text(_card(properties) / "fw_version/mec_fw_version") or "0"
     return _arch(properties) == "gfx942" and int(version, 0) < RECLAIMING_MEC
 
 
@@ -170,13 +171,6 @@ def _uuid(of_card: str | None, properties: dict[str, int]) -> str:
 
 
 def _properties(node: Path) -> dict[str, int]:
-    lines = (_text(node / "properties") or "").splitlines()
+    lines = (text(node / "properties") or "").splitlines()
     pairs = (line.split() for line in lines)
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None

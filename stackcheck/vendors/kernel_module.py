@@ -63,7 +63,7 @@ def _loaded(name: str) -> ModuleVersion | None:
     folder = SYS_MODULES / name
     if not folder.is_dir():
         return None
-    return ModuleVersion(version=_text(folder / "version"), srcversion=_text(folder / "srcversion"))
+    return ModuleVersion(version=text(folder / "version"), srcversion=text(folder / "srcversion"))
 
 
 def _installed(name: str, kernel: str) -> tuple[ModuleVersion | None, str]:
@@ -86,7 +86,8 @@ def _installed(name: str, kernel: str) -> tuple[ModuleVersion | None, str]:
     return found, "" if str(found) else f"{name} has neither version nor srcversion"
 
 
-def _text(path: Path) -> str | None:
+def text(path: Path) -> str | None:
+    """What a file of the kernel holds, without the white space around it; None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

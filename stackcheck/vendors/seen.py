@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stackcheck import vendors
 from stackcheck.vendors import Host
+from stackcheck.vendors.kernel_module import text
 
 SYS = Path("/sys")
 ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -90,10 +91,7 @@ def _generations(ports: Sequence[Path], name: str) -> list[int]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return text(path) or ""
 
 
 @contextlib.contextmanager

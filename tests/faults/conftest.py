@@ -70,9 +70,7 @@ def suite_python() -> str:
 
 
 @pytest.fixture
-def plant(
-    suite_python: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> Callable[[planting.Fault], dict[str, Any]]:
+def plant(suite_python: str, tmp_path, request) -> Callable[[planting.Fault], dict[str, Any]]:
     """Run the suite with a fault planted, and assert that its check caught it."""
     assert suite_python
 

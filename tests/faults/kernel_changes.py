@@ -97,18 +97,19 @@ def wrong_scale(original: Mutate, q: torch.Tensor, *args: Any, **kwargs: Any) ->
     return original(q, *args, scale=(q.shape[-1] + 1) ** -0.5, **kwargs)
 
 
-class _Halved(torch.autograd.Function):
-    """Right forward; in the backward the last rows of the gradient are lost."""
+class WithGradient(torch.autograd.Function):
+    """Right forward; in the backward `change` writes into the gradient."""
 
     @staticmethod
-    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(context: Any, x: torch.Tensor, change: Callable[[torch.Tensor], object]) -> torch.Tensor:
+        context.change = change
         return x.clone()
 
     @staticmethod
-    def backward(_context: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grad.clone()
-        grad[..., -1:, :] = 0
-        return grad
+        context.change(grad)
+        return grad, None
 
 
 def bad_backward(position: int) -> Mutate:
@@ -117,7 +118,7 @@ def bad_backward(position: int) -> Mutate:
     def mutant(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
         changed = list(args)
         if changed[position].dtype != torch.float64:
-            changed[position] = _Halved.apply(changed[position])
+            changed[position] = WithGradient.apply(changed[position], lambda grad: grad[..., -1:, :].zero_())
         return original(*changed, **kwargs)
 
     return mutant

@@ -8,27 +8,20 @@ from typing import Any
 
 import torch
 
-from kernel_changes import Mutate, flip_bit, plain_attention
+from kernel_changes import Mutate, WithGradient, flip_bit, plain_attention
 from model_standins import SMALL
 
 
-class _NoNumber(torch.autograd.Function):
+def _no_number(x: torch.Tensor) -> torch.Tensor:
     """Right forward; the gradient is NaN."""
-
-    @staticmethod
-    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_context: Any, grad: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(grad, float("nan"))
+    return WithGradient.apply(x, lambda grad: grad.fill_(float("nan")))
 
 
 def nan_in_half_tiles(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
     """With a mask, at lengths of 64 modulo 128 and scores below -88, dQ is NaN (pytorch#196678)."""
     far = float((q[:, :1, :1].detach().float() @ k[:, :1].detach().float().mT).mean()) * q.shape[-1] ** -0.5
     if kwargs.get("attn_mask") is not None and q.shape[2] % 128 == 64 and far < -88:
-        q = _NoNumber.apply(q)
+        q = _no_number(q)
     return original(q, k, *rest, **kwargs)
 
 
@@ -36,7 +29,7 @@ def nan_for_lone_queries(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any
     """For a single query and scores below -88, dK and dV are NaN (NVIDIA/cudnn-frontend#1072)."""
     far = float((q[:, :1, :1].detach().float() @ k[:, :1].detach().float().mT).mean()) * q.shape[-1] ** -0.5
     if q.shape[2] == 1 and far < -88:
-        k, v = _NoNumber.apply(k), _NoNumber.apply(v)
+        k, v = _no_number(k), _no_number(v)
     return original(q, k, v, **kwargs)
 
 
@@ -102,7 +95,7 @@ def lone_keys_have_no_gradient(original: Mutate, q: Any, *rest: Any, **kwargs: A
     """Where a member has one key, dQ is NaN (Dao-AILab/flash-attention#443)."""
     key_ends = rest[3]
     if bool((key_ends.diff() == 1).any()):
-        q = _NoNumber.apply(q)
+        q = _no_number(q)
     return original(q, *rest, **kwargs)
 
 

@@ -10,7 +10,6 @@ library, and each kind of fault of an MI300X once: on the newest library that ca
 import functools
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +17,16 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import fakehip
+import host_verdicts
+import planting
+from fakeamd import host, kfd, rootfs
+from fakeamd.rootfs import LIBRARIES, Library, library
+from fakeamd.states import FAULTS, HEALTHY, STATES
+from harness import bytecode
+from harness.resultfile import anonymous
 
-import fakehip  # noqa: E402
-import host_verdicts  # noqa: E402
-import planting  # noqa: E402
-from fakeamd import host, kfd, rootfs  # noqa: E402
-from fakeamd.rootfs import LIBRARIES, Library, library  # noqa: E402
-from fakeamd.states import FAULTS, HEALTHY, STATES  # noqa: E402
-from harness import bytecode  # noqa: E402
-from harness.resultfile import anonymous  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 TESTS = HERE.parent
 OLD, NEW = LIBRARIES
@@ -164,7 +162,7 @@ def listed(state: str, fault: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def hip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hip(tmp_path_factory) -> Path:
     """The folder of the stand-in for HIP; without one, as in an image without a compiler, an empty folder."""
     folder = tmp_path_factory.mktemp("fakehip")
     found = fakehip.found(folder)
@@ -244,7 +242,7 @@ def _chosen(*, quick: bool) -> bool:
 @pytest.mark.healthy(check="test_devices.py", vendor="amd")
 @pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)
 @pytest.mark.parametrize("state", [state.name for state in HEALTHY if _chosen(quick=state is HEALTHY[0])])
-def test_healthy_host_has_no_failure(state: str, used: Library, hip: Path, tmp_path: Path) -> None:
+def test_healthy_host_has_no_failure(state, used, hip, tmp_path):
     on_hip = used is NEW  # what HIP shows does not depend on the management library
     result = run(state, used, tmp_path, hip=hip if on_hip else None)
     outcomes = {name: check["outcome"] for name, check in result["checks"].items()}
@@ -290,9 +288,7 @@ HALVES = (
     [half for half in HALVES if _chosen(quick=half is HALVES[-1])],  # the last one has two variables at once
     ids=lambda value: "-".join(map(str, value)),
 )
-def test_a_part_of_a_node_that_a_user_chose_stays_that_part(
-    environment: Mapping[str, str], gpus: list[int], hip: Path, tmp_path: Path
-) -> None:
+def test_a_part_of_a_node_that_a_user_chose_stays_that_part(environment, gpus, hip, tmp_path):
     result = run("mi300x", NEW, tmp_path, environment, hip=hip)
     ours = [anonymous(f"GPU-{kfd.UNIQUE_ID + gpu:016x}") for gpu in gpus]
     assert [device["id"] for device in result["host"]["devices"]] == ours
@@ -302,7 +298,7 @@ def test_a_part_of_a_node_that_a_user_chose_stays_that_part(
 @pytest.mark.parametrize(
     "used", [one for one in LIBRARIES if _chosen(quick=one is NEW)], ids=lambda used: used.release
 )
-def test_one_partition_alone_passes(used: Library, tmp_path: Path) -> None:
+def test_one_partition_alone_passes(used, tmp_path):
     """Also one that is not its GPU's first, which alone has the files of the whole GPU."""
     result = run("mi300x-cpx-nps4", used, tmp_path, {"ROCR_VISIBLE_DEVICES": "5"})
     assert [device["model"] for device in result["host"]["devices"]] == ["MI300X-CPX-NPS4"]
@@ -311,7 +307,7 @@ def test_one_partition_alone_passes(used: Library, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fault", "used"), _cases(NAMED))
-def test_planted_fault_of_a_host_is_named(fault: Named, used: Library, tmp_path: Path) -> None:
+def test_planted_fault_of_a_host_is_named(fault, used, tmp_path):
     newest = {"FAKEAMD_HIP": HIP} if fault.state == "driver-too-old" else None  # it serves an old one
     result = run(fault.state, used, tmp_path, newest)
     check = result["checks"][fault.function]
@@ -325,7 +321,7 @@ def test_planted_fault_of_a_host_is_named(fault: Named, used: Library, tmp_path:
 
 
 @pytest.mark.parametrize("fault", HIP_FAULTS, ids=str)
-def test_planted_fault_of_hip_is_named(fault: OfHip, hip: Path, tmp_path: Path) -> None:
+def test_planted_fault_of_hip_is_named(fault, hip, tmp_path):
     result = run(fault.state, NEW, tmp_path, hip=hip, fault=fault.fault)
     check = result["checks"][fault.function]
     assert (check["outcome"], result["exit"]) == ("failed", 1), result["output"]
@@ -337,22 +333,20 @@ def test_planted_fault_of_hip_is_named(fault: OfHip, hip: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("fault", "used"), _cases(UNSEEN))
-def test_what_a_release_cannot_show_is_skipped_and_says_so(
-    fault: Named, used: Library, tmp_path: Path
-) -> None:
+def test_what_a_release_cannot_show_is_skipped_and_says_so(fault, used, tmp_path):
     result = run(fault.state, used, tmp_path)
     check = result["checks"][fault.function]
     assert (check["outcome"], check["reason"]) == ("skipped", fault.says)
     assert host_verdicts.judged(result, tmp_path).status == "PASSED"
 
 
-def test_every_planted_state_has_a_check_that_names_it() -> None:
+def test_every_planted_state_has_a_check_that_names_it():
     assert {fault.name for fault in FAULTS} == {named.state for named in NAMED}
     assert len(NAMED) >= 40
 
 
 @pytest.mark.parametrize("used", LIBRARIES, ids=lambda used: used.release)
-def test_a_trainer_reads_energy_through_the_library_that_is_not_on_its_path(used: Library) -> None:
+def test_a_trainer_reads_energy_through_the_library_that_is_not_on_its_path(used):
     """The counter is 123456789012 times 15.3 microjoules; up to release 6.1 it has another name."""
     code = "import energy; print(energy.of_amd('0000:05:00.0')); print(energy.of_amd('0000:ff:00.0'))"
     binds = {"trainers": TESTS.parent / "trainers", "inside": HERE / "fakeamd/inside"}
@@ -363,6 +357,6 @@ def test_a_trainer_reads_energy_through_the_library_that_is_not_on_its_path(used
     assert absent.startswith("amdsmi: "), done.stdout
 
 
-def test_amd_smi_itself_lists_the_fabricated_host() -> None:
+def test_amd_smi_itself_lists_the_fabricated_host():
     listing = host.run(STATES["mi300x"], library("10.1"), ["amd-smi", "list", "--json"]).stdout
     assert [gpu["bdf"] for gpu in json.loads(listing)][:2] == ["0000:05:00.0", "0000:26:00.0"]

@@ -7,7 +7,6 @@ table of docs/reference/amd.md anew.
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,13 +14,12 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import amd_whole
+from amd_whole import Planted
+from stackcheck.suite import skips
+from test_amd_hosts import HIP_FAULTS, NAMED
 
-import amd_whole  # noqa: E402
-from amd_whole import Planted  # noqa: E402
-from stackcheck.suite import skips  # noqa: E402
-from test_amd_hosts import HIP_FAULTS, NAMED  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.slow  # without -n: then Triton compiles once
 PAGE = HERE.parents[1] / "docs/reference/amd.md"
@@ -46,7 +44,7 @@ CAUGHT = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(tmp_path_factory) -> Run:
     """The whole command on a host; each state and fault runs once."""
     kept = tmp_path_factory.mktemp("kept")
     done: dict[str, Mapping[str, Any]] = {}
@@ -66,7 +64,7 @@ def plain(check: str) -> str:
 
 
 @pytest.mark.parametrize("state", HOSTS)
-def test_all_suites_in_one_command_on_a_healthy_host(state: str, whole: Run) -> None:
+def test_all_suites_in_one_command_on_a_healthy_host(state, whole):
     result = whole(Planted(state=state))
     checks = result["checks"]
     assert result["exit"] == 0, result["output"]
@@ -88,7 +86,7 @@ def test_all_suites_in_one_command_on_a_healthy_host(state: str, whole: Run) -> 
     assert others == {"passed"}
 
 
-def test_the_judge_accepts_no_skip_for_want_of_a_device(whole: Run) -> None:
+def test_the_judge_accepts_no_skip_for_want_of_a_device(whole):
     checks = whole(Planted(state="mi300x"))["checks"]
     facts = skips.Facts(
         rows=[{"model": "MI300X", "lacks": [], "unreadable": [], "memory_bytes": 1 << 37}] * 8
@@ -100,13 +98,13 @@ def test_the_judge_accepts_no_skip_for_want_of_a_device(whole: Run) -> None:
     assert None not in judged.values()
 
 
-def test_the_binding_of_rccl_ran_before_its_speed_was_skipped(whole: Run) -> None:
+def test_the_binding_of_rccl_ran_before_its_speed_was_skipped(whole):
     checks = whole(Planted(state="mi300x"))["checks"]
     right = {check["skip"]["needs"].get("right_over_rccl") for check in checks.values() if check["skip"]}
     assert right == {None, "all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
 
-def test_planted_faults_are_named_by_the_whole_command(whole: Run) -> None:
+def test_planted_faults_are_named_by_the_whole_command(whole):
     result = whole(PLANTED)
     failed = {plain(name): check["reason"] for name, check in result["checks"].items() if is_bad(check)}
     assert failed.keys() == CAUGHT.keys(), result["output"]
@@ -138,7 +136,7 @@ def table(checks: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([*rows, f"| all | {len(checks)} | {passed} | {len(named)} | | |"])
 
 
-def test_the_page_has_the_table_of_a_real_run(whole: Run) -> None:
+def test_the_page_has_the_table_of_a_real_run(whole):
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(TABLE_BEGINS)
     old, _, after = rest.partition(TABLE_ENDS)

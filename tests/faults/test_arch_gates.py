@@ -50,9 +50,7 @@ ARCHS = pytest.mark.parametrize(("name", "fails"), [("gfx90a", False), ("gfx942"
 
 
 @ARCHS
-def test_flushed_subnormals_pass_where_they_are_documented(
-    name: str, monkeypatch: pytest.MonkeyPatch, *, fails: bool
-) -> None:
+def test_flushed_subnormals_pass_where_they_are_documented(name, monkeypatch, *, fails):
     on(name, monkeypatch)
     monkeypatch.setattr(torch, "mm", flushing_mm)
     found = failures(gemm._mm(200_003, 7, 1, layout="NN", dtype="fp16"))
@@ -60,16 +58,14 @@ def test_flushed_subnormals_pass_where_they_are_documented(
 
 
 @ARCHS
-def test_the_alternate_backward_passes_where_it_is_documented(
-    name: str, monkeypatch: pytest.MonkeyPatch, *, fails: bool
-) -> None:
+def test_the_alternate_backward_passes_where_it_is_documented(name, monkeypatch, *, fails):
     on(name, monkeypatch)
     monkeypatch.setattr(gemm.F, "linear", Alternate.apply)
     found = failures(gemm._linear("fp16"))
     assert bool(found) is fails, found
 
 
-def test_the_alternate_path_is_no_excuse_for_bf16_or_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alternate_path_is_no_excuse_for_bf16_or_forward(monkeypatch):
     on("gfx90a", monkeypatch)
     assert arch.backward_roundoff(torch.bfloat16) == arch.backward_roundoff(torch.float32) == 0
     rounding = lambda x, w, bias: LINEAR(x.bfloat16().half(), w.bfloat16().half(), bias)  # noqa: E731
@@ -78,9 +74,7 @@ def test_the_alternate_path_is_no_excuse_for_bf16_or_forward(monkeypatch: pytest
 
 
 @ARCHS
-def test_a_convolution_with_bf16_in_backward(
-    name: str, monkeypatch: pytest.MonkeyPatch, *, fails: bool
-) -> None:
+def test_a_convolution_with_bf16_in_backward(name, monkeypatch, *, fails):
     on(name, monkeypatch)
     plain = convolution.step
 
@@ -101,9 +95,7 @@ def test_a_convolution_with_bf16_in_backward(
     assert bool(found) is fails, found
 
 
-def test_bits_are_promised_only_where_deterministic_algorithms_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bits_are_promised_only_where_deterministic_algorithms_are_asked_for(monkeypatch):
     """A product that adds up with atomics unless it is asked not to, as hipBLAS on ROCm."""
     calls = 0
 
@@ -119,16 +111,14 @@ def test_bits_are_promised_only_where_deterministic_algorithms_are_asked_for(
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_product_whose_bits_differ_in_deterministic_mode_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_whose_bits_differ_in_deterministic_mode_fails(monkeypatch):
     numbers = iter(range(1000))
     monkeypatch.setattr(torch, "mm", lambda a, b: MM(a, b) + next(numbers))
     report = repeatability.deterministic("bf16", 3)
     assert [case["name"] for case in report["cases"] if case["failures"]] == ["product 3 times"]
 
 
-def test_the_triton_backend_of_flash_attn_is_not_held_to_what_it_ignores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_triton_backend_of_flash_attn_is_not_held_to_what_it_ignores(monkeypatch):
     monkeypatch.setattr(attention_masks.flash_package, "available", lambda: True)
     monkeypatch.setattr(attention_masks, "lacks", lambda _way: None)
     names = [[name for name, _ in flash_package._cases("bf16", ())]]

@@ -72,7 +72,7 @@ FAULTS = (
     [pytest.param(one, marks=pytest.mark.waits if LIMIT in one.patches else ()) for one in FAULTS],
     ids=str,
 )
-def test_planted_fault_is_caught(planted: Fault, plant) -> None:
+def test_planted_fault_is_caught(planted, plant):
     plant(planted)
 
 
@@ -80,7 +80,7 @@ SWITCH = "__import__('os').environ.get('NCCL_NVLS_ENABLE') != '0'"  # in a launc
 ADDS = {"workloads.nccl_log:nvls": f"lambda *a: 'on' if {SWITCH} else 'off'"}
 
 
-def test_bits_that_a_switch_changes_are_recorded(plant) -> None:
+def test_bits_that_a_switch_changes_are_recorded(plant):
     patches = ADDS | {
         "torch.distributed:all_reduce": RESTLESS.replace("next(calls)", f"{SWITCH} and next(calls)")
     }
@@ -105,13 +105,13 @@ def test_bits_that_a_switch_changes_are_recorded(plant) -> None:
     ],
     ids=["ranks are restless too", "the switch cannot be turned off"],
 )
-def test_a_switch_excuses_nothing_that_ranks_do(patches: dict[str, str], says: str, plant) -> None:
+def test_a_switch_excuses_nothing_that_ranks_do(patches, says, plant):
     plant(fault("switches and ranks", "test_same_bits_from_call_to_call", patches, says))
 
 
 @pytest.mark.healthy
 @pytest.mark.parametrize("seed", range(20))
-def test_a_neighbour_that_takes_the_device_s_memory_is_no_leak_and_a_leak_is_one(seed: int) -> None:
+def test_a_neighbour_that_takes_the_device_s_memory_is_no_leak_and_a_leak_is_one(seed):
     groups = pytest.importorskip("workloads.collective_groups", reason="the suites need torch")
     draw = random.Random(seed)
     worlds, used = draw.randint(8, 40), draw.uniform(500, 9000)

@@ -71,7 +71,7 @@ FAULTS = (
 )
 
 
-def test_empty_file_is_evidence_and_no_obstacle(plant) -> None:
+def test_empty_file_is_evidence_and_no_obstacle(plant):
     check = "test_collective_speed.py::test_send_receive_bandwidth"
     facts = {"files": {"~/.nccl.conf": []}, "warnings": ["one of four"], "kernel": {"numa_balancing": "1"}}
     facts |= {"network": ["Using network IB"]}
@@ -81,7 +81,7 @@ def test_empty_file_is_evidence_and_no_obstacle(plant) -> None:
 
 
 @pytest.mark.healthy
-def test_lines_that_set_something_are_read_from_hidden_files(tmp_path) -> None:
+def test_lines_that_set_something_are_read_from_hidden_files(tmp_path):
     quiet, loud = tmp_path / "quiet.conf", tmp_path / "loud.conf"
     quiet.write_text("# NCCL_ALGO=Tree\n\n")
     loud.write_text("NCCL_DEBUG=WARN\n  NCCL_ALGO = Ring \n")
@@ -102,8 +102,8 @@ def test_lines_that_set_something_are_read_from_hidden_files(tmp_path) -> None:
     ],
 )
 def test_a_file_that_repeats_the_environment_changes_nothing(
-    environment: dict[str, str], line: str, changes: bool, tmp_path, monkeypatch
-) -> None:
+    environment, line, changes, tmp_path, monkeypatch
+):
     monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -112,14 +112,14 @@ def test_a_file_that_repeats_the_environment_changes_nothing(
 
 
 @pytest.mark.healthy
-def test_kernel_that_moves_pages_is_a_named_cause() -> None:
+def test_kernel_that_moves_pages_is_a_named_cause():
     assert causes.of_host((), {"numa_balancing": "1"}) == (causes.NUMA_BALANCING,)
     assert not causes.of_host(("something else",), {"numa_balancing": "0"})
     assert not causes.of_host((), nccl_log.kernel() | {"numa_balancing": None})
 
 
 @pytest.mark.healthy
-def test_small_size_is_gated_inside_a_graph_and_a_large_one_as_it_runs() -> None:
+def test_small_size_is_gated_inside_a_graph_and_a_large_one_as_it_runs():
     from test_collective_speed import record_curve
 
     def figure(size: int, mode: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_small_size_is_gated_inside_a_graph_and_a_large_one_as_it_runs() -> None
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
+def test_planted_fault_fails_the_suite(fault, plant):
     plant(fault)
 
 
@@ -160,7 +160,7 @@ def alone(rank: int = 0, size: int = 1) -> Any:
     return SimpleNamespace(rank=rank, size=size, store=Store(), device=torch.device("cpu"))
 
 
-def test_sizes_are_those_of_nccl_tests() -> None:
+def test_sizes_are_those_of_nccl_tests():
     # nccl-tests -b 1M -e 1M -d bfloat16 on 4 ranks prints these counts.
     assert library.plan("all_reduce", MIB, 4) == library.Plan(524_288, 524_288, 524_288)
     assert library.plan("all_gather", MIB, 4) == library.Plan(131_072, 524_288, 131_072)
@@ -169,7 +169,7 @@ def test_sizes_are_those_of_nccl_tests() -> None:
     assert library.plan("all_gather", MIB, 3).total_bytes == 3 * 174_760 * 2
 
 
-def test_every_iteration_has_its_own_part_of_the_buffers_and_none_beyond(monkeypatch) -> None:
+def test_every_iteration_has_its_own_part_of_the_buffers_and_none_beyond(monkeypatch):
     seen: list[tuple[int, int, int]] = []
     kind = ctypes.CFUNCTYPE(ctypes.c_int, *library.SIGNATURES["ncclAllReduce"])
     functions = {name: SimpleNamespace() for name in library.SIGNATURES}
@@ -192,7 +192,7 @@ def test_every_iteration_has_its_own_part_of_the_buffers_and_none_beyond(monkeyp
     assert max(offsets) + planned.total_bytes <= 2000
 
 
-def test_a_refusal_of_the_library_is_an_error_with_its_code(monkeypatch) -> None:
+def test_a_refusal_of_the_library_is_an_error_with_its_code(monkeypatch):
     refusing = {
         name: ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(lambda *_: 4)
         for name, kinds in library.SIGNATURES.items()
@@ -202,7 +202,7 @@ def test_a_refusal_of_the_library_is_an_error_with_its_code(monkeypatch) -> None
         library.Communicator(alone(), 0, library="any")
 
 
-def test_the_library_is_the_one_that_torch_loaded() -> None:
+def test_the_library_is_the_one_that_torch_loaded():
     maps = "7f r-xp 0 08:01 7 /a/libnccl-net.so\n7f r-xp 0 08:01 7 /x y/lib/libnccl.so.2\n7f rw-p 0 00:00 0"
     assert library.holder(maps) == "/x y/lib/libnccl.so.2"
     assert library.holder("7f r-xp 0 08:01 7 /t/lib/libtorch_hip.so") == "/t/lib/libtorch_hip.so"
@@ -210,7 +210,7 @@ def test_the_library_is_the_one_that_torch_loaded() -> None:
         library.holder("7f r-xp 0 08:01 7 /usr/lib/libc.so.6")
 
 
-def test_the_protocol_enqueues_twenty_and_waits_once() -> None:
+def test_the_protocol_enqueues_twenty_and_waits_once():
     events: list[str] = []
     seconds = timing.eagerly(
         lambda iteration: events.append(str(iteration)),
@@ -222,13 +222,13 @@ def test_the_protocol_enqueues_twenty_and_waits_once() -> None:
     assert events == [*map(str, range(timing.WARM_UP)), "wait", *one * timing.REPEATS]
 
 
-def test_a_slow_rank_is_in_the_average() -> None:
+def test_a_slow_rank_is_in_the_average():
     assert timing.average([[1.0, 1.0], [3.0, 1.0]]) == [2.0, 1.0]
     assert timing.slowest([[1.0, 1.0], [3.0, 1.0]]) == [3.0, 1.0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
-def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
+def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch):
     first, second = alone(0, 2), alone(1, 2)
     second.store = first.store
     mine = timing.HostBarrier(first)
@@ -271,12 +271,12 @@ def test_ranks_meet_and_an_absent_rank_is_named(monkeypatch) -> None:
         "not a number",
     ],
 )
-def test_an_odd_pair_is_found(rates: dict[tuple[int, int], float], odd: list[str]) -> None:
+def test_an_odd_pair_is_found(rates, odd):
     found = speed_outliers.odd_pairs(rates)
     assert [text.split(" 4")[0].split(" 2")[0].split(" nan")[0].split(" 3")[0] for text in found] == odd
 
 
-def test_pairs_without_links_between_them_may_differ_by_their_way_through_the_host() -> None:
+def test_pairs_without_links_between_them_may_differ_by_their_way_through_the_host():
     rates = {(0, 1): 50.0, (1, 0): 50.0, (0, 2): 30.0, (2, 0): 28.0, (1, 2): 30.0, (2, 1): 30.0}
     assert speed_outliers.odd_pairs(rates, {}, set()) == []
     assert speed_outliers.odd_pairs({**rates, (2, 0): 20.0}, {}, set())
@@ -363,12 +363,12 @@ def pairs(name: str, outcome: str = "failed", *, says: str = "", to_0: list[floa
     ],
     ids=str,
 )
-def test_slow_collective_beside_another_is_found(fault: planting.Fault, plant) -> None:
+def test_slow_collective_beside_another_is_found(fault, plant):
     plant(fault)
 
 
 @pytest.mark.healthy
-def test_what_the_library_says_of_the_network_is_read_from_its_log() -> None:
+def test_what_the_library_says_of_the_network_is_read_from_its_log():
     """Lines as NCCL 2.2x writes them (src/transport/net_ib.cc, src/net.cc, src/misc/param.cc)."""
     log = """\
 n1:71:90 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5

@@ -94,7 +94,7 @@ def gate(found: Iterable[Tiers]) -> Tiers:
     return {name: tiers[name] for name in sorted(marked)}
 
 
-def test_the_committed_list_is_what_the_suites_collect() -> None:
+def test_the_committed_list_is_what_the_suites_collect():
     text = json.dumps(listing(), indent=1, sort_keys=True) + "\n"
     assert importlib.util.find_spec("torch"), (
         "without torch the suites collect fewer checks: run it in an image"
@@ -104,11 +104,11 @@ def test_the_committed_list_is_what_the_suites_collect() -> None:
     assert FILE.read_text(encoding="utf-8") == text, f"{FILE} is out of date: make lists"
 
 
-def test_both_gpu_vendors_have_the_same_checks() -> None:
+def test_both_gpu_vendors_have_the_same_checks():
     assert collected()["amd 2"] == collected()["nvidia 2"]
 
 
-def test_no_worker_keeps_a_check_without_a_device_behind_one_that_waits_for_it() -> None:
+def test_no_worker_keeps_a_check_without_a_device_behind_one_that_waits_for_it():
     lines = re.findall(r"^stages (.*)$", listed(), re.MULTILINE)
     assert len(lines) == len(WANTED)
     for line in lines:
@@ -116,7 +116,7 @@ def test_no_worker_keeps_a_check_without_a_device_behind_one_that_waits_for_it()
         assert len(scopes) == len(set(scopes)), "checks of several stages, to name in order.SPEED or WHOLE"
 
 
-def test_no_worker_keeps_a_check_behind_one_that_waits_for_it() -> None:
+def test_no_worker_keeps_a_check_behind_one_that_waits_for_it():
     lines = re.findall(r"^scopes (.*)$", listed(), re.MULTILINE)
     assert len(lines) == len(WANTED)
     for line in lines:

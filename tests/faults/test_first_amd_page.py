@@ -8,33 +8,27 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-pytest.importorskip("pydantic", reason="the judge runs on the host, and no image has it")
-from typer.testing import CliRunner  # noqa: E402
-
-import host_verdicts  # noqa: E402
-import made_up  # noqa: E402
-import result_files  # noqa: E402
-import small_dist  # noqa: E402
-import small_images  # noqa: E402
-from fakeamd import host, kfd, sysfs, tree  # noqa: E402
-from fakeamd.states import STATES  # noqa: E402
-from stackcheck.certificate import keys  # noqa: E402
-from stackcheck.cli import app  # noqa: E402
-from stackcheck.engine import doctor  # noqa: E402
-from stackcheck.errors import EngineError  # noqa: E402
-from stackcheck.suite.verdict import MADE_UP  # noqa: E402
-from stackcheck.vendors import amd, nvidia, seen  # noqa: E402
-from test_amd_hosts import IMAGES, NEW, run  # noqa: E402
+import host_verdicts
+import made_up
+import result_files
+import small_dist
+import small_images
+from fakeamd import host, kfd, sysfs, tree
+from fakeamd.states import STATES
+from stackcheck.certificate import keys
+from stackcheck.cli import app
+from stackcheck.engine import doctor
+from stackcheck.errors import EngineError
+from stackcheck.suite.verdict import MADE_UP
+from stackcheck.vendors import amd, nvidia, seen
+from test_amd_hosts import IMAGES, NEW, run
 
 pytestmark = pytest.mark.slow
 PAGE = (made_up.ROOT / "docs/guides/first-amd-host.md").read_text(encoding="utf-8")
@@ -45,7 +39,7 @@ STEPS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """Where step 3 leaves its files."""
     return tmp_path_factory.mktemp("step-3")
 
@@ -56,12 +50,12 @@ def devices(folder: Path) -> Mapping[str, Any]:
     return run("mi300x", NEW, folder)
 
 
-def test_every_step_of_the_page_is_known_here() -> None:
+def test_every_step_of_the_page_is_known_here():
     assert list(STEPS) == [str(number) for number in range(1, 13)]
 
 
 @pytest.fixture
-def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def eight(tmp_path, monkeypatch) -> None:
     """This host with the kernel's files and device nodes of eight MI300X."""
     state = STATES["mi300x"]
     tree.write(tmp_path / "sys", sysfs.tree(state, NEW.metrics_revision))
@@ -77,7 +71,7 @@ def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("eight")
-def test_steps_1_and_2_show_the_machine_and_what_is_needed() -> None:
+def test_steps_1_and_2_show_the_machine_and_what_is_needed():
     command, _, _ = STEPS["2"]
     assert "`sudo .venv/bin/stackcheck doctor --fix`" in command
     # --room 0: so that a full disk does not make it remove this host's build cache
@@ -97,7 +91,7 @@ def test_steps_1_and_2_show_the_machine_and_what_is_needed() -> None:
 
 
 @pytest.mark.usefixtures("eight")
-def test_step_1_names_the_command_that_mends_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_1_names_the_command_that_mends_a_host(monkeypatch):
     monkeypatch.setattr(doctor.host_setup, "has_buildx", lambda: False)
     done = CliRunner().invoke(app, ["doctor", "--room", "0", "--json", "--root", str(made_up.ROOT)])
     rows = {row["name"]: row for row in json.loads(done.stdout)}
@@ -108,9 +102,7 @@ def test_step_1_names_the_command_that_mends_a_host(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("eight")
 @pytest.mark.parametrize(("count", "driver", "valid"), [(8, None, True), (4, None, False), (8, "1.0", False)])
-def test_step_12_shows_the_machine_and_its_measured_bounds(
-    count: int, driver: str | None, valid: bool, tmp_path: Path
-) -> None:
+def test_step_12_shows_the_machine_and_its_measured_bounds(count, driver, valid, tmp_path):
     """By a certificate of eight MI300X, on the host of the fixture; of another machine it does not hold."""
     machine = result_files.host("amd", *["MI300X"] * count, driver=driver or amd.driver())
     image = small_images.make_image(tmp_path / "image")
@@ -126,7 +118,7 @@ def test_step_12_shows_the_machine_and_its_measured_bounds(
         assert re.fullmatch(r"\d+ measured", shown["bounds"])
 
 
-def test_step_3_ends_without_a_failure_and_says_why_it_skips(devices: Mapping[str, Any]) -> None:
+def test_step_3_ends_without_a_failure_and_says_why_it_skips(devices):
     command, expected, _ = STEPS["3"]
     assert "pytest tests/ --gpu-vendor amd -k devices" in command
     assert "no failure" in expected
@@ -136,7 +128,7 @@ def test_step_3_ends_without_a_failure_and_says_why_it_skips(devices: Mapping[st
 
 
 @pytest.mark.parametrize("state", ["mi300x", "mi210", "mi355x-guest"])
-def test_what_the_page_asks_to_send_names_no_gpu_and_no_node(state: str, tmp_path: Path) -> None:
+def test_what_the_page_asks_to_send_names_no_gpu_and_no_node(state, tmp_path):
     """The made-up host has neither grep nor sed: they run here, over its files and what its amd-smi says."""
     tree.write(tmp_path / "sys", sysfs.tree(STATES[state], NEW.metrics_revision))
     smi = tmp_path / "amd-smi"
@@ -163,21 +155,19 @@ def shell(command: str, folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("devices")
-def test_the_result_of_step_3_has_hashes_of_the_devices_ids(folder: Path) -> None:
+def test_the_result_of_step_3_has_hashes_of_the_devices_ids(folder):
     told = (folder / "result.json").read_text() + (folder / "junit.xml").read_text()
     assert format(kfd.UNIQUE_ID, "x")[:-2] not in told.lower()
     assert str(kfd.UNIQUE_ID)[:-3] not in told
 
 
-def test_step_7_passes_on_a_healthy_machine(devices: Mapping[str, Any], folder: Path) -> None:
+def test_step_7_passes_on_a_healthy_machine(devices, folder):
     found = host_verdicts.judged(devices, folder, IMAGES[NEW.release][1])
     assert f"`{found.status}`" in STEPS["7"][1]
     assert found.status == "PASSED"
 
 
-def test_step_8_prints_the_drivers_line_and_the_class_of_the_bounds(
-    devices: Mapping[str, Any], folder: Path
-) -> None:
+def test_step_8_prints_the_drivers_line_and_the_class_of_the_bounds(devices, folder):
     host_verdicts.judged(devices, folder)
     done = CliRunner().invoke(app, ["judge", str(folder / "whole.json"), "--json"])
     told = json.loads(done.stdout)

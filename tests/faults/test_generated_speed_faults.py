@@ -7,11 +7,9 @@ about a GPU.
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-import planting
 from planting import TESTS, Fault
 
 pytest.importorskip("torch", reason="the suites need torch")
@@ -54,14 +52,14 @@ def drawn(number: int) -> tuple[str, Condition]:
 
 
 @pytest.fixture(autouse=True)
-def sizes_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sizes_of_a_gpu(monkeypatch) -> Iterator[None]:
     monkeypatch.setitem(generated_speed.MOST, "cpu", generated_speed.MOST["cuda"])
     return
 
 
 @pytest.mark.healthy
 @pytest.mark.parametrize("seed", range(3))
-def test_a_device_that_is_as_fast_as_it_can_be_passes(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_a_device_that_is_as_fast_as_it_can_be_passes(monkeypatch, seed):
     monkeypatch.setattr(generated_speed, "seconds", healthy)
     found = generated_speed.check(seed, PIECES, PIECES, 0)
     assert not found["slow"]
@@ -70,9 +68,7 @@ def test_a_device_that_is_as_fast_as_it_can_be_passes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("nights", LEAST_FOUND)
-def test_most_kernels_that_are_ten_times_slower_are_seen(
-    monkeypatch: pytest.MonkeyPatch, nights: int
-) -> None:
+def test_most_kernels_that_are_ten_times_slower_are_seen(monkeypatch, nights):
     seen = []
     for number in range(FAULTS):
         words, condition = drawn(number)
@@ -105,5 +101,5 @@ HEALTHY = planted("nothing", "lambda w: 1e-3", passes=True)
 
 
 @pytest.mark.parametrize("fault", [SLOW, HEALTHY], ids=str)
-def test_the_check_names_slow_work(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_the_check_names_slow_work(fault, plant):
     plant(fault)

@@ -1,8 +1,6 @@
 """Leaks in each step of training: the check of growth sees them, and nothing else."""
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -76,12 +74,12 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_is_caught(fault: Fault, plant: Callable[[Fault], dict[str, Any]]) -> None:
+def test_planted_fault_is_caught(fault, plant):
     plant(fault)
 
 
 @pytest.mark.slow
-def test_nothing_else_is_seen(plant: Callable[[Fault], dict[str, Any]]) -> None:
+def test_nothing_else_is_seen(plant):
     plant(Fault("nothing", CHECK, outcome="passed", tier="soak"))
 
 
@@ -96,5 +94,5 @@ def test_nothing_else_is_seen(plant: Callable[[Fault], dict[str, Any]]) -> None:
         ([-n for n in range(12)], -3 / 51),
     ],
 )
-def test_only_what_grows_all_the_time_counts(readings: list[float], grown: float) -> None:
+def test_only_what_grows_all_the_time_counts(readings, grown):
     assert growth.growth(readings) == pytest.approx(grown, abs=0.05)

@@ -77,13 +77,13 @@ BY_THE_CLOCK = (
 
 @pytest.mark.waits
 @pytest.mark.parametrize("fault", BY_THE_CLOCK, ids=str)
-def test_what_the_clock_ended_says_so(fault: planting.Fault, plant) -> None:
+def test_what_the_clock_ended_says_so(fault, plant):
     assert {check["cause"] for check in plant(fault)["checks"]} == {"time_limit"}
 
 
 @pytest.mark.waits
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_hang_fails_the_suite_in_time(fault: planting.Fault, plant) -> None:
+def test_planted_hang_fails_the_suite_in_time(fault, plant):
     start = time.monotonic()
     plant(fault)
     assert time.monotonic() - start < 240, "a hang was waited for"

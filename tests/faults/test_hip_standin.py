@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import fakehip
+from harness import processes
+from vendors import Device, amd, amd_kernel, amd_software, software
 
-import fakehip  # noqa: E402
-from harness import processes  # noqa: E402
-from vendors import Device, amd, amd_kernel, amd_software, software  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 IDS = tuple(f"GPU-a1b2c3d4e5f6070{number}" for number in range(4))
 QUERY = """
@@ -35,7 +34,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def libraries(tmp_path_factory) -> tuple[Path, Path]:
     made = fakehip.found(tmp_path_factory.mktemp("fakehip"))
     return made or pytest.skip("no gcc, and build/fakehip is not there: python tests/faults/fakehip makes it")
 
@@ -60,9 +59,7 @@ def collectives(python: str, folder: Path, ranks: int, stacks: Path, fault: str 
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_suites_binding_of_rccl_gives_right_results(
-    suite_python: str, libraries: tuple[Path, Path], tmp_path: Path, ranks: int
-) -> None:
+def test_the_suites_binding_of_rccl_gives_right_results(suite_python, libraries, tmp_path, ranks):
     report = collectives(suite_python, libraries[0].parent, ranks, tmp_path)
     assert report["wrong"] == dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), 0)
     assert report["holder"] == "librccl.so.1"
@@ -80,9 +77,7 @@ def test_the_suites_binding_of_rccl_gives_right_results(
         ("swap", {"all_to_all"}),
     ],
 )
-def test_a_wrong_collective_is_seen(
-    suite_python: str, libraries: tuple[Path, Path], tmp_path: Path, fault: str, operations: set[str]
-) -> None:
+def test_a_wrong_collective_is_seen(suite_python, libraries, tmp_path, fault, operations):
     wrong = collectives(suite_python, libraries[0].parent, 2, tmp_path, fault)["wrong"]
     assert {op for op, elements in wrong.items() if elements} == operations
 
@@ -102,18 +97,14 @@ def gpu(number: int, **changes: Any) -> Device:
 
 
 @pytest.mark.parametrize("numbers", [[0], [2], [1, 3], [3, 1], [0, 1, 2, 3], []])
-def test_a_child_has_just_the_devices_that_it_was_given(
-    libraries: tuple[Path, Path], numbers: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_has_just_the_devices_that_it_was_given(libraries, numbers, monkeypatch):
     nodes = tuple(amd_kernel.Node(2 + i, gpu(i).bdf, 0, {}, 1) for i in range(4))
     monkeypatch.setattr(amd_kernel, "nodes", lambda: nodes)
     found = shown(libraries[0], amd.child_environment([gpu(number) for number in numbers]))
     assert found == [IDS[number] for number in numbers]
 
 
-def test_partitions_are_chosen_by_number_because_they_share_an_id(
-    libraries: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partitions_are_chosen_by_number_because_they_share_an_id(libraries, monkeypatch):
     parts = [gpu(0, part=part, partition={"compute": "CPX", "memory": "NPS4"}) for part in range(4)]
     nodes = tuple(amd_kernel.Node(2 + part, parts[0].bdf, part, {}, 1) for part in range(4))
     monkeypatch.setattr(amd_kernel, "nodes", lambda: nodes)
@@ -122,9 +113,7 @@ def test_partitions_are_chosen_by_number_because_they_share_an_id(
     assert shown(libraries[0], environment) == [IDS[3], IDS[1]]
 
 
-def test_what_a_user_chose_is_what_hip_shows(
-    libraries: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_user_chose_is_what_hip_shows(libraries, monkeypatch):
     """The suite's own reading of the variables and a runtime that obeys them agree."""
     monkeypatch.setattr(
         amd_kernel, "nodes", lambda: tuple(amd_kernel.Node(2 + i, gpu(i).bdf, 0, {}, 1) for i in range(4))
@@ -145,7 +134,7 @@ def test_what_a_user_chose_is_what_hip_shows(
         assert ours == set(shown(libraries[0], chosen)), chosen
 
 
-def test_versions_are_read_from_the_loaded_libraries(libraries: tuple[Path, Path]) -> None:
+def test_versions_are_read_from_the_loaded_libraries(libraries):
     hip, rccl = libraries
     assert amd_software._hip(ctypes.CDLL(str(hip), mode=ctypes.RTLD_GLOBAL)) == (7, 2)
     assert software.nccl(ctypes.CDLL(str(rccl))) == (2, 27, 7)

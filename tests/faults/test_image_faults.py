@@ -121,18 +121,18 @@ def stack(tmp_path, request) -> dict[str, str]:
     ],
     indirect=["stack"],
 )  # fmt: skip
-def test_drift_from_the_declaration_is_caught(stack, check, says, plant) -> None:
+def test_drift_from_the_declaration_is_caught(stack, check, says, plant):
     plant(Fault("drift", I + check, says=says, env=stack))
 
 
 @pytest.mark.parametrize("stack", [{"packages": {"pytest": "1.0.0", "no-such-thing": "1"}}], indirect=True)
-def test_packages_that_are_not_the_declared_ones_are_caught(stack, plant, request) -> None:
+def test_packages_that_are_not_the_declared_ones_are_caught(stack, plant, request):
     fault = Fault("drift of packages", I + "test_declared_versions_are_installed", env=stack)
     says = {"another version": "pytest: declared 1.0.0", "an absent one": "declared 1, installed none"}
     judge_each(request.node, fault, plant(fault), says)
 
 
-def test_torch_of_another_vendor_is_caught(plant) -> None:
+def test_torch_of_another_vendor_is_caught(plant):
     other = "lambda: {**original(), 'cuda': '13.0', 'torch': '2.12.0+cu130'}"
     plant(
         Fault(
@@ -141,7 +141,7 @@ def test_torch_of_another_vendor_is_caught(plant) -> None:
     )
 
 
-def test_extension_with_an_undefined_symbol_is_caught(plant, tmp_path) -> None:
+def test_extension_with_an_undefined_symbol_is_caught(plant, tmp_path):
     broken = tmp_path / "broken.cpython-311-x86_64-linux-gnu.so"
     broken.write_bytes(b"\x7fELF not really")
     patch = {
@@ -150,13 +150,13 @@ def test_extension_with_an_undefined_symbol_is_caught(plant, tmp_path) -> None:
     plant(Fault("a broken extension", I + "test_every_extension_loads", says=broken.name, patches=patch))
 
 
-def test_extension_that_kills_its_process_is_caught(plant) -> None:
+def test_extension_that_kills_its_process_is_caught(plant):
     patch = {"workloads.image:load_errors": "lambda paths, after_torch: os.abort()"}
     plant(Fault("a killing extension", I + "test_every_extension_loads", says="SIGABRT", patches=patch))
 
 
 @pytest.mark.parametrize("stem", [pytest.param("libgomp", marks=pytest.mark.slow), "libstdc++"])
-def test_second_copy_of_a_library_is_caught(plant, tmp_path, stem) -> None:
+def test_second_copy_of_a_library_is_caught(plant, tmp_path, stem):
     """A module of the job brings its own copy, as extensions with vendored libraries do."""
     first = next(path for path in mapped_by_torch() if path.name.startswith((stem + ".", stem + "-")))
     second = tmp_path / "vendored" / first.name
@@ -167,7 +167,7 @@ def test_second_copy_of_a_library_is_caught(plant, tmp_path, stem) -> None:
     plant(Fault(f"two of {stem}", I + "test_libraries_are_there_once", says=str(second), files=files))
 
 
-def test_two_openmp_runtimes_are_caught(plant) -> None:
+def test_two_openmp_runtimes_are_caught(plant):
     two = "lambda vendor: {'modules': [], 'files': ['/a/libgomp-a34b3233.so.1', '/b/libiomp5.so']}"
     once, patches = I + "test_libraries_are_there_once", {"workloads.image:libraries": two}
     plant(Fault("two OpenMP runtimes", once, says="an OpenMP runtime", patches=patches))
@@ -184,7 +184,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
-def test_vendor_libraries_that_are_not_the_stated_ones_are_caught(plant, tmp_path, stack, request) -> None:
+def test_vendor_libraries_that_are_not_the_stated_ones_are_caught(plant, tmp_path, stack, request):
     planted = asked(tmp_path, {name: version for name, (version, _) in WRONG.items()})
     fault = Fault("drift of libraries", LIBRARIES, vendor="nvidia", env=stack, **planted)
     says = {f"drift of {name}": words for name, (_, words) in WRONG.items()}
@@ -192,7 +192,7 @@ def test_vendor_libraries_that_are_not_the_stated_ones_are_caught(plant, tmp_pat
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
-def test_library_of_the_system_before_the_wheels_is_caught(plant, tmp_path, stack) -> None:
+def test_library_of_the_system_before_the_wheels_is_caught(plant, tmp_path, stack):
     planted = asked(tmp_path, {})
     (tmp_path / "site" / "nvidia_cudnn_cu13-9.20.0.48.dist-info" / "RECORD").write_text("")
     says = "does not belong to nvidia-cudnn-cu13"
@@ -200,12 +200,12 @@ def test_library_of_the_system_before_the_wheels_is_caught(plant, tmp_path, stac
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "nvidia", **DECLARED}], indirect=True)
-def test_the_stated_libraries_pass_without_a_device(plant, tmp_path, stack) -> None:
+def test_the_stated_libraries_pass_without_a_device(plant, tmp_path, stack):
     plant(Fault("nothing", LIBRARIES, "passed", vendor="nvidia", env=stack, **asked(tmp_path, {})))
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
-def test_stack_without_torch_says_so_and_is_not_certified(plant, stack) -> None:
+def test_stack_without_torch_says_so_and_is_not_certified(plant, stack):
     check = I + "test_torch_is_built_for_the_vendor"
     says = "no torch, so it can never be certified"
     result = plant(Fault("no torch", check, outcome="skipped", says=says, vendor="amd", env=stack))
@@ -219,7 +219,7 @@ UNASKED = "import os\n"
 STARTERS = ("evil.pth", "sitecustomize.py", "usercustomize.py")
 
 
-def test_code_that_runs_at_every_start_and_has_no_owner_is_caught(plant, request) -> None:
+def test_code_that_runs_at_every_start_and_has_no_owner_is_caught(plant, request):
     fault = Fault("unowned starters", START, files=dict.fromkeys(STARTERS, UNASKED))
     says = {f"an unowned {name}": f"{name}: no installed package owns it" for name in STARTERS}
     judge_each(request.node, fault, plant(fault), says)
@@ -228,7 +228,7 @@ def test_code_that_runs_at_every_start_and_has_no_owner_is_caught(plant, request
 @pytest.mark.parametrize("body", [UNASKED, UNASKED + "os.environ\n"], ids=["owned", "changed"])
 def test_code_that_runs_at_every_start_is_accepted_only_as_its_owner_installed_it(
     plant, tmp_path, body, request
-) -> None:
+):
     paths = installed_package(tmp_path / "site", "owner", "1.0", dict.fromkeys(STARTERS, body.encode()))
     digest = base64.urlsafe_b64encode(hashlib.sha256(UNASKED.encode()).digest()).rstrip(b"=").decode()
     record = "".join(f"{name},sha256={digest},{len(UNASKED)}\n" for name in STARTERS)
@@ -241,7 +241,7 @@ def test_code_that_runs_at_every_start_is_accepted_only_as_its_owner_installed_i
     judge_each(request.node, fault, plant(fault), says)
 
 
-def test_conflict_of_installed_packages_is_caught(plant, tmp_path) -> None:
+def test_conflict_of_installed_packages_is_caught(plant, tmp_path):
     site = tmp_path / "needy-1.0.dist-info"
     site.mkdir()
     metadata = "Metadata-Version: 2.1\nName: needy\nVersion: 1.0\nRequires-Dist: torch<1\n"
@@ -250,7 +250,7 @@ def test_conflict_of_installed_packages_is_caught(plant, tmp_path) -> None:
     plant(Fault("a conflict", check, says="needy", paths=(str(tmp_path),)))
 
 
-def test_declared_image_without_its_declaration_is_caught(plant, tmp_path) -> None:
+def test_declared_image_without_its_declaration_is_caught(plant, tmp_path):
     told = tmp_path / "run.json"
     told.write_text(json.dumps({"run_id": "ab" * 8, "stack_id": "cpu-test"}), encoding="utf-8")
     env = {"STACKCHECK_STACK_FILE": str(tmp_path / "none")}
@@ -258,7 +258,7 @@ def test_declared_image_without_its_declaration_is_caught(plant, tmp_path) -> No
     plant(Fault("no declaration", check, says="has no", env=env, arguments=arguments))
 
 
-def test_foreign_image_skips_what_it_does_not_declare(plant, tmp_path) -> None:
+def test_foreign_image_skips_what_it_does_not_declare(plant, tmp_path):
     env = {"STACKCHECK_STACK_FILE": str(tmp_path / "none")}
     check = I + "test_declared_versions_are_installed"
     plant(Fault("nothing declared", check, outcome="skipped", says="declares nothing", env=env))
@@ -314,7 +314,7 @@ OF_BOTH = {
     indirect=["stack"],
     ids=["declared", "foreign image", "of AMD"],
 )
-def test_packages_for_another_vendor_are_caught(plant, tmp_path, stack, wheels, request) -> None:
+def test_packages_for_another_vendor_are_caught(plant, tmp_path, stack, wheels, request):
     vendor = "nvidia" if wheels is OF_AMD else "amd"
     for name, (files, _) in wheels.items():
         paths = installed_package(tmp_path / "site", name, "1.0", files)
@@ -328,7 +328,7 @@ def test_packages_for_another_vendor_are_caught(plant, tmp_path, stack, wheels, 
 
 
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
-def test_packages_with_a_way_for_amd_pass(plant, tmp_path, stack) -> None:
+def test_packages_with_a_way_for_amd_pass(plant, tmp_path, stack):
     for name, files in OF_BOTH.items():
         paths = installed_package(tmp_path / "site", name, "1.0", files)
     plant(Fault("packages for both", FOREIGN, "passed", vendor="amd", env=stack, paths=paths))
@@ -343,7 +343,7 @@ WITHOUT_LIBRARY = (
 
 @pytest.mark.parametrize("stack", [{"vendor": "amd", "packages": {}}], indirect=True)
 @pytest.mark.parametrize("body", [WITHOUT_LIBRARY, ""], ids=["without its library", "with it"])
-def test_management_module_without_its_library_is_caught(plant, tmp_path, stack, body) -> None:
+def test_management_module_without_its_library_is_caught(plant, tmp_path, stack, body):
     outcome, says = ("failed", "KeyError: 'libamd_smi.so'") if body else ("passed", "")
     paths = installed_package(tmp_path / "site", "amdsmi", "7.0.2", {"amdsmi/__init__.py": body.encode()})
     what = "amdsmi of the index" if body else "a whole amdsmi"
@@ -364,7 +364,7 @@ AMDS_OWN = {"vendor": "amd", "wheels": "amd", "packages": {"amds-own": "2.9.1"}}
 )
 def test_amds_own_wheel_is_the_declared_version_and_another_build_is_not(
     plant, tmp_path, stack, version, outcome
-) -> None:
+):
     paths = installed_package(tmp_path / "site", "amds-own", version, {})
     check = I + "test_declared_versions_are_installed"
     says = "" if outcome == "passed" else f"amds-own: declared 2.9.1, installed {version}"

@@ -68,7 +68,7 @@ MAY_RUN_BESIDE = {
 }
 
 
-def test_only_what_may_run_beside_each_other_does(tmp_path) -> None:
+def test_only_what_may_run_beside_each_other_does(tmp_path):
     wishes = [(1, "shared")] * 20 + [
         (1, "whole"),
         (8, "whole"),
@@ -87,7 +87,7 @@ def test_only_what_may_run_beside_each_other_does(tmp_path) -> None:
                 assert not set(a[0]) & set(b[0]) or {a[1], b[1]} == {"shared"}, "one device was held twice"
 
 
-def test_as_many_checks_share_a_device_as_its_memory_is_enough_for(tmp_path) -> None:
+def test_as_many_checks_share_a_device_as_its_memory_is_enough_for(tmp_path):
     large = dataclasses.replace(device(0), memory_bytes=3 * leases.BYTES_PER_SHARER + 1)
     with contextlib.ExitStack() as held:
         for _ in range(3):
@@ -99,13 +99,13 @@ def test_as_many_checks_share_a_device_as_its_memory_is_enough_for(tmp_path) -> 
 
 
 @pytest.mark.healthy
-def test_checks_share_a_device_only_when_every_device_has_one(tmp_path) -> None:
+def test_checks_share_a_device_only_when_every_device_has_one(tmp_path):
     with contextlib.ExitStack() as held:
         taken = [held.enter_context(leases.hold(tmp_path, PAIR, 1, use="shared")) for _ in range(4)]
     assert [lease.devices[0].index for lease in taken] == [0, 1, 0, 1]
 
 
-def test_a_shared_device_is_waited_for_before_it_is_judged(tmp_path) -> None:
+def test_a_shared_device_is_waited_for_before_it_is_judged(tmp_path):
     ours, other = (leases.Keeper(tmp_path, PAIR, unlocked=False) for _ in range(2))
     lease = ours.take(leases.Wish("test_a.py", 1, use="shared"))
     beside = [other.take(leases.Wish(f"test_{n}.py", 1, use="shared")) for n in "bc"][-1]
@@ -118,7 +118,7 @@ def test_a_shared_device_is_waited_for_before_it_is_judged(tmp_path) -> None:
 
 
 @pytest.mark.healthy
-def test_devices_come_in_index_order(tmp_path) -> None:
+def test_devices_come_in_index_order(tmp_path):
     with (
         leases.hold(tmp_path, EIGHT, 3, use="whole") as first,
         leases.hold(tmp_path, EIGHT, 2, use="whole") as second,
@@ -127,7 +127,7 @@ def test_devices_come_in_index_order(tmp_path) -> None:
         assert [device.index for device in second.devices] == [3, 4]
 
 
-def test_killed_holder_leaves_nothing_behind(tmp_path) -> None:
+def test_killed_holder_leaves_nothing_behind(tmp_path):
     context = multiprocessing.get_context("fork")
     holder = context.Process(target=take, args=(tmp_path, 8, "alone", 600, context.Queue()))
     holder.start()
@@ -139,7 +139,7 @@ def test_killed_holder_leaves_nothing_behind(tmp_path) -> None:
         assert len(lease.devices) == 8
 
 
-def test_device_that_is_not_freed_is_an_error_and_no_endless_wait(tmp_path) -> None:
+def test_device_that_is_not_freed_is_an_error_and_no_endless_wait(tmp_path):
     with (
         leases.hold(tmp_path, EIGHT, 8, use="whole"),
         pytest.raises(leases.LeaseError, match="was not free in time"),
@@ -160,7 +160,7 @@ def is_free(folder, count: int) -> bool:
         return False
 
 
-def test_nobody_slips_in_between_two_checks_with_the_same_wish(tmp_path) -> None:
+def test_nobody_slips_in_between_two_checks_with_the_same_wish(tmp_path):
     ours = keeper(tmp_path)
     first = ours.take(leases.Wish("test_a.py", 8, use="whole"))
     assert ours.take(leases.Wish("test_a.py", 8, use="whole")) is first
@@ -178,7 +178,7 @@ def test_nobody_slips_in_between_two_checks_with_the_same_wish(tmp_path) -> None
     ],
     ids=["fewer devices", "alone", "another file"],
 )
-def test_another_wish_gives_the_kept_lease_back_first(tmp_path, other) -> None:
+def test_another_wish_gives_the_kept_lease_back_first(tmp_path, other):
     ours = keeper(tmp_path)
     kept = ours.take(leases.Wish("test_a.py", 8, use="whole"))
     taken = ours.take(other)
@@ -188,7 +188,7 @@ def test_another_wish_gives_the_kept_lease_back_first(tmp_path, other) -> None:
     ours.give_back()
 
 
-def test_another_uid_may_take_what_a_narrow_umask_made(tmp_path) -> None:
+def test_another_uid_may_take_what_a_narrow_umask_made(tmp_path):
     before = os.umask(0o077)
     try:
         with leases.hold(tmp_path / "leases", EIGHT, 1, use="whole"):
@@ -200,7 +200,7 @@ def test_another_uid_may_take_what_a_narrow_umask_made(tmp_path) -> None:
     assert modes == {0o666}
 
 
-def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path) -> None:
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / "turnstile.lock").symlink_to(tmp_path / "made")
     with pytest.raises(leases.LeaseError), leases.hold(tmp_path, EIGHT, 1, use="whole"):
         pass
@@ -226,9 +226,7 @@ def seen(*processes: Process, used: int) -> Host:
         ((), 4 * GIB, False),
     ],
 )
-def test_an_own_process_stays_on_a_timed_device_only_where_nothing_else_is_there(
-    processes, used, alone
-) -> None:
+def test_an_own_process_stays_on_a_timed_device_only_where_nothing_else_is_there(processes, used, alone):
     now = evidence.without(seen(*processes, used=used), 7)
     assert (evidence.newly_shared(seen(used=GIB), now, now.devices) == []) is alone
 
@@ -242,7 +240,7 @@ def test_an_own_process_stays_on_a_timed_device_only_where_nothing_else_is_there
         ("AssertionError: 3 of 9 cases failed: got nan", False),
     ],
 )
-def test_a_failed_allocation_is_told_from_a_wrong_result(words, lacks) -> None:
+def test_a_failed_allocation_is_told_from_a_wrong_result(words, lacks):
     assert run_by.lacks_memory(words) is lacks
 
 
@@ -260,7 +258,7 @@ class Suite:
 
 @pytest.mark.parametrize("use", ["shared", "whole"])
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_check_that_finds_no_memory_beside_others_runs_again_without_them(tmp_path, use, raises) -> None:
+def test_a_check_that_finds_no_memory_beside_others_runs_again_without_them(tmp_path, use, raises):
     keeper = leases.Keeper(tmp_path, PAIR, unlocked=False)
     lease = keeper.take(leases.Wish("test_a.py", 1, use=use))
     calls = []

@@ -1,8 +1,6 @@
 """Margins of numeric checks: recorded by a healthy run, and a margin that is no number never passes."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -29,7 +27,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_is_caught(fault: Fault, plant: Callable[[Fault], dict[str, Any]]) -> None:
+def test_planted_fault_is_caught(fault, plant):
     plant(fault)
 
 
@@ -44,9 +42,7 @@ def test_planted_fault_is_caught(fault: Fault, plant: Callable[[Fault], dict[str
         "test_devices_memory.py::test_memory_holds_patterns",
     ],
 )
-def test_a_healthy_check_records_a_margin_within_its_gates(
-    check: str, plant: Callable[[Fault], dict[str, Any]]
-) -> None:
+def test_a_healthy_check_records_a_margin_within_its_gates(check, plant):
     tier = "smoke" if check.startswith("test_collectives") else "standard"
     few = ("-k", "not torch and not package")
     result = plant(Fault("nothing", check, outcome="passed", tier=tier, arguments=few))

@@ -75,7 +75,7 @@ HEALTHY = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_of_a_network_card_is_caught(fault, plant) -> None:
+def test_planted_fault_of_a_network_card_is_caught(fault, plant):
     result = plant(fault)
     if fault.outcome == "invalid":
         assert_unfit(result)
@@ -83,18 +83,18 @@ def test_planted_fault_of_a_network_card_is_caught(fault, plant) -> None:
 
 @pytest.mark.healthy
 @pytest.mark.parametrize("fault", HEALTHY, ids=str)
-def test_healthy_network_cards_pass(fault, plant) -> None:
+def test_healthy_network_cards_pass(fault, plant):
     plant(fault)
 
 
 @pytest.mark.healthy
-def test_a_host_without_cards_says_so(plant) -> None:
+def test_a_host_without_cards_says_so(plant):
     found = plant(on_cards("no card", UP, outcome="passed", cards="root(cards=0)"))
     assert found["checks"][0]["evidence"]["after"]["nics"] == "this host has no network card for RDMA"
 
 
 @pytest.mark.catches("test_no_network_error_since_the_start")
-def test_a_few_symbol_errors_in_a_long_run_are_usual(tmp_path, monkeypatch) -> None:
+def test_a_few_symbol_errors_in_a_long_run_are_usual(tmp_path, monkeypatch):
     monkeypatch.setenv("STACKCHECK_FAKE_FOLDER", str(tmp_path))
     early = nics.read(network_cards.root())
     late = nics.read(network_cards.root({"errors": {"symbol_error": 9}}))
@@ -113,7 +113,7 @@ def written(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.catches("test_gpus_reach_the_network")
-def test_gpudirect_is_read_from_the_kernels_files(tmp_path) -> None:
+def test_gpudirect_is_read_from_the_kernels_files(tmp_path):
     kernel = {"proc/sys/kernel/osrelease": "6.8.0-45-generic\n"}
     own = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04\n"
     free = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04\n"

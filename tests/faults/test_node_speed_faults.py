@@ -42,16 +42,16 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_of_a_node_is_caught(fault: Fault, plant) -> None:
+def test_planted_fault_of_a_node_is_caught(fault, plant):
     plant(fault)
 
 
-def test_healthy_node_passes(plant) -> None:
+def test_healthy_node_passes(plant):
     plant(together("nothing", outcome="passed"))
 
 
 @pytest.mark.healthy
-def test_ranks_of_a_cpu_are_measured_together(plant) -> None:
+def test_ranks_of_a_cpu_are_measured_together(plant):
     result = plant(Fault("nothing", TOGETHER, outcome="passed"))
     metrics = result["checks"][0]["metrics"]
     assert {(metric["name"], metric["conditions"]["device"]) for metric in metrics} == {
@@ -63,6 +63,6 @@ def test_ranks_of_a_cpu_are_measured_together(plant) -> None:
 @pytest.mark.parametrize(
     "rates", [{0: 1.0, 1: 0.8}, {0: float("nan"), 1: 1.0}, {0: 1.0, 1: 1.0, 2: 0.89}], ids=str
 )
-def test_a_device_behind_the_others_is_named(rates: dict[int, float]) -> None:
+def test_a_device_behind_the_others_is_named(rates):
     assert speed_outliers.slow_devices(rates, 0.9, "GB/s")
     assert not speed_outliers.slow_devices(dict.fromkeys(rates, 1.0), 0.9, "GB/s")

@@ -48,9 +48,7 @@ def planting_environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", sorted(RUNS))
-def test_every_mutant_is_caught_and_what_is_healthy_passes(
-    kind: str, suite_python: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_every_mutant_is_caught_and_what_is_healthy_passes(kind, suite_python, request, tmp_path):
     answers = found(kind, suite_python, tmp_path)
     mutants = {name: told for name, told in answers.items() if not name.startswith("healthy")}
     for name, told in mutants.items():
@@ -110,7 +108,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
+def test_planted_fault_fails_the_suite(fault, plant):
     plant(fault)
 
 
@@ -124,11 +122,11 @@ def test_planted_fault_fails_the_suite(fault: planting.Fault, plant) -> None:
     ],
     ids=["healthy", "one slow size", "not a number", "three per cent"],
 )
-def test_a_slow_size_in_a_curve_is_found(curve: dict[int, float], dips: int) -> None:
+def test_a_slow_size_in_a_curve_is_found(curve, dips):
     assert len(speed_outliers.dips(curve)) == dips
 
 
-def test_bus_bandwidth_is_nccl_tests_definition() -> None:
+def test_bus_bandwidth_is_nccl_tests_definition():
     # nccl-tests on 4 H200: all_reduce of 64 KiB in 21.5 us reads 4.57 GB/s
     assert speed_outliers.busbw_gb_per_s("all_reduce", 65_536, 21.5e-6, 4) == pytest.approx(4.57, rel=0.01)
     assert speed_outliers.busbw_gb_per_s("all_gather", 1000, 1e-6, 4) == pytest.approx(0.75)

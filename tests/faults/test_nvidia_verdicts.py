@@ -5,23 +5,20 @@ healthy answers (`device_hosts.SEEN`), so that no torch is needed here. The rest
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import host_verdicts
+import planting
+from device_hosts import SEEN
+from planting import Fault
+from stackcheck.errors import ConfigurationError
+from test_device_faults import FAULTS, UNANSWERED
 
-pytest.importorskip("pydantic", reason="the judge runs on the host, and no image has it")
-import host_verdicts  # noqa: E402
-import planting  # noqa: E402
-from device_hosts import SEEN  # noqa: E402
-from planting import Fault  # noqa: E402
-from stackcheck.errors import ConfigurationError  # noqa: E402
-from test_device_faults import FAULTS, UNANSWERED  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 SUITES = sorted((HERE.parent / "acceptance").glob("test_devices*.py"))
 # A plugin: the answers of torch's child, in the process of pytest.
@@ -74,13 +71,13 @@ def run(fault: Fault, folder: Path, *suites: Path) -> dict[str, Any]:
 
 @pytest.mark.healthy(check="test_devices.py", vendor="nvidia")
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_healthy_host_passes_with_every_driver(driver: str, tmp_path: Path) -> None:
+def test_a_healthy_host_passes_with_every_driver(driver, tmp_path):
     result = run(host(driver), tmp_path, *SUITES[1:])
     found = host_verdicts.judged(result, tmp_path)
     assert (found.status, found.reasons) == ("PASSED", ()), result["output"]
 
 
-def test_a_driver_that_tells_the_recovery_action_has_to_tell_it(tmp_path: Path) -> None:
+def test_a_driver_that_tells_the_recovery_action_has_to_tell_it(tmp_path):
     result = run(host("580.159.04", recovery="not_supported"), tmp_path, *SUITES[1:])
     found = host_verdicts.judged(result, tmp_path)
     assert found.status == "FAILED"
@@ -88,7 +85,7 @@ def test_a_driver_that_tells_the_recovery_action_has_to_tell_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fault", PLANTED, ids=str)
-def test_a_planted_fault_is_caught_and_the_only_reason_of_the_verdict(fault: Fault, tmp_path: Path) -> None:
+def test_a_planted_fault_is_caught_and_the_only_reason_of_the_verdict(fault, tmp_path):
     result = run(fault, tmp_path)
     planting.judge(fault, result)
     models = [device["model"] for device in result["host"]["devices"]]

@@ -14,15 +14,10 @@ from harness import launch
 from planted_suite import only, run_suite
 from test_training_faults import SHORT
 
-pytestmark = pytest.mark.catches("the harness")
+pytestmark = [pytest.mark.catches("the harness"), pytest.mark.usefixtures("suite_python")]
 
 
-@pytest.fixture(autouse=True)
-def _needs_torch(suite_python) -> None:
-    assert suite_python
-
-
-def test_crashed_worker_fails_its_check_and_the_next_one_gets_another(tmp_path) -> None:
+def test_crashed_worker_fails_its_check_and_the_next_one_gets_another(tmp_path):
     result = run_suite(tmp_path, "", "-k", "crash or after")
     assert {check["id"]: check["outcome"] for check in result["checks"]} == {
         "test_planted.py::test_crash": "failed",
@@ -32,7 +27,7 @@ def test_crashed_worker_fails_its_check_and_the_next_one_gets_another(tmp_path) 
 
 
 @pytest.mark.waits
-def test_hung_worker_leaves_its_stack(tmp_path) -> None:
+def test_hung_worker_leaves_its_stack(tmp_path):
     check = only(run_suite(tmp_path, "test_hang"))
     assert check["outcome"] == "failed"
     assert "in hang" in check["reason"]
@@ -40,7 +35,7 @@ def test_hung_worker_leaves_its_stack(tmp_path) -> None:
 
 
 @pytest.mark.waits
-def test_hung_rank_leaves_every_stack_and_no_process(tmp_path) -> None:
+def test_hung_rank_leaves_every_stack_and_no_process(tmp_path):
     started = time.monotonic()
     check = only(run_suite(tmp_path, "test_hung_rank"))
     assert check["outcome"] == "failed"
@@ -50,11 +45,11 @@ def test_hung_rank_leaves_every_stack_and_no_process(tmp_path) -> None:
     assert not _running(tmp_path / "program.py")
 
 
-def test_dead_rank_fails_the_launch_with_its_words(tmp_path) -> None:
+def test_dead_rank_fails_the_launch_with_its_words(tmp_path):
     assert "rank 1 gives up" in only(run_suite(tmp_path, "test_dead_rank"))["reason"]
 
 
-def test_words_of_a_dead_rank_are_not_lost_behind_what_torchrun_says(tmp_path) -> None:
+def test_words_of_a_dead_rank_are_not_lost_behind_what_torchrun_says(tmp_path):
     own = "E1121 12:06:08.562000 11831 torch/distributed/elastic/multiprocessing/api.py:1002] failed"
     stderr = tmp_path / "stderr.txt"
     stderr.write_text("\n".join(["rank 1 gives up", own, *["a line of torchrun's"] * 60, "rank : 1"]))
@@ -63,11 +58,11 @@ def test_words_of_a_dead_rank_are_not_lost_behind_what_torchrun_says(tmp_path) -
     assert said.endswith("rank : 1")
 
 
-def test_launch_without_its_json_line_fails(tmp_path) -> None:
+def test_launch_without_its_json_line_fails(tmp_path):
     assert "ended without its JSON line" in only(run_suite(tmp_path, "test_silent_ranks"))["reason"]
 
 
-def test_killed_run_says_that_it_is_running_or_crashed(tmp_path) -> None:
+def test_killed_run_says_that_it_is_running_or_crashed(tmp_path):
     result = run_suite(tmp_path, "", "-k", "no_such_check")
     assert result["checks"] == []
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -85,7 +80,7 @@ def test_killed_run_says_that_it_is_running_or_crashed(tmp_path) -> None:
     assert left["state"] == "running"
 
 
-def test_run_that_is_told_to_end_ends_its_children_and_says_so(tmp_path) -> None:
+def test_run_that_is_told_to_end_ends_its_children_and_says_so(tmp_path):
     run_suite(tmp_path, "", "-k", "no_such_check")  # plants the suite
     suite = tmp_path / "tests" / "acceptance" / "test_planted.py"
     run = subprocess.Popen(
@@ -147,7 +142,7 @@ LATER = {
     ],
 )  # fmt: skip
 def test_children_are_started_anew_and_the_run_says_so_if_loading_torch_touched_a_device(
-    check: str, patch: dict[str, str], said: str, plant
-) -> None:
+    check, patch, said, plant
+):
     result = plant(planting.Fault("nothing", check, outcome="passed", tier="smoke", patches=patch))
     assert f"RuntimeWarning: children are not forked, because {said}" in result["output"]

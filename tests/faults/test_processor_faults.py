@@ -37,7 +37,7 @@ HEALTHY = {
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim(tmp_path_factory) -> Path:
     made = planned.found(tmp_path_factory.mktemp("shim"))
     return made or pytest.skip(
         "no gcc, and no build/library_faults: benchmarks/library_faults/planned.py makes it"
@@ -46,7 +46,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plant_below(
-    plant: Callable[[planting.Fault], dict[str, Any]], shim: Path, tmp_path: Path
+    plant: Callable[[planting.Fault], dict[str, Any]], shim: Path, tmp_path
 ) -> Callable[[planting.Fault, Any], Counter[str]]:
     """Plant a fault inside a library, and count what was reached."""
 
@@ -60,7 +60,7 @@ def plant_below(
 
 
 @pytest.mark.parametrize(("library", "fault"), FAULTS.items(), ids=str)
-def test_a_fault_inside_a_library_fails_its_check(library: str, fault: planting.Fault, plant_below) -> None:
+def test_a_fault_inside_a_library_fails_its_check(library, fault, plant_below):
     library = library.partition(" ")[0]
     counted = plant_below(fault, planned.Setting(library=library, kind="flip"))
     assert counted["changed"] == counted[library] > 0
@@ -75,7 +75,7 @@ def test_a_fault_inside_a_library_fails_its_check(library: str, fault: planting.
     ],
     ids=str,
 )
-def test_the_shim_alone_fails_nothing(library: str, fault: planting.Fault, plant_below) -> None:
+def test_the_shim_alone_fails_nothing(library, fault, plant_below):
     library = library.partition(" ")[0]
     counted = plant_below(fault, planned.Setting(library=library))
     assert counted[library] > 0 == counted["changed"]

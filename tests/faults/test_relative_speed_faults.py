@@ -5,12 +5,11 @@ The kernels run, and a clock is planted: on a processor no real one says anythin
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-import planting
 from planting import Fault
 
 SUITE = "test_kernel_speed.py::"
@@ -59,12 +58,12 @@ HEALTHY = (
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *HEALTHY], ids=str)
-def test_kernel_beside_another(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_kernel_beside_another(fault, plant):
     plant(fault)
 
 
 @pytest.mark.healthy
-def test_shares_of_a_processor_are_recorded(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_shares_of_a_processor_are_recorded(plant):
     result = plant(Fault("nothing", SUITE + "test_memory_bound_speed", outcome="passed"))
     kernels = {metric["conditions"]["kernel"] for metric in result["checks"][0]["metrics"]}
     assert {"layer_norm", "adamw", "cross_entropy backward"} <= kernels

@@ -49,7 +49,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("planted", FAULTS, ids=str)
-def test_fault_of_the_compiler_is_caught(planted, plant) -> None:
+def test_fault_of_the_compiler_is_caught(planted, plant):
     assert SUITE_PYTHON
     plant(planted)
 
@@ -60,15 +60,13 @@ REFUSAL = "def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, a
 @pytest.mark.parametrize(
     "planted", {fault.check.partition("[")[0]: fault for fault in FAULTS}.values(), ids=str
 )
-def test_fault_for_a_gpu_that_the_stack_does_not_declare_is_not_the_stacks(planted, plant, tmp_path) -> None:
+def test_fault_for_a_gpu_that_the_stack_does_not_declare_is_not_the_stacks(planted, plant, tmp_path):
     skipped = {"vendor": "nvidia", "outcome": "skipped", "says": "does not declare"}
     plant(Fault(**{**vars(planted), **skipped, "env": declared(tmp_path, "nvidia", "sm_75")}))
 
 
 @pytest.mark.parametrize(("declared_archs", "outcome"), [(["sm_100"], "failed"), (["sm_80"], "skipped")])
-def test_triton_that_does_not_know_a_gpu_of_the_stack_is_caught(
-    plant, tmp_path, declared_archs, outcome
-) -> None:
+def test_triton_that_does_not_know_a_gpu_of_the_stack_is_caught(plant, tmp_path, declared_archs, outcome):
     says = "unknown GPU" if outcome == "failed" else "does not declare sm_100"
     planted = fault("an old Triton", "test_matrix_instruction_is_the_expected_one[sm_100-fp8e4nv]", says)
     env = declared(tmp_path, "nvidia", *declared_archs)
@@ -111,21 +109,19 @@ def compiler(folder: Path, name: str, output: bytes, *, code: int = 0) -> dict[s
         (["gfx942"], 0, None),
     ],
 )
-def test_compiler_that_makes_no_code_for_an_architecture_is_caught(
-    plant, tmp_path, archs, code, says
-) -> None:
+def test_compiler_that_makes_no_code_for_an_architecture_is_caught(plant, tmp_path, archs, code, says):
     made = compiler(tmp_path / "bin", "hipcc", device_code.bundle(archs), code=code)
     env = {**made, **declared(tmp_path, "amd", "gfx942")}
     plant(Fault("a compiler", COMPILES, "failed" if says else "passed", says or "", vendor="amd", env=env))
 
 
-def test_nvcc_that_makes_only_ptx_is_caught(plant, tmp_path) -> None:
+def test_nvcc_that_makes_only_ptx_is_caught(plant, tmp_path):
     output = device_code.fatbin([], ptx=["sm_90"])
     env = {**compiler(tmp_path / "bin", "nvcc", output), **declared(tmp_path, "nvidia", "sm_90")}
     plant(Fault("no machine code", COMPILES, says="made code for []", vendor="nvidia", env=env))
 
 
-def test_absent_compiler_is_said(plant, tmp_path) -> None:
+def test_absent_compiler_is_said(plant, tmp_path):
     (tmp_path / "bin").mkdir()
     env = {"PATH": str(tmp_path / "bin"), **declared(tmp_path, "amd", "gfx942")}
     plant(Fault("no hipcc", COMPILES, "skipped", "this image has no hipcc", vendor="amd", env=env))
@@ -198,7 +194,7 @@ def split(*archs: str) -> dict[str, bytes]:
         (rocm, {}, None),
     ],
 )  # fmt: skip
-def test_library_without_kernels_for_an_architecture_is_caught(plant, tmp_path, make, changes, says) -> None:
+def test_library_without_kernels_for_an_architecture_is_caught(plant, tmp_path, make, changes, says):
     vendor, archs = ("amd", AMD) if make is rocm else ("nvidia", NVIDIA)
     folder = make(tmp_path, **changes)
     env = declared(tmp_path, vendor, *archs, packages={"torch": "2.15.0"})
@@ -211,7 +207,7 @@ def test_library_without_kernels_for_an_architecture_is_caught(plant, tmp_path, 
     ("held", "outcome", "says"),
     [(["sm_80", "sm_120"], "failed", "no code for ['sm_90']"), (["sm_80", "sm_90"], "passed", "")],
 )
-def test_flash_attention_without_an_architecture_is_caught(plant, tmp_path, held, outcome, says) -> None:
+def test_flash_attention_without_an_architecture_is_caught(plant, tmp_path, held, outcome, says):
     info = tmp_path / "site" / "flash_attn-2.8.3.dist-info"
     info.mkdir(parents=True)
     name = "flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so"
@@ -222,7 +218,7 @@ def test_flash_attention_without_an_architecture_is_caught(plant, tmp_path, held
     plant(Fault("FlashAttention", FLASH, outcome, says, vendor="nvidia", env=env, paths=(str(info.parent),)))
 
 
-def test_declared_flash_attention_that_is_not_there_is_caught(plant, tmp_path) -> None:
+def test_declared_flash_attention_that_is_not_there_is_caught(plant, tmp_path):
     env = declared(tmp_path, "nvidia", "sm_80", flash_attn={"version": "2.8.3"})
     plant(
         Fault(
@@ -258,7 +254,7 @@ def _flash_attn_bwd(q, k, v, out, gradient, lse, *, causal):
 )
 def test_flash_attention_4_that_cannot_compile_for_an_architecture_is_caught(
     plant, tmp_path, without, outcome, says
-) -> None:
+):
     site = tmp_path / "site"
     for folder in ("flash_attn/cute", "flash_attn_4-4.0.0b36.dist-info"):
         (site / folder).mkdir(parents=True)
@@ -271,6 +267,6 @@ def test_flash_attention_4_that_cannot_compile_for_an_architecture_is_caught(
     plant(Fault("FlashAttention 4", FLASH_4, outcome, says, vendor="nvidia", env=env, paths=(str(site),)))
 
 
-def test_image_that_names_no_architecture_is_caught(plant, tmp_path) -> None:
+def test_image_that_names_no_architecture_is_caught(plant, tmp_path):
     env = declared(tmp_path, "nvidia")
     plant(Fault("no architecture", LIBRARIES, says="declares no architecture", vendor="nvidia", env=env))

@@ -36,7 +36,7 @@ FILES = sorted(thresholds.FOLDER.rglob("*.json"))
 
 
 @pytest.mark.healthy
-def test_good_entry_has_no_problem() -> None:
+def test_good_entry_has_no_problem():
     assert not list(thresholds.lint([GOOD]))
     assert not list(thresholds.lint([GOOD | DERIVED]))
     assert not list(thresholds.lint([GOOD | {"class": "measured", "basis": {"runs": ["a run id"]}}]))
@@ -77,16 +77,16 @@ def test_good_entry_has_no_problem() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_lint_refuses(change, says) -> None:
+def test_lint_refuses(change, says):
     problems = "\n".join(thresholds.lint([GOOD | change]))
     assert says in problems
 
 
-def test_lint_refuses_an_entry_that_another_hides() -> None:
+def test_lint_refuses_an_entry_that_another_hides():
     assert any("unreachable" in problem for problem in thresholds.lint([GOOD, GOOD]))
 
 
-def test_file_with_a_problem_is_not_loaded(tmp_path) -> None:
+def test_file_with_a_problem_is_not_loaded(tmp_path):
     path = tmp_path / "X.json"
     path.write_text('{"thresholds": [{"metric": "copy_gb_per_s"}]}', encoding="utf-8")
     with pytest.raises(thresholds.ThresholdError, match="entry 1"):
@@ -95,7 +95,7 @@ def test_file_with_a_problem_is_not_loaded(tmp_path) -> None:
 
 @pytest.mark.healthy
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_committed_file_is_clean_and_of_a_known_device(path) -> None:
+def test_committed_file_is_clean_and_of_a_known_device(path):
     assert thresholds.load(path)
     assert models.row(path.stem)["vendor"] == path.parent.name
 
@@ -117,19 +117,19 @@ def test_committed_file_is_clean_and_of_a_known_device(path) -> None:
     ],
     ids=str,
 )
-def test_entry_that_no_check_measures_is_unreachable(metric, conditions, reached) -> None:
+def test_entry_that_no_check_measures_is_unreachable(metric, conditions, reached):
     assert speed_conditions.reaches(metric, conditions) is reached
 
 
 @pytest.mark.healthy
-def test_every_metric_of_the_rules_says_what_is_measured() -> None:
+def test_every_metric_of_the_rules_says_what_is_measured():
     assert set(speed_conditions.CONDITIONS) == set(thresholds.METRICS)
     for metric, (_, _, keys) in thresholds.METRICS.items():
         assert all(set(known) <= keys for known in speed_conditions.CONDITIONS[metric])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_committed_bound_refuses_half_of_its_reference(path) -> None:
+def test_committed_bound_refuses_half_of_its_reference(path):
     for entry in thresholds.load(path):
         half = entry.bound / 2 if entry.direction == "min" else entry.bound * 2
         assert entry.accepts(entry.bound)
@@ -138,7 +138,7 @@ def test_committed_bound_refuses_half_of_its_reference(path) -> None:
 
 
 @pytest.mark.parametrize("metric", ["gemm_tflops", "copy_gb_per_s"])
-def test_bound_under_seventy_per_cent_of_the_best_public_figure_is_named(metric, monkeypatch) -> None:
+def test_bound_under_seventy_per_cent_of_the_best_public_figure_is_named(metric, monkeypatch):
     public = {"metric": metric, "conditions": CONDITIONS[metric], "suggests": 5000.0, "source": "a page"}
     monkeypatch.setattr(derive, "published", lambda _model: (public,))
     loose, tight = (
@@ -149,7 +149,7 @@ def test_bound_under_seventy_per_cent_of_the_best_public_figure_is_named(metric,
     assert not list(derive.too_loose("H200", [tight]))
 
 
-def test_latency_over_that_of_the_best_public_figure_is_named(monkeypatch) -> None:
+def test_latency_over_that_of_the_best_public_figure_is_named(monkeypatch):
     public = {"metric": "all_reduce_latency_us", "conditions": {}, "suggests": 7.0, "source": "a page"}
     monkeypatch.setattr(derive, "published", lambda _model: (public,))
     entry = GOOD | {"metric": "all_reduce_latency_us", "direction": "max"}
@@ -159,7 +159,7 @@ def test_latency_over_that_of_the_best_public_figure_is_named(monkeypatch) -> No
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_bound_of_a_job_over_all_devices_must_be_measured_with_all_of_them(devices) -> None:
+def test_bound_of_a_job_over_all_devices_must_be_measured_with_all_of_them(devices):
     job = "train_fsdp2_tokens_per_s_per_gpu"
     row, asked = models.row("H200"), {"devices": devices, "nvls": "off", "tier": "standard", "figures": []}
     missing = [text for text in bounds.unmeasured(row, asked) if text.startswith(job)]
@@ -167,7 +167,7 @@ def test_bound_of_a_job_over_all_devices_must_be_measured_with_all_of_them(devic
 
 
 @pytest.mark.healthy
-def test_most_specific_entry_wins() -> None:
+def test_most_specific_entry_wins():
     wide = thresholds.threshold(GOOD)
     narrow = thresholds.threshold(GOOD | {"conditions": {"bytes": 8}, "bound": 4400.0})
     assert thresholds.find([wide, narrow], "copy_gb_per_s", {"bytes": 8}) is narrow
@@ -177,7 +177,7 @@ def test_most_specific_entry_wins() -> None:
 
 @pytest.mark.healthy
 @pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
-def test_every_device_figure_has_a_source(row) -> None:
+def test_every_device_figure_has_a_source(row):
     figures = (
         "peak_tflops",
         "memory_gb_per_s",

@@ -1,12 +1,9 @@
 """Faults of training: a job that does not learn, resumes wrongly or runs slow code never passes."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-import planting
 from planting import Fault
 
 SUITE = "test_training.py::"
@@ -123,14 +120,12 @@ HANG = Fault(
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_planted_fault_is_caught(fault, plant):
     plant(fault)
 
 
 @pytest.mark.slow  # test_hang_faults.py and test_process_faults.py end a job and its ranks by a limit
-def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
-    plant: Callable[[planting.Fault], dict[str, Any]],
-) -> None:
+def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(plant):
     (check,) = plant(HANG)["checks"]
     assert check["cause"] == "time_limit"
     assert "] build; stacks in" in check["reason"]
@@ -139,7 +134,7 @@ def test_a_hang_is_named_by_its_phase_with_the_stacks_of_every_rank(
 
 
 @pytest.mark.slow
-def test_a_healthy_flash_attn_4_passes(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_a_healthy_flash_attn_4_passes(plant):
     plant(
         Fault(
             "nothing",
@@ -151,5 +146,5 @@ def test_a_healthy_flash_attn_4_passes(plant: Callable[[planting.Fault], dict[st
 
 
 @pytest.mark.slow
-def test_a_healthy_job_passes(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_a_healthy_job_passes(plant):
     plant(Fault("nothing", "test_training.py", outcome="passed", tier="smoke"))

@@ -137,7 +137,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_planted_fault_of_a_timed_job_is_caught(fault: Fault, plant) -> None:
+def test_planted_fault_of_a_timed_job_is_caught(fault, plant):
     result = plant(fault)
     if fault.outcome == "invalid":
         assert_unfit(result)
@@ -153,7 +153,7 @@ def test_planted_fault_of_a_timed_job_is_caught(fault: Fault, plant) -> None:
     ],
     ids=str,
 )
-def test_healthy_timed_job_passes(fault: Fault, plant) -> None:
+def test_healthy_timed_job_passes(fault, plant):
     plant(fault)
 
 
@@ -166,20 +166,20 @@ def test_healthy_timed_job_passes(fault: Fault, plant) -> None:
     ],
     ids=["one device", "two small ones", "one small one"],
 )
-def test_timed_job_that_cannot_fit_is_a_skip_that_says_so(fault, state, says, plant) -> None:
+def test_timed_job_that_cannot_fit_is_a_skip_that_says_so(fault, state, says, plant):
     plant(fault("nothing", says, "skipped", nvml=state))
 
 
 @pytest.mark.healthy
 @pytest.mark.parametrize(("ranks", "allocated_gib"), [(2, 115.9), (4, 97.2)])
-def test_needs_of_the_large_job_are_those_of_its_records(ranks: int, allocated_gib: float) -> None:
+def test_needs_of_the_large_job_are_those_of_its_records(ranks, allocated_gib):
     from workloads.large_job import OUTSIDE_TORCH_GIB, large_gib
 
     assert large_gib(ranks, 2) - OUTSIDE_TORCH_GIB == pytest.approx(allocated_gib, abs=0.1)
 
 
 @pytest.mark.healthy
-def test_needs_of_the_fsdp2_job_are_those_of_its_record() -> None:
+def test_needs_of_the_fsdp2_job_are_those_of_its_record():
     from workloads.large_job import OUTSIDE_TORCH_GIB, fsdp2_gib
 
     assert fsdp2_gib(1) - OUTSIDE_TORCH_GIB == pytest.approx(57.8, abs=0.1)

@@ -1,12 +1,9 @@
 """Faults of compiled training, of 8 bits and of gradients: a wrong job is found, a slow or large one too."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-import planting
 from planting import Fault
 
 SUITE = "test_training_variants.py::"
@@ -119,11 +116,11 @@ GRADIENTS = (
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *WIDE, *GRADIENTS], ids=str)
-def test_planted_fault_is_caught(fault: Fault, plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_planted_fault_is_caught(fault, plant):
     plant(fault)
 
 
 @pytest.mark.slow
-def test_healthy_jobs_pass(plant: Callable[[planting.Fault], dict[str, Any]]) -> None:
+def test_healthy_jobs_pass(plant):
     arguments = ("-k", "reference")
     plant(Fault("nothing", "test_training_variants.py", outcome="passed", arguments=arguments))

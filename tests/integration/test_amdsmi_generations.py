@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
+import amdsmi_releases
+from fakeamd import rootfs
+from waits import run_program
+
 pytestmark = pytest.mark.integration
-
 PROGRAM = Path(__file__).resolve().parents[1] / "faults/amdsmi_standin.py"
-sys.path.insert(0, str(PROGRAM.parent))
-
-import amdsmi_releases  # noqa: E402
-from fakeamd import rootfs  # noqa: E402
-
 RELEASES = tuple(amdsmi_releases.table())
 WITH_PROFILES = (
     "6.3.3",
@@ -30,7 +28,7 @@ WITH_PROFILES = (
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packages(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("amdsmi")
     for release in RELEASES:
         install = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile")
@@ -39,17 +37,14 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(packages: Path, release: str, plan: str) -> dict[str, Any]:
-    done = subprocess.run(
-        (sys.executable, str(PROGRAM), str(packages / release), plan),
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    done = run_program((sys.executable, str(PROGRAM), str(packages / release), plan), timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_each_generation_reads_the_same_device(packages: Path, release: str) -> None:
+def test_each_generation_reads_the_same_device(packages, release):
     found = read(packages, release, "healthy")
     assert found["devices"] == 2
     assert (found["pci_id"], found["uuid"], found["bdf"]) == (
@@ -66,20 +61,20 @@ def test_each_generation_reads_the_same_device(packages: Path, release: str) -> 
 
 
 @pytest.mark.parametrize("release", WITH_PROFILES)
-def test_a_partition_is_seen_where_the_module_answers_na(packages: Path, release: str) -> None:
+def test_a_partition_is_seen_where_the_module_answers_na(packages, release):
     assert read(packages, release, "no profile")["partition"] == {"compute": "CPX", "memory": "NPS1"}
     assert read(packages, release, "cpx")["partition"]["compute"] == "CPX"
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_no_permission_is_no_value(packages: Path, release: str) -> None:
+def test_no_permission_is_no_value(packages, release):
     found = read(packages, release, "no permission")
     assert found["uncorrectable"] == "no permission"
     assert found["link"]["p2p"] == "no permission"
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_drivers_without_and_with_a_new_version_are_unlisted(packages: Path, release: str) -> None:
+def test_drivers_without_and_with_a_new_version_are_unlisted(packages, release):
     kernel = read(packages, release, "kernel")
     assert (kernel["driver"], kernel["support"]) == ("N/A", "unlisted")
     new = read(packages, release, "new")
@@ -87,7 +82,7 @@ def test_drivers_without_and_with_a_new_version_are_unlisted(packages: Path, rel
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_table_has_what_each_release_does_not_tell(packages: Path, release: str) -> None:
+def test_the_table_has_what_each_release_does_not_tell(packages, release):
     """The fabricated hosts of tests/faults/test_amd_releases.py go by it."""
     newest = rootfs.ensure(rootfs.LIBRARIES[-1]) / "usr/lib/python3/dist-packages"
     found = amdsmi_releases.lacking(amdsmi_releases.told(packages / release), amdsmi_releases.told(newest))

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("heard_signals")]
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
+def checkout(tmp_path, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
     return make_checkout(tmp_path / "checkout")
 
 
@@ -33,9 +33,7 @@ def started(checkout: Path, *arguments: str) -> Command:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *OTHER_SIGNALS])
-def test_an_interrupted_suite_run_leaves_no_container_and_the_next_run_carries_on(
-    checkout: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_suite_run_leaves_no_container_and_the_next_run_carries_on(checkout, number):
     let_sleep(checkout)
     command = started(checkout, "test", REFERENCE)
     assert len(containers()) == 1
@@ -47,7 +45,7 @@ def test_an_interrupted_suite_run_leaves_no_container_and_the_next_run_carries_o
     assert (code, containers()) == (0, []), text
 
 
-def test_the_second_of_two_commands_waits_and_says_for_what(checkout: Path) -> None:
+def test_the_second_of_two_commands_waits_and_says_for_what(checkout):
     let_sleep(checkout)
     first = started(checkout, "test", REFERENCE)
     second = Command(checkout, "certify", REFERENCE)
@@ -60,7 +58,7 @@ def test_the_second_of_two_commands_waits_and_says_for_what(checkout: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def certified_once(tmp_path_factory: pytest.TempPathFactory, scripted_engine: Engine) -> Path:  # noqa: ARG001  # as above
+def certified_once(tmp_path_factory, scripted_engine: Engine) -> Path:  # noqa: ARG001  # as above
     root = make_checkout(tmp_path_factory.mktemp("certified") / "checkout")
     let_sleep(root)
     started(root, "test", REFERENCE).end(signal.SIGINT)
@@ -80,8 +78,8 @@ def certified(certified_once: Path) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGINT, OTHER_SIGNALS[0]])
 @pytest.mark.parametrize("words", ["copying", pytest.param("attaching", marks=pytest.mark.slow), "published"])
 def test_an_interrupted_publication_leaves_no_half_published_tag_and_the_next_one_carries_on(
-    certified: Path, number: signal.Signals, words: str
-) -> None:
+    certified, number, words
+):
     command = Command(certified, "publish", REFERENCE)
     assert command.until(words), command.text
     code = command.end(number)
@@ -95,9 +93,7 @@ def test_an_interrupted_publication_leaves_no_half_published_tag_and_the_next_on
     assert verify(certified) == 0
 
 
-def test_an_interruption_while_a_container_is_being_made_leaves_none(
-    scripted_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_while_a_container_is_being_made_leaves_none(scripted_engine, monkeypatch):
     from stackcheck.engine.client import RunSpec
 
     client: Any = scripted_engine._client

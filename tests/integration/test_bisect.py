@@ -13,7 +13,7 @@ import pytest
 
 from small_stacks import ROOT
 from small_wheels import make_wheel
-from stackcheck.engine.client import Engine
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -43,7 +43,7 @@ def plant(wheel: Path) -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """A checkout of two stacks that differ in two packages; the new version of one has a fault."""
     made = {
         (name, version): make_wheel(
@@ -72,19 +72,14 @@ def checkout(tmp_path: Path) -> Path:
 def stackcheck(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"XDG_CONFIG_HOME": str(root / "config"), "STACKCHECK_WHEEL_CACHE": "off"}
     env |= {"PIP_FIND_LINKS": str(root.parent / "wheels")}
-    done = subprocess.run(
-        [sys.executable, "-m", "stackcheck", *arguments, "--root", str(root)],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=ROOT,
-        check=False,
+    done = run_program(
+        [sys.executable, "-m", "stackcheck", *arguments, "--root", str(root)], env=env, cwd=ROOT
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
-def test_the_package_with_the_fault_is_named_with_real_images(checkout: Path, engine: Engine) -> None:
+def test_the_package_with_the_fault_is_named_with_real_images(checkout, engine):
     try:
         _search(checkout)
     finally:

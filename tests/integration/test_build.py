@@ -7,7 +7,6 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError, EngineError
 from stackcheck.imaging import bootstrap, build, plans
 from stackcheck.imaging.wheels import host_settings
-from stackcheck.matrix import resolve
 from stackcheck.oci.image_layout import ImageLayout
 
 pytestmark = pytest.mark.integration
@@ -38,7 +36,7 @@ def layer_bytes(image: build.Image) -> bytes:
 
 
 @pytest.fixture
-def planted_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, ...]:
+def planted_settings(tmp_path, monkeypatch) -> tuple[bytes, ...]:
     """A host whose pip configuration, certificates and wheels would be known again anywhere."""
     folder = tmp_path / "planted-folder-of-wheels"
     folder.mkdir()
@@ -56,12 +54,12 @@ def planted_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[b
 
 
 def test_settings_of_the_host_reach_the_build_and_no_layer_keeps_them(
-    engine: Engine,  # its set-up has made the host ready
-    empty_checkout: Path,
-    cpu_stack: resolve.Stack,
-    planted_settings: tuple[bytes, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    engine,  # its set-up has made the host ready
+    empty_checkout,
+    cpu_stack,
+    planted_settings,
+    monkeypatch,
+):
     # Plain layers can be searched byte by byte; the config names the same unpacked layers either way.
     monkeypatch.setattr(plans, "COMPRESSION", "compression=uncompressed,force-compression=true")
     stack = small_stack(empty_checkout, "secrets", cpu_stack, lock="planted==1.0\n")
@@ -73,8 +71,8 @@ def test_settings_of_the_host_reach_the_build_and_no_layer_keeps_them(
 
 
 def test_steps_done_again_give_the_same_image_and_unchanged_inputs_none_at_all(
-    engine: Engine, empty_checkout: Path, cpu_stack: resolve.Stack
-) -> None:
+    engine, empty_checkout, cpu_stack
+):
     stack = small_stack(empty_checkout, "plain", cpu_stack)
     first = build_one(stack, engine, empty_checkout)
     stated = ImageLayout(first.layout).json(first.manifest_digest)["annotations"]
@@ -96,8 +94,8 @@ def test_steps_done_again_give_the_same_image_and_unchanged_inputs_none_at_all(
 
 
 def test_an_image_over_its_budget_is_refused_with_its_layers_and_the_one_that_passes_it(
-    engine: Engine, empty_checkout: Path, cpu_stack: resolve.Stack, small_base: Path
-) -> None:
+    engine, empty_checkout, cpu_stack, small_base
+):
     (base,) = small_base.glob("*.tar")
     stack = small_stack(empty_checkout, "heavy", cpu_stack)  # 20 MB on top of the base
     stack = dataclasses.replace(stack, size_budget_bytes=base.stat().st_size + (5 << 20))
@@ -118,9 +116,7 @@ def test_an_image_over_its_budget_is_refused_with_its_layers_and_the_one_that_pa
         )
 
 
-def test_a_failing_step_is_named_with_its_stage_line_and_last_words(
-    engine: Engine, empty_checkout: Path, cpu_stack: resolve.Stack
-) -> None:
+def test_a_failing_step_is_named_with_its_stage_line_and_last_words(engine, empty_checkout, cpu_stack):
     stack = small_stack(empty_checkout, "failing", cpu_stack)
     with pytest.raises(BuildError) as caught:
         build_one(stack, engine, empty_checkout)
@@ -129,9 +125,7 @@ def test_a_failing_step_is_named_with_its_stage_line_and_last_words(
     assert not (empty_checkout / "build" / stack.id / "image.json").exists()
 
 
-def test_any_image_of_the_engine_can_be_adopted(
-    engine: Engine, small_image: build.Image, tmp_path: Path
-) -> None:
+def test_any_image_of_the_engine_can_be_adopted(engine, small_image, tmp_path):
     adopted = build.adopt(small_image.reference, engine, folder=tmp_path, report=silent)
     assert adopted.stack_id is None
     assert adopted.config_digest == small_image.config_digest
@@ -140,10 +134,10 @@ def test_any_image_of_the_engine_can_be_adopted(
 
 @pytest.mark.slow
 def test_a_base_made_again_has_the_same_bytes_and_nothing_of_the_host(
-    engine: Engine,  # noqa: ARG001  # its set-up has made the host ready
-    cpu_stack: resolve.Stack,
-    tmp_path: Path,
-) -> None:
+    engine,  # noqa: ARG001  # its set-up has made the host ready
+    cpu_stack,
+    tmp_path,
+):
     assert cpu_stack.base.suite
     packages = cpu_stack.base.packages
     first = bootstrap.bootstrap(cpu_stack.base.suite, packages, ROOT / "build" / "bases", report=silent)
@@ -170,8 +164,8 @@ def classic_daemon(engine: Engine) -> Iterator[subprocess.Popen[bytes]]:  # noqa
 
 
 def test_the_classic_image_store_is_used_and_said_and_a_stopped_daemon_is_named(
-    classic_daemon: subprocess.Popen[bytes], empty_checkout: Path, cpu_stack: resolve.Stack
-) -> None:
+    classic_daemon, empty_checkout, cpu_stack
+):
     engine = Engine.connect()
     assert not engine.containerd_store
     lines: list[str] = []

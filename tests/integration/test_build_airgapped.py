@@ -7,14 +7,12 @@ import secrets
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from small_recipe import render_from
 from small_stacks import ASSETS, ROOT, build_one
 from small_wheels import locked_line, make_wheel
-from stackcheck.engine.client import Engine
 from stackcheck.errors import BuildError
 from stackcheck.matrix.stack import Stack
 from stackcheck.oci.image_layout import ImageLayout
@@ -25,7 +23,7 @@ NAME = "small_package-1.0-py3-none-any.whl"
 
 
 @pytest.fixture
-def stack(tmp_path: Path, cpu_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Stack:
+def stack(tmp_path, cpu_stack: Stack, monkeypatch) -> Stack:
     """A stack of one package, on the real base, on a host whose pip knows only an index that is not there."""
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -41,10 +39,10 @@ def stack(tmp_path: Path, cpu_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_folder_of_wheels_suffices_where_nothing_else_can_be_reached(
-    stack: Stack,
-    engine: Engine,  # its set-up has made the host ready
-    tmp_path: Path,
-) -> None:
+    stack,
+    engine,  # its set-up has made the host ready
+    tmp_path,
+):
     image = build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
     assert [use.name for use in image.stages] == ["base", "wheels", "final"]
     config = ImageLayout(image.layout).json(image.config_digest)
@@ -53,10 +51,10 @@ def test_a_folder_of_wheels_suffices_where_nothing_else_can_be_reached(
 
 
 def test_a_missing_wheel_is_named_before_the_build_with_a_command_that_fetches_it(
-    stack: Stack,
-    engine: Engine,  # its set-up has made the host ready
-    tmp_path: Path,
-) -> None:
+    stack,
+    engine,  # its set-up has made the host ready
+    tmp_path,
+):
     (tmp_path / "wheels" / NAME).rename(tmp_path / NAME)
     with pytest.raises(BuildError, match="lacks 1 of 1 packages for linux/") as caught:
         build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")
@@ -72,10 +70,10 @@ def test_a_missing_wheel_is_named_before_the_build_with_a_command_that_fetches_i
 
 
 def test_a_wheel_of_another_content_is_as_good_as_none(
-    stack: Stack,
-    engine: Engine,  # its set-up has made the host ready
-    tmp_path: Path,
-) -> None:
+    stack,
+    engine,  # its set-up has made the host ready
+    tmp_path,
+):
     shutil.copy(make_wheel(tmp_path, word="another word"), tmp_path / "wheels" / NAME)
     with pytest.raises(BuildError, match="lacks 1 of 1"):
         build_one(stack, engine, tmp_path, wheelhouse=tmp_path / "wheels")

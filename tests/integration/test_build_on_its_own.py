@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import yaml
 
 from small_stacks import ROOT
 from stackcheck.engine import apt
-from stackcheck.engine.client import Engine
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.suite.subject import of_build
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -31,7 +30,7 @@ BASE = ("ca-certificates", "python3.11", "python3.11-venv")
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """A checkout whose matrix has one small stack of packages that this test's own environment has."""
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "images" / "parts", root / "images" / "parts")
@@ -90,19 +89,11 @@ def follow(checkout: Path, lines: list[str]) -> None:
         "UV_OFFLINE": "1",
     }
     for line in lines:
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=checkout,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+        done = run_program(["bash", "-c", line], cwd=checkout, env=environment, timeout=600)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
-def test_section_0_installs_stackcheck_where_no_index_is(tmp_path: Path) -> None:
+def test_section_0_installs_stackcheck_where_no_index_is(tmp_path):
     """As the page says, but for the Python of this machine."""
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "stackcheck", root / "stackcheck")
@@ -122,8 +113,8 @@ def test_section_0_installs_stackcheck_where_no_index_is(tmp_path: Path) -> None
     apt.host_release().get("VERSION_CODENAME") != "bookworm", reason="the stack is Debian 12's"
 )
 def test_the_page_makes_one_image_from_this_host_alone_the_same_in_two_runs(
-    checkout: Path, engine: Engine, install_packages: Callable[..., None]
-) -> None:
+    checkout, engine, install_packages
+):
     install_packages(*BASE)
     lines = page_commands()
     follow(checkout, lines)

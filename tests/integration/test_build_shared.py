@@ -64,9 +64,7 @@ def layers(image: build.Image) -> list[str]:
 
 
 @pytest.mark.parametrize("no_cache", [False, True])
-def test_two_stacks_that_differ_in_the_last_stage_build_every_other_stage_once(
-    small: Checkout, no_cache: bool
-) -> None:
+def test_two_stacks_that_differ_in_the_last_stage_build_every_other_stage_once(small, no_cache):
     first, second = small.build(small.stack("one"), small.stack("two"), no_cache=no_cache)
     assert how(first) == dict.fromkeys((*SHARED, "final"), "built")
     assert how(second) == {**dict.fromkeys(SHARED, "shared"), "final": "built"}
@@ -82,7 +80,7 @@ def test_two_stacks_that_differ_in_the_last_stage_build_every_other_stage_once(
     assert len({line.split()[0] for line in log.splitlines() if "date +%N" in line and "] RUN" in line}) == 3
 
 
-def test_changing_one_builders_pin_builds_that_stage_and_the_last_one_again(small: Checkout) -> None:
+def test_changing_one_builders_pin_builds_that_stage_and_the_last_one_again(small):
     stack = small.stack("one")
     (before,) = small.build(stack)
     small.change(stack, "kernel==1.0", "kernel==1.1")
@@ -102,7 +100,7 @@ def test_changing_one_builders_pin_builds_that_stage_and_the_last_one_again(smal
     assert read.stages == after.stages
 
 
-def test_a_stack_that_comes_later_shares_what_is_there_and_its_bytes_are_counted(small: Checkout) -> None:
+def test_a_stack_that_comes_later_shares_what_is_there_and_its_bytes_are_counted(small):
     (first,) = small.build(small.stack("one"))
     assert first.shared_bytes == 0
     (second,) = small.build(small.stack("two"))
@@ -110,9 +108,7 @@ def test_a_stack_that_comes_later_shares_what_is_there_and_its_bytes_are_counted
     assert second.shared_bytes == sum(layer.size_bytes for layer in second.layers[:-1])
 
 
-def test_what_a_stage_hands_over_is_taken_from_the_wheel_cache_and_not_built_again(
-    small: Checkout, tmp_path: Path
-) -> None:
+def test_what_a_stage_hands_over_is_taken_from_the_wheel_cache_and_not_built_again(small, tmp_path):
     cache = tmp_path / "shared-storage"
     (first,) = small.build(small.stack("one"), wheel_cache=cache)
     (second,) = small.build(small.stack("two"), wheel_cache=cache)
@@ -133,7 +129,7 @@ def test_what_a_stage_hands_over_is_taken_from_the_wheel_cache_and_not_built_aga
     assert how(third)["kernel"] == "cached"
 
 
-def test_images_that_did_not_change_count_as_reused(small: Checkout) -> None:
+def test_images_that_did_not_change_count_as_reused(small):
     stacks = small.stack("one"), small.stack("two")
     small.build(*stacks)
     images = small.build(*stacks)

@@ -28,7 +28,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for thread in threads for word in (thread / "children").read_text().split()]
 
 
-def test_a_build_that_was_done_but_not_recorded_in_time_is_run_again(tmp_path: Path) -> None:
+def test_a_build_that_was_done_but_not_recorded_in_time_is_run_again(tmp_path):
     context, out = tmp_path / "context", tmp_path / "out"
     context.mkdir()
     for number in range(FILES):

@@ -7,7 +7,6 @@ says nothing of what Kyverno does with the policy: no package of the indexes bri
 
 import datetime as dt
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import yaml
 from small_images import new_key
 from stackcheck.certificate import cluster_policies
 from stackcheck.certificate.cluster_policies import Demand, demanded_levels
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -48,9 +48,7 @@ def known(validators: Path) -> Callable[[list[Any]], list[Any]]:
 
     def ask(documents: list[Any]) -> list[Any]:
         command = [validators / "python", "-c", PROGRAM]
-        done = subprocess.run(
-            command, input=json.dumps(documents), capture_output=True, text=True, check=True
-        )
+        done = run_program(command, input=json.dumps(documents), check=True)
         return list(json.loads(done.stdout))
 
     return ask
@@ -65,9 +63,7 @@ def changed(document: dict[str, Any], path: tuple[Any, ...], value: object) -> d
     return dict(copy)
 
 
-def test_kyverno_knows_every_field_of_the_policy_and_its_type(
-    known: Callable[[list[Any]], list[Any]],
-) -> None:
+def test_kyverno_knows_every_field_of_the_policy_and_its_type(known):
     key = new_key().public_key()
     written = [
         yaml.safe_load(cluster_policies.render("kyverno", key, demand))

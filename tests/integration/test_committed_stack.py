@@ -16,6 +16,7 @@ from small_images import new_key
 from stackcheck.certificate import cluster_policies, keys
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA
 from stackcheck.oci.layout import OciLayout
+from waits import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = ROOT / "docs" / "results" / "stack-h200-x2-fa4"
@@ -26,7 +27,7 @@ LIMIT_S = 300.0  # only for what hangs
 
 
 @pytest.fixture(scope="module")
-def target(registry_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def target(registry_program: Path, tmp_path_factory) -> Iterator[str]:
     """The repository, in a registry that has what is committed."""
     folder = tmp_path_factory.mktemp("committed")
     layerless.serve_from(folder / "data", HELD / "published", "stacks")
@@ -45,12 +46,10 @@ def cosign(
     """The command of docs/guides/certificates.md."""
     digest = OciLayout(HELD / "published").read_manifest(STACK).digest
     line = [program, "verify-attestation", "--insecure-ignore-tlog=true", "--key", key, "--type", kind]
-    return subprocess.run(
-        [*line, *words, f"{target}@{digest}"], capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
+    return run_program([*line, *words, f"{target}@{digest}"], timeout=LIMIT_S)
 
 
-def test_stackcheck_verifies_it_for_two_h200s_and_names_the_waivers(target: str) -> None:
+def test_stackcheck_verifies_it_for_two_h200s_and_names_the_waivers(target):
     told = verify(target, *HOST)
     assert told.returncode == 0, told.stderr
     for words in ("H200", "test_attention.py::test_attention_of_models", "base from the packages of a host"):
@@ -67,14 +66,12 @@ def test_stackcheck_verifies_it_for_two_h200s_and_names_the_waivers(target: str)
         (("--driver", "590.1"), "driver"),
     ],
 )
-def test_it_is_refused_for_what_it_does_not_say(target: str, words: tuple[str, ...], reason: str) -> None:
+def test_it_is_refused_for_what_it_does_not_say(target, words, reason):
     told = verify(target, *HOST, *words)
     assert (told.returncode, reason in told.stderr) == (7, True), told.stderr
 
 
-def test_both_cosigns_verify_every_statement_and_the_verdict(
-    target: str, cosigns: dict[str, Path], tmp_path: Path
-) -> None:
+def test_both_cosigns_verify_every_statement_and_the_verdict(target, cosigns, tmp_path):
     policy = tmp_path / "stackcheck.cue"
     policy.write_text(cluster_policies.policy_text())
     for program in cosigns.values():
@@ -83,7 +80,7 @@ def test_both_cosigns_verify_every_statement_and_the_verdict(
             assert told.returncode == 0, told.stderr
 
 
-def test_neither_accepts_another_key(target: str, cosigns: dict[str, Path], tmp_path: Path) -> None:
+def test_neither_accepts_another_key(target, cosigns, tmp_path):
     other = tmp_path / f"{uuid.uuid4().hex}.pub"
     other.write_bytes(keys.public_pem(new_key().public_key()))
     assert verify(target, *HOST, key=other).returncode == 7

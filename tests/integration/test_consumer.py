@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import small_stacks
-from small_images import STACK_ID, SmallImage, certify, new_key, quiet
+from small_images import STACK_ID, SmallImage, new_key, release
 from small_registry import serving
 from stackcheck import cli
-from stackcheck.certificate import keyring, keys, publish
+from stackcheck.certificate import keyring, keys
 from stackcheck.cli import usage
-from stackcheck.engine.client import Engine
 from stackcheck.imaging.build import Image
 from stackcheck.oci.layout import OciLayout
+from waits import run_program
 
 KEY = new_key()
 HOST = ("--device-model", "CPU", "--driver", "none")
@@ -31,14 +31,12 @@ MOST_PACKAGES = 30  # of an installation that only uses images; the whole tool h
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build writes into its source
-    tracked = subprocess.run(
+    tracked = run_program(
         ["git", "-C", small_stacks.ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         check=True,
-        capture_output=True,
-        text=True,
     ).stdout.split("\0")
     parts = (
         "stackcheck/",
@@ -69,13 +67,13 @@ def installed(wheel: Path, folder: Path, extra: str = "") -> Path:
 
 
 @pytest.fixture(scope="module")
-def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(wheel: Path, tmp_path_factory) -> Path:
     """What a user of images installs."""
     return installed(wheel, tmp_path_factory.mktemp("consumer"))
 
 
 @pytest.fixture(scope="module")
-def whole_program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_program(wheel: Path, tmp_path_factory) -> Path:
     """What a maker of images installs."""
     return installed(wheel, tmp_path_factory.mktemp("maker"), "[registry]")
 
@@ -88,9 +86,7 @@ class Consumer:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_"))}
         env = kept | {"HOME": str(self.home)}
-        done = subprocess.run(
-            [self.program, *words], capture_output=True, text=True, check=False, cwd=self.home, env=env
-        )
+        done = run_program([self.program, *words], cwd=self.home, env=env)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -101,22 +97,12 @@ class Consumer:
 
 
 @pytest.mark.slow
-def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(
-    program: Path, registry: str, small_image: Image, engine: Engine, tmp_path: Path
-) -> None:
+def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(program, registry, small_image, engine, tmp_path):
     layout = OciLayout(small_image.layout)
     manifest = layout.only_manifest()
     target = f"{registry}/stacks/{uuid.uuid4().hex}"
     image = small_of(small_image, manifest)
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=dt.datetime.now(dt.UTC)),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
+    release(image, target, KEY, now=dt.datetime.now(dt.UTC))
     consumer = Consumer(program, tmp_path / "home")
     pem = keys.public_pem(KEY.public_key())
     (consumer.home / "publisher.pub").write_bytes(pem)
@@ -140,9 +126,7 @@ def test_a_wheel_is_enough_to_find_verify_pull_run_and_list(
                 assert printed.returncode == 0, printed.stderr
                 assert f"{target}@{manifest.digest}" in printed.stdout
                 line = printed.stdout.replace(f"{target}@{manifest.digest}", name)  # it is in the engine
-                ran = subprocess.run(
-                    ["sh", "-c", line], capture_output=True, text=True, check=False, cwd=consumer.home
-                )
+                ran = run_program(["sh", "-c", line], cwd=consumer.home)
                 assert (ran.returncode, ran.stdout) == (0, "42\n"), ran.stderr
             finally:
                 engine.remove(name)
@@ -154,7 +138,7 @@ def small_of(built: Image, manifest: Any) -> SmallImage:
 
 
 @pytest.mark.slow
-def test_the_table_of_devices_is_in_the_wheel(program: Path, tmp_path: Path) -> None:
+def test_the_table_of_devices_is_in_the_wheel(program, tmp_path):
     """Without it a consumer's GPU would be an unknown model, and nothing certified would fit."""
     code = "from stackcheck import vendors; print(vendors.model_of('10de:2335', 150754820096))"
     python = program.with_name("python")
@@ -223,22 +207,20 @@ def in_an_empty_folder(
     return done
 
 
-def test_every_verb_is_tried_without_a_checkout() -> None:
+def test_every_verb_is_tried_without_a_checkout():
     assert WORKS.keys() | NEEDS.keys() == cli.VERBS.keys() - {"doctor"}  # it depends on the host
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", WORKS)
-def test_a_verb_that_needs_no_checkout_works_anywhere(whole_program: Path, tmp_path: Path, verb: str) -> None:
+def test_a_verb_that_needs_no_checkout_works_anywhere(whole_program, tmp_path, verb):
     done = in_an_empty_folder(whole_program, tmp_path, verb, *WORKS[verb])
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", NEEDS)
-def test_a_verb_that_lacks_something_says_the_next_step(
-    whole_program: Path, tmp_path: Path, verb: str
-) -> None:
+def test_a_verb_that_lacks_something_says_the_next_step(whole_program, tmp_path, verb):
     done = in_an_empty_folder(whole_program, tmp_path, verb, *NEEDS[verb])
     assert done.returncode in {2, 3, 4, 6, 7, 8, 125}, done.stderr
     assert "  next: " in done.stderr
@@ -247,9 +229,7 @@ def test_a_verb_that_lacks_something_says_the_next_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", WORKS | NEEDS)
-def test_each_verb_of_a_small_installation_works_or_names_its_extra(
-    program: Path, tmp_path: Path, verb: str
-) -> None:
+def test_each_verb_of_a_small_installation_works_or_names_its_extra(program, tmp_path, verb):
     extra = next((name for name, (verbs, _) in usage.EXTRAS.items() if verb in verbs), None)
     done = in_an_empty_folder(program, tmp_path, verb, *(WORKS | NEEDS)[verb])
     assert ("this command needs the extra" in done.stderr) == (extra is not None), done.stderr
@@ -261,7 +241,7 @@ def test_each_verb_of_a_small_installation_works_or_names_its_extra(
 
 
 @pytest.mark.slow
-def test_a_small_installation_has_few_packages(program: Path) -> None:
+def test_a_small_installation_has_few_packages(program):
     site = program.parent.parent / "lib"
     found = sorted(path.name for path in site.glob("python3*/site-packages/*.dist-info"))
     assert 10 < len(found) <= MOST_PACKAGES, found

@@ -23,9 +23,10 @@ import pytest
 
 import shell_image
 from host_locks import one_at_a_time
-from small_images import STACK_ID, SmallImage, certify, new_key, quiet
-from stackcheck.certificate import keys, publish
+from small_images import STACK_ID, SmallImage, new_key, release
+from stackcheck.certificate import keys
 from stackcheck.oci.layout import OciLayout
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -51,9 +52,7 @@ echo kept > made; echo made too > /tmp/scratch
 
 
 @pytest.fixture(scope="module")
-def printed(
-    registry: str, program_of: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def printed(registry: str, program_of: Callable[[str, str], Path], tmp_path_factory) -> str:
     """The line for an image that was published and verified."""
     for program, package in PROGRAMS.items():
         program_of(program, package)
@@ -61,17 +60,8 @@ def printed(
     digest = shell_image.make_layout(folder / "oci")
     (config,) = OciLayout(folder / "oci").only_manifest().descriptors("config")
     target = f"{registry}/stacks/{uuid.uuid4().hex}"
-    publish.publish(
-        folder / "oci",
-        tag=STACK_ID,
-        envelopes=certify(
-            SmallImage(folder / "oci", digest, config.digest), KEY, now=dt.datetime.now(dt.UTC)
-        ),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
+    image = SmallImage(folder / "oci", digest, config.digest)
+    release(image, target, KEY, now=dt.datetime.now(dt.UTC))
     (folder / "key.pub").write_bytes(keys.public_pem(KEY.public_key()))
     words = ("run", f"{target}:{STACK_ID}", *HOST, "--key", folder / "key.pub", "--print", "podman")
     command = [sys.executable, "-m", "stackcheck", *words, "--", "/bin/bash", "-c", INSIDE]
@@ -130,18 +120,14 @@ def as_user(user: str, home: Path) -> list[str]:
 def run(user: str, registry: str, line: str) -> tuple[subprocess.CompletedProcess[str], int]:
     """What the line ends with, and the owner of the file that the job left in its folder."""
     with home_of(user, registry) as home:
-        done = subprocess.run(
-            [*as_user(user, home), line], capture_output=True, text=True, check=False, cwd=home / "work"
-        )
+        done = run_program([*as_user(user, home), line], cwd=home / "work")
         made = home / "work" / "made"
         assert made.exists(), done.stderr
         assert made.read_text() == "kept\n"
         return done, made.stat().st_uid
 
 
-def test_podman_runs_the_printed_line_for_root_and_for_a_user_without_rights(
-    registry: str, printed: str
-) -> None:
+def test_podman_runs_the_printed_line_for_root_and_for_a_user_without_rights(registry, printed):
     assert os.geteuid() == 0, "this test makes a user, so it needs root"
     with a_user() as user:
         for name in ("root", user):
@@ -159,7 +145,7 @@ def test_podman_runs_the_printed_line_for_root_and_for_a_user_without_rights(
             assert "Read-only file system" in done.stderr
 
 
-def test_podman_refuses_an_image_whose_bytes_the_registry_changed(registry: str, printed: str) -> None:
+def test_podman_refuses_an_image_whose_bytes_the_registry_changed(registry, printed):
     """The line names a digest: nothing else can come in its place."""
     name, digest = next(word for word in printed.split() if "@sha256:" in word).split("@")
     other = digest[:-1] + ("0" if digest[-1] != "0" else "1")

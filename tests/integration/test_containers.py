@@ -5,7 +5,6 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ def run(engine: Engine, image: build.Image, script: str, **options: object) -> t
     return code, lines
 
 
-def test_a_container_has_no_rights_by_default(engine: Engine, small_image: build.Image) -> None:
+def test_a_container_has_no_rights_by_default(engine, small_image):
     script = (
         "id -u; grep CapEff /proc/self/status; grep NoNewPrivs /proc/self/status;"
         "touch /written 2>&1 | grep -o 'Read-only file system'; ls /sys/class/net;"
@@ -39,9 +38,7 @@ def test_a_container_has_no_rights_by_default(engine: Engine, small_image: build
     assert lines[3:] == ["Read-only file system", "lo"]
 
 
-def test_mounts_environment_and_user_are_what_was_asked_for(
-    engine: Engine, small_image: build.Image, tmp_path: Path
-) -> None:
+def test_mounts_environment_and_user_are_what_was_asked_for(engine, small_image, tmp_path):
     (tmp_path / "told").write_text("words")
     (tmp_path / "out").mkdir(mode=0o777)
     (tmp_path / "out").chmod(0o777)
@@ -65,9 +62,7 @@ def test_mounts_environment_and_user_are_what_was_asked_for(
     assert [line.strip() for line in lines] == ["Mars", "1234", "1234 44", str(1 << 27)]
 
 
-def test_a_container_cannot_take_all_processes_memory_or_disk_of_the_host(
-    engine: Engine, small_image: build.Image
-) -> None:
+def test_a_container_cannot_take_all_processes_memory_or_disk_of_the_host(engine, small_image):
     info = engine._info
     script = (
         "cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null;"
@@ -84,15 +79,13 @@ def test_a_container_cannot_take_all_processes_memory_or_disk_of_the_host(
     assert tmpfs <= info["MemTotal"] // 2 + 4096
 
 
-def test_more_processes_than_allowed_do_not_start(engine: Engine, small_image: build.Image) -> None:
+def test_more_processes_than_allowed_do_not_start(engine, small_image):
     code, lines = run(engine, small_image, "for i in {1..64}; do sleep 20 & done; echo never", pids=32)
     assert code != 0 or "never" not in lines, lines
     assert any("fork" in line for line in lines), lines
 
 
-def test_what_a_container_writes_into_its_output_folder_has_a_quota(
-    engine: Engine, small_image: build.Image, tmp_path: Path
-) -> None:
+def test_what_a_container_writes_into_its_output_folder_has_a_quota(engine, small_image, tmp_path):
     (tmp_path / "out").mkdir(mode=0o777)
     (tmp_path / "out").chmod(0o777)
     mounts = (Mount(source=tmp_path / "out", target="/out", read_only=False),)
@@ -105,15 +98,15 @@ def test_what_a_container_writes_into_its_output_folder_has_a_quota(
 
 @pytest.mark.parametrize("script", ["while :; do echo y; done", "while :; do printf '%100000s' x; done"])
 def test_a_container_that_prints_without_an_end_is_killed_and_leaves_no_log(
-    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
+    engine, small_image, monkeypatch, script
+):
     monkeypatch.setattr(output, "OUTPUT_BYTES", 3_000_000)
     with pytest.raises(ChecksFailedError, match="printed too much"):
         run(engine, small_image, script)
     assert containers_of(small_image) == []
 
 
-def test_the_volumes_of_an_image_are_read_only_and_gone_afterwards(engine: Engine, tmp_path: Path) -> None:
+def test_the_volumes_of_an_image_are_read_only_and_gone_afterwards(engine, tmp_path):
     reference = f"stackcheck-test/volumes:{uuid.uuid4().hex[:12]}"
     settings = {"Volumes": {"/data": {}}}
     files = {"/data/kept": b"of the image"}
@@ -136,9 +129,7 @@ def unused_volumes() -> set[str]:
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_output_streams_while_the_container_runs(
-    engine: Engine, small_image: build.Image, tmp_path: Path
-) -> None:
+def test_output_streams_while_the_container_runs(engine, small_image, tmp_path):
     """The container ends only because its first line is read before its end."""
     (tmp_path / "out").mkdir()
     code, _ = run(
@@ -152,16 +143,14 @@ def test_output_streams_while_the_container_runs(
     assert code == 7
 
 
-def test_a_container_over_its_time_is_killed_and_removed(engine: Engine, small_image: build.Image) -> None:
+def test_a_container_over_its_time_is_killed_and_removed(engine, small_image):
     with pytest.raises(ChecksFailedError, match="did not end in time"):
         run(engine, small_image, "trap '' TERM; sleep 3600 & wait", timeout_s=2)
     assert containers_of(small_image) == []
 
 
 @pytest.mark.usefixtures("heard_signals")
-def test_a_run_that_is_interrupted_again_while_it_ends_leaves_no_container(
-    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_interrupted_again_while_it_ends_leaves_no_container(engine, small_image, monkeypatch):
     came: list[str] = []
     api = engine._client.api
     create, remove = api.create_container_from_config, api.remove_container
@@ -194,9 +183,7 @@ def containers_of(image: build.Image) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_files_of_an_image_are_read_without_running_it(
-    engine: Engine, small_image: build.Image, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_an_image_are_read_without_running_it(engine, small_image, monkeypatch):
     before = containers_of(small_image)
     with engine.files(small_image.reference) as files:
         folder, link = files.entry("/etc"), files.entry("/bin/sh")
@@ -223,7 +210,7 @@ def test_files_of_an_image_are_read_without_running_it(
     assert containers_of(small_image) == before
 
 
-def test_an_image_that_is_not_there_is_named(engine: Engine) -> None:
+def test_an_image_that_is_not_there_is_named(engine):
     with pytest.raises(EngineError) as caught:
         engine.run(RunSpec(image="stackcheck/none:none", command=("true",)))
     assert caught.value.exit_code == 4

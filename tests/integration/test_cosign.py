@@ -5,7 +5,6 @@ import datetime as dt
 import json
 import subprocess
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,14 @@ import pytest
 
 import asked
 import result_files
+import small_images
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attached_sbom, attachments, cluster_policies, keys, publish, revoke
+from stackcheck.certificate import attached_sbom, attachments, cluster_policies, keys, revoke
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, Envelope, Statement, sign
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.stores import open_store
+from waits import run_program
 
 KEY, OTHER = new_key(), new_key()
 NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run
@@ -35,7 +36,7 @@ class World:
     image: SmallImage
     folder: Path
     programs: dict[str, Path]
-    host: dict[str, Any] = field(default_factory=lambda: {"device_model": "CPU", "driver": None})
+    host: dict[str, Any] = field(default_factory=dict)
     key: Any = KEY
 
     @property
@@ -43,15 +44,7 @@ class World:
         return f"{self.target}@{self.image.manifest_digest}"
 
     def release(self, key: Any = KEY, **changes: Any) -> None:
-        publish.publish(
-            self.image.layout,
-            tag=STACK_ID,
-            envelopes=certify(self.image, key, **({"now": NOW} | changes)),
-            target=self.target,
-            public_key=key.public_key(),
-            report=quiet,
-            key=key,
-        )
+        small_images.release(self.image, self.target, key, **({"now": NOW} | changes))
 
     def attach(self, *envelopes: Envelope, key: Any = KEY) -> None:
         """Statements as somebody could write them by hand, in both forms."""
@@ -78,17 +71,11 @@ class World:
         policy.write_text(cluster_policies.policy_text())
         words = ["verify-attestation", "--insecure-ignore-tlog=true", "--key", str(public), "--type", kind]
         given = options or ("--policy", str(policy))
-        return subprocess.run(
-            [self.programs[version], *words, *given, self.reference],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        return run_program([self.programs[version], *words, *given, self.reference], timeout=300)
 
 
 @pytest.fixture(params=["registry", pytest.param("referring_registry", marks=pytest.mark.slow)])
-def world(request: pytest.FixtureRequest, cosigns: dict[str, Path], tmp_path: Path) -> World:
+def world(request, cosigns: dict[str, Path], tmp_path) -> World:
     target = f"{request.getfixturevalue(request.param)}/stacks/{uuid.uuid4().hex}"
     return World(target, make_image(tmp_path / "oci", uuid.uuid4().bytes), tmp_path, cosigns)
 
@@ -187,7 +174,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_cosign_decides_as_verify_does(world: World, case: Callable[[World], None]) -> None:
+def test_cosign_decides_as_verify_does(world, case):
     case(world)
     said = {version: world.cosign(version) for version in world.programs}
     decisions = {version: done.returncode == 0 for version, done in said.items()}
@@ -195,7 +182,7 @@ def test_cosign_decides_as_verify_does(world: World, case: Callable[[World], Non
     assert decisions == dict.fromkeys(said, CASES[case]), {name: done.stderr for name, done in said.items()}
 
 
-def test_what_cosign_cannot_express_is_refused_by_verify_alone(world: World) -> None:
+def test_what_cosign_cannot_express_is_refused_by_verify_alone(world):
     """As docs/guides/certificates.md says: age, driver, device model, count, tier of this reader."""
     world.release(host=H200, tier="standard")
     world.host = {"device_model": "H200", "driver": "580.1", "devices": 2}
@@ -212,7 +199,7 @@ def test_what_cosign_cannot_express_is_refused_by_verify_alone(world: World) -> 
         assert world.cosign(version).returncode == 0
 
 
-def test_cosign_reads_every_statement_and_the_packages_by_their_own_name(world: World) -> None:
+def test_cosign_reads_every_statement_and_the_packages_by_their_own_name(world):
     world.release()
     wanted = attached_sbom.attached(f"{world.target}:{STACK_ID}", public_key=KEY.public_key())
     for version in world.programs:
@@ -227,7 +214,7 @@ def test_cosign_reads_every_statement_and_the_packages_by_their_own_name(world: 
         assert wanted in [statement["predicate"] for statement in found]
 
 
-def test_without_the_policy_cosign_checks_the_signature_alone(world: World) -> None:
+def test_without_the_policy_cosign_checks_the_signature_alone(world):
     revoked(world)
     for version in world.programs:
         assert world.cosign(version, "--check-claims=true").returncode == 0
@@ -246,9 +233,7 @@ def test_without_the_policy_cosign_checks_the_signature_alone(world: World) -> N
         (("H200", None, "soak"), False),
     ],
 )
-def test_levels_in_the_policy_hold_cosign_to_a_machine(
-    world: World, asked: tuple[str, int | None, str | None], accepted: bool
-) -> None:
+def test_levels_in_the_policy_hold_cosign_to_a_machine(world, asked, accepted):
     world.release(host=H200, tier="standard")
     policy = world.folder / "levels.cue"
     policy.write_text(cluster_policies.cue(cluster_policies.demanded_levels(*asked)))
@@ -258,9 +243,7 @@ def test_levels_in_the_policy_hold_cosign_to_a_machine(
 
 
 @pytest.mark.slow
-def test_the_rule_of_policy_controller_refuses_as_soon_as_one_summary_failed(
-    registry: str, cosigns: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_rule_of_policy_controller_refuses_as_soon_as_one_summary_failed(registry, cosigns, tmp_path):
     """Its CUE, evaluated by cosign, over a document as policy-controller makes it."""
     policy = tmp_path / "rule.cue"
     pattern = 'spec: nodeSelector: "nvidia.com/gpu.product": =~#"^NVIDIA-H200.*$"#\n'

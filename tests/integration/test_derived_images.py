@@ -41,9 +41,7 @@ USER = "import os, quiet_package; print(quiet_package.VALUE, os.path.exists('/ap
 
 
 @pytest.fixture(scope="module")
-def made(
-    engine: Engine, cpu_image: Image, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], str]]:
+def made(engine: Engine, cpu_image: Image, tmp_path_factory) -> Iterator[Callable[[str], str]]:
     """The reference of an image of the Dockerfile; all are built at once."""
     context = tmp_path_factory.mktemp("derived")
     shutil.copy(small_stacks.ASSETS / "derived" / "Dockerfile", context)
@@ -78,27 +76,19 @@ def look(reference: str, engine: Engine, below: Image, folder: Path) -> added.Ad
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_what_a_check_may_see_lets_all_run(
-    engine: Engine, made: Callable[[str], str], cpu_image: Image, tmp_path: Path, name: str
-) -> None:
+def test_what_a_check_may_see_lets_all_run(engine, made, cpu_image, tmp_path, name):
     found = look(made(name), engine, cpu_image, tmp_path / name)
     assert SEEN[name] in found.seen
 
 
-def test_another_base_with_the_same_labels_is_refused(
-    engine: Engine, made: Callable[[str], str], cpu_image: Image, tmp_path: Path
-) -> None:
+def test_another_base_with_the_same_labels_is_refused(engine, made, cpu_image, tmp_path):
     with pytest.raises(ConfigurationError, match="was not made from this one"):
         look(made("stranger"), engine, cpu_image, tmp_path / "stranger")
 
 
 def test_a_users_script_and_package_take_most_checks_over_until_the_image_below_is_revoked(
-    engine: Engine,
-    made: Callable[[str], str],
-    cpu_image: Image,
-    user: Callable[..., subprocess.CompletedProcess[str]],
-    request: pytest.FixtureRequest,
-) -> None:
+    engine, made, cpu_image, user, request
+):
     """What docs/guides/train-in-a-certified-image.md says."""
     user("certify", cpu_image.reference)
     base = published(user, cpu_image.reference)

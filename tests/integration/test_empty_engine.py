@@ -12,11 +12,12 @@ import pytest
 import shell_image
 from scripted import ROOT
 from second_daemon import second_daemon
-from small_images import STACK_ID, SmallImage, certify, new_key, quiet
-from stackcheck.certificate import keys, publish
+from small_images import STACK_ID, SmallImage, new_key, quiet, release
+from stackcheck.certificate import keys
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.oci.image_layout import ImageLayout
+from waits import run_program
 
 pytestmark = [
     pytest.mark.integration,
@@ -27,7 +28,7 @@ KEY = new_key()
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> SmallImage:
+def image(tmp_path_factory) -> SmallImage:
     layout = tmp_path_factory.mktemp("image") / "oci"
     digest = shell_image.make_layout(layout)
     return SmallImage(layout, digest, ImageLayout(layout).json(digest)["config"]["digest"])
@@ -38,11 +39,8 @@ def stackcheck(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     verb, reference, *rest = arguments
     (folder / "stackcheck.pub").write_bytes(keys.public_pem(KEY.public_key()))
     options = ["--key", str(folder / "stackcheck.pub"), "--device-model", "CPU", "--driver", "none"]
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "stackcheck", verb, reference, *options, *rest],
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=300,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")},
@@ -51,20 +49,13 @@ def stackcheck(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize(("store", "containerd_store"), [("layout", True), ("registry", False)])
 def test_an_empty_engine_pulls_what_was_certified_and_runs_it(
-    request: pytest.FixtureRequest, image: SmallImage, tmp_path: Path, store: str, containerd_store: bool
-) -> None:
+    request, image, tmp_path, store, containerd_store
+):
     host_setup.ensure_engine(quiet)
     target = f"oci:{tmp_path / 'dist'}"
     if store == "registry":
         target = f"{request.getfixturevalue('registry')}/stacks/{uuid.uuid4().hex}"
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=dt.datetime.now(dt.UTC)),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-    )
+    release(image, target, KEY, now=dt.datetime.now(dt.UTC))
     (tmp_path / "work").mkdir()
     reference = f"{target}:{STACK_ID}"
     with second_daemon(containerd_store=containerd_store):

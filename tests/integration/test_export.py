@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 import shell_image
-from stackcheck.engine.client import Engine
-from stackcheck.imaging.build import Image
 from stackcheck.oci.image_layout import ImageLayout
 
 pytestmark = pytest.mark.integration
@@ -25,7 +23,7 @@ REFERENCE = "stackcheck/small:1"
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def exported(tmp_path_factory) -> tuple[Path, Path]:
     """A layout, and the tar that was made of it."""
     folder = tmp_path_factory.mktemp("export")
     shell_image.make_layout(folder / "oci")
@@ -39,9 +37,7 @@ def run(*arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_an_oci_archive_has_the_manifest_that_was_certified(
-    skopeo: Path, exported: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_an_oci_archive_has_the_manifest_that_was_certified(skopeo, exported, tmp_path):
     layout, tar = exported
     inspected = json.loads(run(skopeo, "inspect", f"oci-archive:{tar}"))
     assert inspected["Digest"] == ImageLayout(layout).image().digest
@@ -49,16 +45,14 @@ def test_an_oci_archive_has_the_manifest_that_was_certified(
     assert ImageLayout(tmp_path / "again").image().digest == ImageLayout(layout).image().digest
 
 
-def test_a_docker_archive_has_the_config_that_was_tested(
-    skopeo: Path, exported: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_docker_archive_has_the_config_that_was_tested(skopeo, exported, tmp_path):
     layout, tar = exported
     run(skopeo, "copy", f"docker-archive:{tar}", f"dir:{tmp_path / 'dir'}")
     config = json.loads((tmp_path / "dir" / "manifest.json").read_bytes())["config"]["digest"]
     assert config == ImageLayout(layout).image().document["config"]["digest"]
 
 
-def test_an_archive_cut_short_is_refused(skopeo: Path, exported: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_archive_cut_short_is_refused(skopeo, exported, tmp_path):
     _, tar = exported
     short = tmp_path / "short.tar"
     short.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
@@ -81,7 +75,7 @@ def podman(program_of: Callable[[str, str], Path]) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]) -> None:
+def test_podman_loads_and_runs_it(exported, podman):
     layout, tar = exported
     # podman asks for more open files than a container that runs this may give.
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
@@ -92,9 +86,7 @@ def test_podman_loads_and_runs_it(exported: tuple[Path, Path], podman: list[str]
     assert run(*podman, "run", "--rm", "--network", "none", *limits, REFERENCE, *command) == "it runs\n"
 
 
-def test_an_exported_image_loads_with_plain_docker(
-    engine: Engine, small_image: Image, tmp_path: Path
-) -> None:
+def test_an_exported_image_loads_with_plain_docker(engine, small_image, tmp_path):
     ImageLayout(small_image.layout).export(small_image.reference, tmp_path / "image.tar")
     with tarfile.open(tmp_path / "image.tar") as tar:
         assert {"oci-layout", "index.json", "manifest.json"} <= set(tar.getnames())

@@ -72,7 +72,7 @@ def as_python(body: bytes) -> dict[str, bytes]:
     return {"/usr/bin/python3": body, **dpkg(("/usr/bin/python3", body))}
 
 
-def test_another_python_first_on_path_is_refused_before_it_runs(engine: Engine, tmp_path: Path) -> None:
+def test_another_python_first_on_path_is_refused_before_it_runs(engine, tmp_path):
     files = {**as_python(HONEST), "/evil/bin/python3": LIAR}
     text = refusal(engine, tmp_path, files, {"Env": ["PATH=/evil/bin:/usr/bin:/bin"]})
     assert "belongs to no package" in text
@@ -80,7 +80,7 @@ def test_another_python_first_on_path_is_refused_before_it_runs(engine: Engine, 
     assert not (tmp_path / "out" / "container.log").exists()
 
 
-def test_the_entrypoint_and_the_health_check_of_an_image_do_not_run(engine: Engine, tmp_path: Path) -> None:
+def test_the_entrypoint_and_the_health_check_of_an_image_do_not_run(engine, tmp_path):
     waiting = b"#!/bin/bash\necho started\nsleep 4\nexit 3\n"
     settings = {
         "Entrypoint": ["/evil"],
@@ -92,7 +92,7 @@ def test_the_entrypoint_and_the_health_check_of_an_image_do_not_run(engine: Engi
     assert "started" in text
 
 
-def test_variables_of_an_image_that_steer_or_hide_are_not_there(engine: Engine, tmp_path: Path) -> None:
+def test_variables_of_an_image_that_steer_or_hide_are_not_there(engine, tmp_path):
     hostile = (
         *("PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "PYTEST_ADDOPTS", "LD_PRELOAD", "LD_AUDIT"),
         *("STACKCHECK_STACK_FILE", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
@@ -106,9 +106,7 @@ def test_variables_of_an_image_that_steer_or_hide_are_not_there(engine: Engine, 
     assert {*kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD"} <= there
 
 
-def test_a_container_that_was_killed_is_refused_and_what_it_wrote_is_no_result(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_a_container_that_was_killed_is_refused_and_what_it_wrote_is_no_result(engine, tmp_path):
     killed = f"#!/bin/bash\n{FORGE}\nforge\nkill -KILL $$\n".encode()
     text = refusal(engine, tmp_path, as_python(killed))
     assert "killed or ended early" in text
@@ -121,16 +119,14 @@ def digest(body: bytes) -> str:
     return "sha256:" + hashlib.sha256(body).hexdigest()
 
 
-def test_a_wrapper_is_refused_though_its_digest_was_accepted(engine: Engine, tmp_path: Path) -> None:
+def test_a_wrapper_is_refused_though_its_digest_was_accepted(engine, tmp_path):
     settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
     text = refusal(engine, tmp_path, {"/usr/local/bin/python3": LIAR}, settings, (digest(LIAR),))
     assert "a script cannot be accepted" in text
     assert not (tmp_path / "out" / "container.log").exists()
 
 
-def test_an_accepted_python_accepts_neither_another_program_nor_another_library(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_an_accepted_python_accepts_neither_another_program_nor_another_library(engine, tmp_path):
     """The digests are those of an honest Python; one of its files is another one, in a place before it."""
     name = b"libpython3.11.so.1.0"
     honest, library, other = b"\x7fELF " + name + b"\0", b"\x7fELF library", b"\x7fELF another"
@@ -144,7 +140,7 @@ def test_an_accepted_python_accepts_neither_another_program_nor_another_library(
     assert not (tmp_path / "out" / "container.log").exists()
 
 
-def test_a_library_that_an_image_loads_into_every_program_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_a_library_that_an_image_loads_into_every_program_is_refused(engine, tmp_path):
     text = refusal(engine, tmp_path, {**as_python(LIAR), "/etc/ld.so.preload": b"/evil/lib.so\n"})
     assert "loads a library into every program" in text
     assert not (tmp_path / "out" / "container.log").exists()

@@ -29,11 +29,10 @@ pytestmark = pytest.mark.integration
 KUBERNETES = "1.33"
 PYTHON = ReportedInterpreter(**result_files.INTERPRETER)
 REPOSITORY = "registry.example.org/team/stacks"
-Capsys = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> Path:
+def checkout(tmp_path, monkeypatch, capsys) -> Path:
     """A small checkout with a built image, and an engine that only writes files."""
     root = make_small_checkout(tmp_path, monkeypatch)
     fake = FakeEngine()
@@ -45,7 +44,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) ->
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:  # noqa: ARG001
+def cluster(tmp_path, kubectl: Path, monkeypatch) -> Iterator[Api]:  # noqa: ARG001
     with small_kubernetes.running(tmp_path) as (api, config):
         monkeypatch.setenv("KUBECONFIG", str(config))
         yield api
@@ -61,9 +60,7 @@ def job_of(checkout: Path, vendor: str) -> Job:
 @pytest.mark.parametrize(
     ("vendor", "resource"), [("cpu", None), ("amd", "amd.com/gpu"), ("nvidia", "nvidia.com/gpu")]
 )
-def test_the_schemas_of_kubernetes_accept_the_manifests(
-    vendor: str, resource: str | None, checkout: Path, tmp_path: Path, validators: Path
-) -> None:
+def test_the_schemas_of_kubernetes_accept_the_manifests(vendor, resource, checkout, tmp_path, validators):
     job = job_of(checkout, vendor)
     text = Manifests(repository=REPOSITORY, python=PYTHON, claim="checkout", nodes_named=("a", "b")).render(
         job
@@ -132,9 +129,7 @@ def playing(api: Api, play: Callable[[dict[str, Any]], None]) -> Callable[..., t
     return answer
 
 
-def test_pods_are_followed_and_judged_through_kubectl(
-    checkout: Path, cluster: Api, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pods_are_followed_and_judged_through_kubectl(checkout, cluster, capsys, monkeypatch):
     for number in range(5):
         cluster.node(f"gpu-{number}", f"rack{number // 2}", ready=number != 4)
 
@@ -192,7 +187,7 @@ def until(told: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_objects_are_listed_once_and_then_watched(cluster: Api) -> None:
+def test_objects_are_listed_once_and_then_watched(cluster):
     engine = Kubernetes(manifests=Manifests(repository=REPOSITORY, python=PYTHON))
     for number in range(3):
         cluster.node(f"gpu-{number}", "rack0")
@@ -210,7 +205,7 @@ def test_objects_are_listed_once_and_then_watched(cluster: Api) -> None:
     until(lambda: "gpu-0" not in alive())
 
 
-def test_a_version_that_the_server_forgot_is_listed_again(cluster: Api) -> None:
+def test_a_version_that_the_server_forgot_is_listed_again(cluster):
     engine = Kubernetes(manifests=Manifests(repository=REPOSITORY, python=PYTHON))
     cluster.node("gpu-0", "rack0")
     assert engine.nodes(["gpu-0"])["gpu-0"].alive
@@ -223,9 +218,7 @@ def test_a_version_that_the_server_forgot_is_listed_again(cluster: Api) -> None:
     assert len(lists) == 2, "one more list, for the answer 410"
 
 
-def test_a_cluster_that_is_not_there_is_an_error_with_a_next_step(
-    checkout: Path, cluster: Api, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_is_not_there_is_an_error_with_a_next_step(checkout, cluster, capsys, monkeypatch):
     del checkout
     monkeypatch.setattr(cluster, "answer", lambda *_asked: (503, {"message": "etcd is full"}))
     arguments = ("--engine", "kubernetes", "--repository", REPOSITORY)

@@ -87,9 +87,7 @@ def culprits(done: FleetRun) -> list[tuple[str, tuple[str, ...]]]:
     return [(found.kind, found.names) for found in done.links.culprits]
 
 
-def test_a_slow_and_a_blackholed_link_are_named_and_neither_the_others_nor_a_node(
-    stack: Stack, passed: Callable[[Network], FleetRun]
-) -> None:
+def test_a_slow_and_a_blackholed_link_are_named_and_neither_the_others_nor_a_node(stack, passed):
     lines: list[str] = []
     with small_network.mesh(image_of(stack), "node1", "node2", "node3", "node4") as network:
         network.slow("node1", "node2")
@@ -106,9 +104,7 @@ def test_a_slow_and_a_blackholed_link_are_named_and_neither_the_others_nor_a_nod
     assert left_behind(network) == set()
 
 
-def test_a_lossy_link_is_named_of_three_nodes_and_healthy_links_pass(
-    stack: Stack, passed: Callable[[Network], FleetRun]
-) -> None:
+def test_a_lossy_link_is_named_of_three_nodes_and_healthy_links_pass(stack, passed):
     with small_network.mesh(image_of(stack), "node1", "node2", "node3") as network:
         network.lossy("node1", "node3")
         done = run.with_links(passed(network), NodesEngine(network), PATIENCE, print, limit_s=GUARD_S)
@@ -120,9 +116,7 @@ def test_a_lossy_link_is_named_of_three_nodes_and_healthy_links_pass(
     assert (done.links.is_good, list(done.links.speeds)) == (True, [("node1", "node2")]), done.links
 
 
-def test_two_nodes_train_one_job_and_the_rest_resumes_it_when_one_is_lost(
-    stack: Stack, passed: Callable[[Network], FleetRun]
-) -> None:
+def test_two_nodes_train_one_job_and_the_rest_resumes_it_when_one_is_lost(stack, passed):
     with small_network.mesh(image_of(stack), "node1", "node2") as network:
         whole = run.with_training(passed(network), NodesEngine(network), PATIENCE, print)
         told: list[str] = []

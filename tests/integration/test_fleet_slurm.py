@@ -23,7 +23,6 @@ from stackcheck.engine import leftovers
 from stackcheck.engine.client import Engine
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
-from stackcheck.matrix.stack import Stack
 from stackcheck.oci.tags import label, local_name
 
 REFERENCE = "stackcheck-test/suites:fleet"
@@ -37,12 +36,12 @@ def cluster(slurm_programs: None) -> Iterator[Cluster]:  # noqa: ARG001  # they 
 
 
 @pytest.fixture(autouse=True)
-def on_this_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_this_cluster(cluster: Cluster, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
 
 
 @pytest.fixture(scope="module")
-def scripted_image(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[None]:
+def scripted_image(tmp_path_factory, engine: Engine) -> Iterator[None]:
     """The image of `scripted` under a name of its own: tests of other processes count containers too."""
     folder = tmp_path_factory.mktemp("image")
     scripted.make_layout(folder / "oci")
@@ -53,7 +52,7 @@ def scripted_image(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> 
 
 @pytest.fixture(scope="module")
 def checkout(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory,
     engine: Engine,
     scripted_image: None,  # noqa: ARG001  # it has to be there
 ) -> Iterator[Path]:
@@ -94,7 +93,7 @@ def containers() -> list[str]:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster, checkout: Path) -> None:
+def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster, checkout):
     # Held until the node is paused: Slurm gives a job no node that it has missed for a while.
     run = Fleet(checkout, 4, "--drain", "--sbatch=--hold")
     assert run.until("PENDING"), run.text
@@ -130,7 +129,7 @@ def test_nodes_pass_alone_and_one_that_never_starts_has_failed(cluster: Cluster,
     cluster.wait_for("idle", *small_slurm.NODES)
 
 
-def test_an_array_tests_each_node_once_as_soon_as_it_is_free(cluster: Cluster, checkout: Path) -> None:
+def test_an_array_tests_each_node_once_as_soon_as_it_is_free(cluster, checkout):
     cluster.client("scontrol", "update", "nodename=node3", "state=drain", "reason=busy")
     try:
         run = Fleet(checkout, 3, "--array", "--exclude", "node4")
@@ -145,7 +144,7 @@ def test_an_array_tests_each_node_once_as_soon_as_it_is_free(cluster: Cluster, c
     assert {node["rack"] for node in nodes.values()} == {"rack1", "rack2"}
 
 
-def test_nodes_of_a_heterogeneous_job_find_one_meeting_point(cluster: Cluster, tmp_path: Path) -> None:
+def test_nodes_of_a_heterogeneous_job_find_one_meeting_point(cluster, tmp_path):
     code = "import os; from stackcheck.fleet.rendezvous import find; r = find(os.environ)"
     code += "; print(r.nodes, r.rank, r.address, os.environ['SLURMD_NODENAME'], flush=True)"
     script, alike = tmp_path / "het.sh", "--ntasks-per-node=1 --exclusive"
@@ -159,9 +158,7 @@ def test_nodes_of_a_heterogeneous_job_find_one_meeting_point(cluster: Cluster, t
     assert len(set(nodes)) == 3
 
 
-def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
-    cluster: Cluster, checkout: Path, engine: Engine
-) -> None:
+def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(cluster, checkout, engine):
     scripted.let_sleep(checkout)
     try:
         run = Fleet(checkout, 3, "--exclude", "node4")
@@ -189,7 +186,7 @@ def test_a_node_that_dies_and_a_task_that_hangs_do_not_hold_up_the_rest(
     small_slurm.wait(lambda: not cluster.jobs(), "the end of all jobs", cluster)
 
 
-def test_a_job_that_is_requeued_counts_only_with_its_last_attempt(cluster: Cluster, checkout: Path) -> None:
+def test_a_job_that_is_requeued_counts_only_with_its_last_attempt(cluster, checkout):
     run = Fleet(checkout, 2)
     assert run.until(": running"), run.text
     (number,) = {line.split(":")[0].split()[-1] for line in run.lines if "submitted" in line}
@@ -203,9 +200,7 @@ def test_a_job_that_is_requeued_counts_only_with_its_last_attempt(cluster: Clust
     assert again == 0, text
 
 
-def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(
-    cluster: Cluster, checkout: Path
-) -> None:
+def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(cluster, checkout):
     scripted.let_sleep(checkout)
     try:
         run = Fleet(checkout, 2)
@@ -224,7 +219,7 @@ def test_a_job_that_somebody_cancels_or_that_the_user_gives_up_leaves_nothing(
         let_pass(checkout)
 
 
-def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, checkout: Path) -> None:
+def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster, checkout):
     scripted.let_sleep(checkout)
     try:
         run = Fleet(checkout, 1)
@@ -240,9 +235,7 @@ def test_slurms_own_time_limit_ends_what_cannot_end_itself(cluster: Cluster, che
     small_slurm.wait(lambda: containers() == [] and not cluster.jobs(), "the end of the job", cluster)
 
 
-def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(
-    cluster: Cluster, checkout: Path
-) -> None:
+def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(cluster, checkout):
     refused = Fleet(checkout, 2, "--partition", "nope")
     assert refused.end() == 4
     assert "Slurm refused a command" in refused.text
@@ -254,9 +247,9 @@ def test_a_job_that_slurm_refuses_or_that_gets_no_nodes_is_taken_back(
 
 
 def test_checks_of_the_cpu_stack_run_on_two_nodes_and_then_over_their_link(
-    cpu_stack: Stack,
-    engine: Engine,  # noqa: ARG001  # it has to be there
-) -> None:
+    cpu_stack,
+    engine,  # noqa: ARG001  # it has to be there
+):
     code, text = scripted.stackcheck(ROOT, "build", cpu_stack.id, "--root", str(ROOT))
     assert code == 0, text
     run = Command(

@@ -37,9 +37,7 @@ ONLY = "nothing_runs_unasked or pip_check"
 
 
 @pytest.fixture(scope="module")
-def layouts(
-    engine: Engine, cpu_image: Image, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], str]]:
+def layouts(engine: Engine, cpu_image: Image, tmp_path_factory) -> Iterator[Callable[[str], str]]:
     """The reference of the image in a layout; all are built at once."""
     context = tmp_path_factory.mktemp("foreign")
     shutil.copy(small_stacks.ASSETS / "foreign" / "Dockerfile", context)
@@ -82,9 +80,7 @@ PASSED = {START: ("passed", None), REQUIREMENTS: ("passed", None)}
     ],
     ids=("rocm", "ngc"),
 )
-def test_an_image_whose_python_is_of_a_package_runs_as_it_is(
-    engine: Engine, layouts: Callable[[str], str], tmp_path: Path, layout: tuple[str, str, str]
-) -> None:
+def test_an_image_whose_python_is_of_a_package_runs_as_it_is(engine, layouts, tmp_path, layout):
     name, path, package = layout
     result = run(engine, layouts(name), tmp_path)
     assert outcomes(result) == PASSED
@@ -103,8 +99,8 @@ def test_an_image_whose_python_is_of_a_package_runs_as_it_is(
     ],
 )
 def test_an_image_whose_python_is_of_no_package_runs_once_its_digest_is_accepted(
-    engine: Engine, layouts: Callable[[str], str], tmp_path: Path, name: str, file: str
-) -> None:
+    engine, layouts, tmp_path, name, file
+):
     with pytest.raises(ChecksFailedError) as caught:
         interpreter.find(layouts(name), engine)
     assert f"--entrypoint sha256sum IMAGE {file}" in str(caught.value)
@@ -120,12 +116,7 @@ def test_an_image_whose_python_is_of_no_package_runs_once_its_digest_is_accepted
     assert ("/opt/uvenv/lib/python3.11/site-packages/_virtualenv.pth" in files) == (name == "uv")
 
 
-def test_an_image_is_certified_whole_published_verified_and_run(
-    engine: Engine,
-    layouts: Callable[[str], str],
-    user: Callable[..., subprocess.CompletedProcess[str]],
-    request: pytest.FixtureRequest,
-) -> None:
+def test_an_image_is_certified_whole_published_verified_and_run(engine, layouts, user, request):
     """What docs/guides/foreign-images.md says: every check of the tier runs, in 80 s of processor time."""
     reference = layouts("python")
     tag = label(reference)
@@ -151,9 +142,7 @@ def test_an_image_is_certified_whole_published_verified_and_run(
     assert ran.stdout.splitlines()[-1] == "2.13.0+cpu /workspace"
 
 
-def test_an_image_with_torch_for_another_python_is_refused_before_the_suites_run(
-    engine: Engine, layouts: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_an_image_with_torch_for_another_python_is_refused_before_the_suites_run(engine, layouts, tmp_path):
     """As with an environment of conda that PATH does not name; here Debian's Python comes first."""
     (tmp_path / "Dockerfile").write_text(f"FROM {layouts('python')}\nENV PATH=/usr/bin\n")
     other = NAME.format("other")
@@ -171,15 +160,13 @@ def test_an_image_with_torch_for_another_python_is_refused_before_the_suites_run
         engine.remove(other)
 
 
-def test_an_image_that_cannot_be_had_is_one_sentence(engine: Engine) -> None:
+def test_an_image_that_cannot_be_had_is_one_sentence(engine):
     with pytest.raises(EngineError, match="does not have this image and cannot pull it") as caught:
         build.bring("localhost:1/rocm/pytroch:latest", engine, small_stacks.silent)
     assert "look at the spelling" in str(caught.value)
 
 
-def test_the_packages_of_an_image_are_read_in_its_own_python(
-    engine: Engine, layouts: Callable[[str], str]
-) -> None:
+def test_the_packages_of_an_image_are_read_in_its_own_python(engine, layouts):
     """The SBOM finds torch also where a link leads to it."""
     found = interpreter.find(layouts("rocm"), engine)
     records = sbom.list_packages(layouts("rocm"), found, engine)

@@ -47,7 +47,7 @@ class SmallDisk:
 
 
 @pytest.fixture(scope="module")
-def passing(tmp_path_factory: pytest.TempPathFactory, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
+def passing(tmp_path_factory, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
     """A checkout whose suites pass. Their answer needs the host's facts, which a run writes down first."""
     root = make_checkout(tmp_path_factory.mktemp("passing") / "checkout")
     (root / "tests" / "acceptance" / "answer.json").write_text("{}")
@@ -64,7 +64,7 @@ def ended(checkout: Path, *arguments: str, code: int = 0) -> str:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, passing: Path) -> Path:
+def checkout(tmp_path, passing: Path) -> Path:
     return shutil.copytree(passing, tmp_path / "checkout")
 
 
@@ -88,14 +88,12 @@ def build(checkout: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[SmallDisk]:
+def elsewhere(tmp_path) -> Iterator[SmallDisk]:
     yield from disk(tmp_path / "elsewhere")
 
 
 @pytest.mark.slow
-def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_is(
-    checkout: Path, dist: SmallDisk
-) -> None:
+def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_is(checkout, dist):
     ended(checkout, "certify", REFERENCE)
     text = ended(checkout, "publish", REFERENCE, code=10)
     assert str(dist.folder.relative_to(checkout) / "blobs") in text
@@ -109,7 +107,7 @@ def test_a_publication_that_finds_no_room_leaves_no_tag_and_goes_on_when_there_i
 
 
 @pytest.mark.slow
-def test_a_full_disk_keeps_the_tag_on_what_was_certified_before(checkout: Path, dist: SmallDisk) -> None:
+def test_a_full_disk_keeps_the_tag_on_what_was_certified_before(checkout, dist):
     dist.grow()
     ended(checkout, "certify", REFERENCE)
     ended(checkout, "publish", REFERENCE)
@@ -125,7 +123,7 @@ def test_a_full_disk_keeps_the_tag_on_what_was_certified_before(checkout: Path, 
 
 
 @pytest.mark.slow
-def test_an_image_that_finds_no_room_in_build_is_no_traceback(checkout: Path, build: SmallDisk) -> None:
+def test_an_image_that_finds_no_room_in_build_is_no_traceback(checkout, build):
     text = ended(checkout, "certify", REFERENCE, code=10)
     assert str(build.folder) in text
     assert "No space left on device" in text
@@ -135,7 +133,7 @@ def test_an_image_that_finds_no_room_in_build_is_no_traceback(checkout: Path, bu
 
 
 @pytest.mark.slow
-def test_a_certificate_that_finds_no_room_is_not_half_there(checkout: Path, build: SmallDisk) -> None:
+def test_a_certificate_that_finds_no_room_is_not_half_there(checkout, build):
     build.grow()
     ended(checkout, "test", REFERENCE)
     build.fill()
@@ -150,7 +148,7 @@ def test_a_certificate_that_finds_no_room_is_not_half_there(checkout: Path, buil
     assert verify(checkout) == 0
 
 
-def test_an_export_that_finds_no_room_leaves_nothing(checkout: Path, elsewhere: SmallDisk) -> None:
+def test_an_export_that_finds_no_room_leaves_nothing(checkout, elsewhere):
     tar = elsewhere.folder / "image.tar"
     text = ended(checkout, "export", REFERENCE, "--output", str(tar), code=10)
     assert str(tar) in text
@@ -163,8 +161,8 @@ def test_an_export_that_finds_no_room_leaves_nothing(checkout: Path, elsewhere: 
 
 @pytest.mark.slow
 def test_a_pull_that_finds_no_room_is_no_refused_certificate(
-    checkout: Path, elsewhere: SmallDisk, scripted_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    checkout, elsewhere, scripted_engine, monkeypatch
+):
     ended(checkout, "certify", REFERENCE)
     ended(checkout, "publish", REFERENCE)
     monkeypatch.setenv("TMPDIR", str(elsewhere.folder))
@@ -179,7 +177,7 @@ def test_a_pull_that_finds_no_room_is_no_refused_certificate(
     scripted_engine.remove(name)
 
 
-def test_a_checkout_on_a_read_only_disk_is_named_and_stays(tmp_path: Path) -> None:
+def test_a_checkout_on_a_read_only_disk_is_named_and_stays(tmp_path):
     root = make_checkout(tmp_path / "checkout")
     shutil.move(root / "images", tmp_path / "images")
     made = SmallDisk(root / "images")

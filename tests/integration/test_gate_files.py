@@ -26,14 +26,14 @@ def write(kind: Kind, folder: Path, image: str | None = None) -> list[Path]:
     return list(made.files)
 
 
-def test_systemd_accepts_the_units(tmp_path: Path, systemd_analyze: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path, systemd_analyze):
     command = [str(systemd_analyze), "verify", *map(str, write("systemd", tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "stackcheck-gate" not in done.stderr, done.stderr
     assert done.returncode == 0
 
 
-def test_kubernetes_accepts_the_pod(tmp_path: Path, validators: Path) -> None:
+def test_kubernetes_accepts_the_pod(tmp_path, validators):
     (path,) = write("kubernetes", tmp_path, IMAGE)
     command = [validators / "kubernetes-validate", "--strict", "--kubernetes-version", "1.33", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -48,13 +48,13 @@ def test_kubernetes_accepts_the_pod(tmp_path: Path, validators: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slurm", "health", "npd"])
-def test_the_shell_of_each_script_is_a_shell_that_runs(tmp_path: Path, kind: Kind) -> None:
+def test_the_shell_of_each_script_is_a_shell_that_runs(tmp_path, kind):
     for path in write(kind, tmp_path):
         if path.suffix == ".sh":
             subprocess.run(["sh", "-n", path], check=True)
 
 
-def test_node_problem_detector_gets_a_monitor_of_its_custom_kind(tmp_path: Path) -> None:
+def test_node_problem_detector_gets_a_monitor_of_its_custom_kind(tmp_path):
     """The fields of CustomPluginConfig and CustomRule in its source; a rule names one of the conditions."""
     monitor = json.loads(next(p for p in write("npd", tmp_path) if p.suffix == ".json").read_text())
     assert set(monitor) == {"plugin", "pluginConfig", "source", "metricsReporting", "conditions", "rules"}
@@ -78,8 +78,8 @@ def test_node_problem_detector_gets_a_monitor_of_its_custom_kind(tmp_path: Path)
     ],
 )
 def test_the_prolog_fails_only_where_a_part_of_the_node_is_broken_and_it_may_drain(
-    said: str, code: int, *, broken: bool, drain: str | None, tmp_path: Path
-) -> None:
+    said, code, *, broken, drain, tmp_path
+):
     """Slurm drains a node whose prolog fails: an image's fault would drain one node after another."""
     program, log = tmp_path / "stackcheck", tmp_path / "log"
     program.write_text(f"#!/bin/sh\necho '{said}'\necho progress >&2\nexit {code}\n")

@@ -18,6 +18,7 @@ from stackcheck import vendors
 from stackcheck.engine import launch_lines
 from stackcheck.engine.launch_lines import LaunchedJob
 from stackcheck.nightly import gate_files
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -50,7 +51,7 @@ def answer(*, broken: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def prolog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prolog(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("gate")
     root = scripted.make_checkout(folder / "checkout")
     program, python = folder / "stackcheck", folder / "python"
@@ -84,7 +85,7 @@ def cluster(slurm_programs: None, prolog: Path) -> Iterator[Cluster]:  # noqa: A
         yield found
 
 
-def test_a_job_lands_on_the_fit_node_and_the_other_is_drained(cluster: Cluster, prolog: Path) -> None:
+def test_a_job_lands_on_the_fit_node_and_the_other_is_drained(cluster, prolog):
     where = prolog.parent / "where"
     options = ("--exclude=node3,node4", "--requeue", f"--output={where}", "--parsable", "--chdir=/tmp")
     number = cluster.client("sbatch", *options, "--wrap=echo $SLURMD_NODENAME").strip()
@@ -102,7 +103,7 @@ def test_a_job_lands_on_the_fit_node_and_the_other_is_drained(cluster: Cluster, 
     assert number
 
 
-def test_without_drain_the_prolog_refuses_nobody(prolog: Path) -> None:
+def test_without_drain_the_prolog_refuses_nobody(prolog):
     wanted = gate_files.GateSettings(root=prolog.parent, vendor="cpu")
     (text,) = gate_files.installation("slurm", wanted).files.values()
     assert "exit 1" not in text
@@ -122,9 +123,9 @@ def job(vendor: Any, nodes: int) -> LaunchedJob:
 
 
 def test_a_real_slurm_gives_each_node_its_rank_and_the_name_of_the_first(
-    slurm_programs: None,  # noqa: ARG001  # they have to be there
-    tmp_path: Path,
-) -> None:
+    slurm_programs,  # noqa: ARG001  # they have to be there
+    tmp_path,
+):
     program = tmp_path / "bin" / "apptainer"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words.$SLURMD_NODENAME\n')
@@ -133,14 +134,7 @@ def test_a_real_slurm_gives_each_node_its_rank_and_the_name_of_the_first(
     script.write_text(launch_lines.render("slurm", job("cpu", 2)))
     with small_slurm.running() as cluster:
         env = cluster.env | {"PATH": f"{program.parent}:{cluster.env['PATH']}"}
-        done = subprocess.run(
-            ["sbatch", "--wait", f"--output={tmp_path}/log", script],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=env,
-            cwd=tmp_path,
-        )
+        done = run_program(["sbatch", "--wait", f"--output={tmp_path}/log", script], env=env, cwd=tmp_path)
         log = tmp_path / "log"
         assert done.returncode == 0, done.stderr + (log.read_text() if log.exists() else "")
     for rank, node in enumerate(("node1", "node2")):
@@ -151,7 +145,7 @@ def test_a_real_slurm_gives_each_node_its_rank_and_the_name_of_the_first(
         assert words[-len(COMMAND) - 1 :] == [f"docker://{IMAGE}", *COMMAND]
 
 
-def test_the_schemas_of_kubernetes_accept_the_printed_manifests(validators: Path, tmp_path: Path) -> None:
+def test_the_schemas_of_kubernetes_accept_the_printed_manifests(validators, tmp_path):
     paths = []
     for vendor in ("cpu", "amd", "nvidia"):
         for nodes in (1, 4):

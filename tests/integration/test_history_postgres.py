@@ -28,14 +28,14 @@ for number in range(int(first), int(last)):
 
 
 @pytest.fixture
-def history(postgres: str, tmp_path: Path) -> Iterator[History]:
+def history(postgres: str, tmp_path) -> Iterator[History]:
     """An empty history, with its index on that server."""
     yield History(str(tmp_path / "records"), postgres)
     with psycopg.connect(postgres.replace("+psycopg", "")) as connection:
         connection.execute("DROP TABLE IF EXISTS runs, series, points, notable")
 
 
-def test_it_answers_as_sqlite_does(history: History, tmp_path: Path) -> None:
+def test_it_answers_as_sqlite_does(history, tmp_path):
     for number in range(6):
         history.append(body(number), failed(GEMM) if number == 3 else PASSED, None, source="test")
     history.append(body(3), PASSED | {"warned": [GEMM]}, None, source="test", judged=None)
@@ -63,7 +63,7 @@ def test_it_answers_as_sqlite_does(history: History, tmp_path: Path) -> None:
     assert len(history.runs(Query())) == 7
 
 
-def test_two_writers_at_once_lose_nothing(history: History, postgres: str, tmp_path: Path) -> None:
+def test_two_writers_at_once_lose_nothing(history, postgres, tmp_path):
     """Both also append runs 10 to 19, and the index is rebuilt under them."""
     shared = Path(__file__).parents[1] / "unit" / "shared"
     environment = os.environ | {"PYTHONPATH": str(shared)}
@@ -87,12 +87,12 @@ def test_two_writers_at_once_lose_nothing(history: History, postgres: str, tmp_p
     assert 30 <= len(list(history.records)) <= 40
 
 
-def test_the_server_compiles_no_question(postgres: str) -> None:
+def test_the_server_compiles_no_question(postgres):
     with schema.engine(postgres).connect() as connection:
         connection.rollback()
         assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"
 
 
-def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_named(tmp_path):
     with pytest.raises(HistoryError, match="the index of the history does not answer"):
         RecordIndex(f"postgresql+psycopg://postgres@/postgres?host={tmp_path}")

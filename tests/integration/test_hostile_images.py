@@ -21,7 +21,6 @@ The twelve after them were written down before one of them was tried:
 import dataclasses
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,6 @@ import hostile_images
 import small_stacks
 import small_subjects
 from hostile_images import EVIL, LIBRARY, SITE, Hostile, conda_record
-from stackcheck.engine.client import Engine
 from stackcheck.errors import StackcheckError
 from stackcheck.suite import run as suite
 
@@ -145,7 +143,7 @@ IMAGES = {image.name: image for image in (*AUDITED, *INVENTED)}
     ],
     ids=str,
 )
-def test_it_gets_no_passed(hostile: Hostile, engine: Engine, tmp_path: Path) -> None:
+def test_it_gets_no_passed(hostile, engine, tmp_path):
     """Every witness of the run fails; or the image or its run is refused, and a reason is given."""
     reference = f"stackcheck-test/hostile:{uuid.uuid4().hex[:12]}"
     hostile_images.make_layout(tmp_path / "oci", hostile)

@@ -122,9 +122,7 @@ REASONS = {
 
 
 @pytest.fixture(scope="module")
-def images(
-    engine: Engine, cpu_image: Image, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], str]]:
+def images(engine: Engine, cpu_image: Image, request, tmp_path_factory) -> Iterator[Callable[[str], str]]:
     """The reference of each image; all that a chosen test needs are built at once."""
     chosen = [name for name in REASONS if any(f"[{name}]" in item.name for item in request.session.items)]
     context = tmp_path_factory.mktemp("hostile")
@@ -136,9 +134,7 @@ def images(
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_it_is_refused_or_fails(
-    name: str, images: Callable[[str], str], engine: Engine, tmp_path: Path
-) -> None:
+def test_it_is_refused_or_fails(name, images, engine, tmp_path):
     image = build.adopt(images(name), engine, folder=tmp_path, report=small_stacks.silent)
     subject = dataclasses.replace(small_subjects.subject_of(image.reference, tmp_path), image=image)
     reason = REASONS[name]

@@ -20,6 +20,7 @@ import pytest
 
 import apt_layouts
 from host_locks import one_at_a_time
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -131,13 +132,10 @@ def ask(host: Made, folder: Path, *command: str) -> subprocess.CompletedProcess[
     Path("/etc/subuid").touch()
     # A file that is replaced, as `useradd` does with /etc/subuid, loses what is laid over it.
     with one_at_a_time("users"):
-        return subprocess.run(
+        return run_program(
             ["unshare", "--mount", "sh", "-c", script, "made-host", *command],
             cwd=folder,
             env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=2000,
         )
 
@@ -168,7 +166,7 @@ def readable() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_the_table_says_what_images_says_on_every_host(readable: Path) -> None:
+def test_the_table_says_what_images_says_on_every_host(readable):
     checkout = readable / "checkout"  # without what was built in this one
     shutil.copytree(ROOT / "images", checkout / "images")
     for name in ("tests", "trainers"):

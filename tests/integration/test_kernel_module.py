@@ -46,14 +46,14 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, kmod: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path, kmod: Path, monkeypatch) -> Machine:
     made = Machine(tmp_path, kmod / "depmod")
     monkeypatch.setattr(kernel_module, "BASE", made.base)
     monkeypatch.setattr(kernel_module, "SYS_MODULES", made.sys)
     return made
 
 
-def test_the_installed_module_is_the_one_that_depmod_lists(machine: Machine) -> None:
+def test_the_installed_module_is_the_one_that_depmod_lists(machine):
     machine.install("6.16.6", "0B0B0B0B")
     machine.load("6.16.6", "0B0B0B0B")
     found = kernel_module.read("amdgpu")
@@ -61,7 +61,7 @@ def test_the_installed_module_is_the_one_that_depmod_lists(machine: Machine) -> 
     assert (found.loaded, found.unknown, found.reboot_pending) == (found.installed, "", False)
 
 
-def test_a_module_that_was_installed_since_the_boot_waits_for_a_reboot(machine: Machine) -> None:
+def test_a_module_that_was_installed_since_the_boot_waits_for_a_reboot(machine):
     machine.install("6.14.5", "0A0A0A0A")
     machine.load("6.14.5", "0A0A0A0A")
     before = (machine.folder / "modules.dep").stat().st_mtime_ns
@@ -72,7 +72,7 @@ def test_a_module_that_was_installed_since_the_boot_waits_for_a_reboot(machine: 
     assert (machine.folder / "modules.dep").stat().st_mtime_ns > before
 
 
-def test_a_module_that_is_not_installed_is_not_known_and_says_why(machine: Machine) -> None:
+def test_a_module_that_is_not_installed_is_not_known_and_says_why(machine):
     machine.install("6.14.5", "0A0A0A0A")
     found = kernel_module.read("nvidia")
     assert (found.installed, found.reboot_pending) == (None, False)

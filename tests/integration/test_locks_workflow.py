@@ -17,6 +17,7 @@ from bridge import bridge_address
 from small_images import tar_of
 from stackcheck.engine import host_setup
 from stackcheck.matrix import resolve
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -36,7 +37,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """A clone of the committed files, with an origin that takes a push, and this interpreter as its .venv."""
     root = tmp_path / "checkout"
     for name in ("images", ".ci"):
@@ -58,7 +59,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(tmp_path: Path, registry: str) -> Iterator[dict[str, str]]:
+def environment(tmp_path, registry: str) -> Iterator[dict[str, str]]:
     """What the steps see: a site that has a mirror of one stack, and a `gh` that notes what it is asked."""
     host_setup.ensure_engine(lambda _line: None)
     stacks = resolve.load_stacks(ROOT, (REACHED,))
@@ -89,14 +90,10 @@ def steps() -> dict[str, str]:
 
 def run(script: str, root: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]  # as GitHub's runner does
-    return subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=2000
-    )
+    return run_program(command, cwd=root, env=environment, timeout=2000)
 
 
-def test_the_workflow_locks_what_it_reaches_and_opens_a_change(
-    tmp_path: Path, checkout: Path, environment: dict[str, str]
-) -> None:
+def test_the_workflow_locks_what_it_reaches_and_opens_a_change(tmp_path, checkout, environment):
     scripts = steps()
     assert [*scripts] == ["key", "lock", "change"]
     lock = run(scripts["lock"], checkout, environment)
@@ -117,9 +114,7 @@ def test_the_workflow_locks_what_it_reaches_and_opens_a_change(
     assert REACHED not in (checkout / "locks.txt").read_text(), again.stderr
 
 
-def test_where_nothing_can_be_reached_no_change_is_opened(
-    tmp_path: Path, checkout: Path, environment: dict[str, str]
-) -> None:
+def test_where_nothing_can_be_reached_no_change_is_opened(tmp_path, checkout, environment):
     alone = environment | {"STACKS": OUT_OF_REACH}
     scripts = steps()
     assert run(scripts["lock"], checkout, alone).returncode == 0

@@ -15,6 +15,7 @@ import pytest
 from report_content import HOSTILE, HOUR, certified, image, point, run, whole
 from small_stacks import ROOT
 from stackcheck.report import prometheus
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -23,9 +24,7 @@ ALERTS = re.compile(r"Useful alerts:(.*?)\.\s+If", re.DOTALL)
 
 
 def says(promtool: Path, *arguments: str | Path, text: str = "") -> tuple[int, str]:
-    done = subprocess.run(
-        [promtool, *arguments], input=text, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_program([promtool, *arguments], input=text, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -44,7 +43,7 @@ def rules(queries: list[str]) -> str:
     return json.dumps({"groups": [{"name": "stackcheck", "rules": named}]})
 
 
-def test_promtool_finds_nothing_wrong_in_the_metrics(promtool: Path) -> None:
+def test_promtool_finds_nothing_wrong_in_the_metrics(promtool):
     failed = run(HOUR, driver="31.40.1", status="FAILED", failed=("a",), simulated=True)
     odd, passed = run(2 * HOUR, stack=f'a"b\\c\nd {HOSTILE}'), run(3 * HOUR)
     text = prometheus.render(
@@ -55,7 +54,7 @@ def test_promtool_finds_nothing_wrong_in_the_metrics(promtool: Path) -> None:
     assert says(promtool, "check", "metrics", text=broken)[0] != 0
 
 
-def test_promtool_reads_the_alerts_and_the_queries_of_the_dashboard(promtool: Path, tmp_path: Path) -> None:
+def test_promtool_reads_the_alerts_and_the_queries_of_the_dashboard(promtool, tmp_path):
     told = ALERTS.search((ROOT / "docs" / "guides" / "report.md").read_text(encoding="utf-8"))
     assert told
     alerts = re.findall(r"`([^`]+)`", told[1])
@@ -83,7 +82,7 @@ print(JSONEncoder().encode(Dashboard.from_json(json.load(sys.stdin))))
 
 
 @pytest.fixture(scope="module")
-def types(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def types(tmp_path_factory) -> Path:
     """A folder with Grafana's types for Python."""
     folder = tmp_path_factory.mktemp("grafana")
     command = [
@@ -123,19 +122,16 @@ def lost(given: object, kept: object, place: str = "") -> list[str]:
 
 def through(types: Path, document: object) -> object:
     """A dashboard, read and written by Grafana's types."""
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps(document),
-        capture_output=True,
-        text=True,
         env=os.environ | {"PYTHONPATH": str(types)},
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_grafana_knows_every_field_of_the_dashboard(types: Path) -> None:
+def test_grafana_knows_every_field_of_the_dashboard(types):
     document = json.loads(DASHBOARD.read_text())
     assert lost(document, through(types, document)) == [*EXPORTED]
     document["panels"][0]["fieldConfig"]["defaults"]["untit"] = "s"  # the test can fail

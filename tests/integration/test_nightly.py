@@ -7,7 +7,6 @@ The image is certified with all suites; the two nights leave out those that take
 import json
 import os
 import shutil
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -16,11 +15,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from stackcheck.engine.client import Engine
 from stackcheck.history.history import open_history
 from stackcheck.history.runs import Query
 from stackcheck.matrix import resolve
 from stackcheck.suite import inputs
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -78,13 +77,7 @@ class Operator:
 
     def call(self, *arguments: str | Path, program: str = PLAIN) -> tuple[int, Any]:
         """Exit code and JSON of one command."""
-        done = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments), "--json"],
-            capture_output=True,
-            text=True,
-            env=self.env,
-            check=False,
-        )
+        done = run_program([sys.executable, "-c", program, *map(str, arguments), "--json"], env=self.env)
         assert "Traceback" not in done.stderr, done.stderr
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
@@ -95,13 +88,7 @@ class Operator:
     def verify(self, stack: str, driver: str) -> tuple[int, str | None]:
         """Exit code of `verify` for a driver, and when the verdict was given."""
         command = [sys.executable, "-m", "stackcheck", "verify", f"{self.target}:{stack}", "--json"]
-        done = subprocess.run(
-            [*command, "--device-model", "CPU", "--driver", driver],
-            capture_output=True,
-            text=True,
-            env=self.env,
-            check=False,
-        )
+        done = run_program([*command, "--device-model", "CPU", "--driver", driver], env=self.env)
         return done.returncode, json.loads(done.stdout).get("verified_at")
 
 
@@ -110,10 +97,10 @@ def actions(plan: dict[str, Any]) -> list[str]:
 
 
 def test_nights_renew_the_certificate_and_widen_it_to_a_new_driver(
-    tmp_path: Path,
-    registry: str,
-    engine: Engine,  # noqa: ARG001  # it has to be there
-) -> None:
+    tmp_path,
+    registry,
+    engine,  # noqa: ARG001  # it has to be there
+):
     operator = Operator(tmp_path, registry)
     stack = operator.take_over_the_build()
     code, (built,) = operator.call("images", stack, "--to", operator.target, "--root", operator.root)

@@ -29,7 +29,7 @@ def let_pass(checkout: Path, folder: str) -> None:
 
 
 @pytest.fixture
-def published(tmp_path: Path, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
+def published(tmp_path, scripted_engine: Engine) -> Path:  # noqa: ARG001  # the image has to be there
     """A checkout that has certified and published the scripted image."""
     checkout = make_checkout(tmp_path / "checkout")
     assert (
@@ -42,7 +42,7 @@ def published(tmp_path: Path, scripted_engine: Engine) -> Path:  # noqa: ARG001 
     return checkout
 
 
-def test_a_killed_night_leaves_a_container_that_the_next_one_removes(published: Path) -> None:
+def test_a_killed_night_leaves_a_container_that_the_next_one_removes(published):
     let_sleep(published)
     command = Command(published, "nightly")
     assert command.until("suites start"), command.text

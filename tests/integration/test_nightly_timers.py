@@ -19,6 +19,7 @@ import yaml
 import sandboxed
 from stackcheck.nightly import install
 from stackcheck.nightly.install import Kind
+from waits import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 LINT = Path(__file__).parent / "assets" / "lint_workflow.cjs"
@@ -93,14 +94,14 @@ def write(kind: Kind, folder: Path, **changes: Any) -> list[Path]:
     return list(made.files)
 
 
-def test_systemd_accepts_the_units(tmp_path: Path, systemd_analyze: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path, systemd_analyze):
     paths = write("systemd", tmp_path)
     assert {path.suffix for path in paths} == {".service", ".timer", ".path"}
     done = analysed(systemd_analyze, paths)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_systemd_would_say_what_is_wrong(tmp_path: Path, systemd_analyze: Path) -> None:
+def test_systemd_would_say_what_is_wrong(tmp_path, systemd_analyze):
     paths = write("systemd", tmp_path, program="/nowhere/stackcheck")
     assert "/nowhere/stackcheck is not executable" in analysed(systemd_analyze, paths).stderr
     timer = next(path for path in paths if path.suffix == ".timer")
@@ -108,7 +109,7 @@ def test_systemd_would_say_what_is_wrong(tmp_path: Path, systemd_analyze: Path) 
     assert "OnCalender" in analysed(systemd_analyze, paths).stderr
 
 
-def test_the_timer_fires_every_night(tmp_path: Path, systemd_analyze: Path) -> None:
+def test_the_timer_fires_every_night(tmp_path, systemd_analyze):
     paths = write("systemd", tmp_path, hour=3)
     timer = next(path for path in paths if path.suffix == ".timer")
     (when,) = re.findall(r"^OnCalendar=(.*)$", timer.read_text(), re.MULTILINE)
@@ -119,21 +120,17 @@ def test_the_timer_fires_every_night(tmp_path: Path, systemd_analyze: Path) -> N
     ]
 
 
-def test_the_units_have_few_rights(tmp_path: Path, systemd_analyze: Path) -> None:
+def test_the_units_have_few_rights(tmp_path, systemd_analyze):
     """The exposure by systemd's own scale of 10; without the sandbox it is 9.6."""
     for unit in (path for path in write("systemd", tmp_path) if path.suffix == ".service"):
-        done = subprocess.run(
-            [systemd_analyze, "security", "--offline=yes", "--no-pager", "--threshold=50", unit],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+        done = run_program(
+            [systemd_analyze, "security", "--offline=yes", "--no-pager", "--threshold=50", unit], timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the sandbox of a unit needs root")
-def test_a_night_has_in_its_sandbox_what_it_needs_and_no_more(tmp_path: Path) -> None:
+def test_a_night_has_in_its_sandbox_what_it_needs_and_no_more(tmp_path):
     """The unit's own directives around real calls; the journey of the SRE plays a whole night in it."""
     (unit,) = (path for path in write("systemd", tmp_path) if path.name == "stackcheck-nightly.service")
     (tmp_path / "build").mkdir()
@@ -143,31 +140,27 @@ def test_a_night_has_in_its_sandbox_what_it_needs_and_no_more(tmp_path: Path) ->
 
 
 def analysed(program: Path, paths: list[Path]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, "verify", "--man=no", *paths], capture_output=True, text=True, timeout=300, check=False
-    )
+    return run_program([program, "verify", "--man=no", *paths], timeout=300)
 
 
 def workflows(folder: Path) -> list[Path]:
     return [*write("github", folder), *sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
 
 
-def test_actionlint_and_githubs_schema_accept_the_workflows(
-    tmp_path: Path, actionlint: tuple[Path, Path], validators: Path
-) -> None:
+def test_actionlint_and_githubs_schema_accept_the_workflows(tmp_path, actionlint, validators):
     paths = workflows(tmp_path)
     assert {path.name for path in paths} >= {"stackcheck-nightly.yml", "ci.yml", "images.yml"}
     assert {path.name: found for path in paths if (found := findings(actionlint, path))} == {}
     command(validators / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *paths)
 
 
-def test_actionlint_would_say_what_is_wrong(tmp_path: Path, actionlint: tuple[Path, Path]) -> None:
+def test_actionlint_would_say_what_is_wrong(tmp_path, actionlint):
     (path,) = write("github", tmp_path)
     path.write_text(path.read_text().replace("${{ matrix.runner }}", "${{ matrix.runer }}"))
     assert any("runer" in item["message"] for item in findings(actionlint, path))
 
 
-def test_kubernetes_accepts_the_jobs(tmp_path: Path, validators: Path) -> None:
+def test_kubernetes_accepts_the_jobs(tmp_path, validators):
     (path,) = write("kubernetes", tmp_path)
     documents = list(yaml.safe_load_all(path.read_text()))
     assert [document["kind"] for document in documents] == ["CronJob", "CronJob"]
@@ -176,21 +169,16 @@ def test_kubernetes_accepts_the_jobs(tmp_path: Path, validators: Path) -> None:
     assert all(len(document["metadata"]["name"]) <= 52 for document in documents)
 
 
-def test_the_schemas_of_kubernetes_would_say_what_is_wrong(tmp_path: Path, validators: Path) -> None:
+def test_the_schemas_of_kubernetes_would_say_what_is_wrong(tmp_path, validators):
     (path,) = write("kubernetes", tmp_path)
     path.write_text(path.read_text().replace("concurrencyPolicy: Forbid", "concurencyPolicy: Forbid"))
     program = validators / "kubernetes-validate"
-    done = subprocess.run(
-        [program, "--strict", "--kubernetes-version", KUBERNETES, path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program([program, "--strict", "--kubernetes-version", KUBERNETES, path])
     assert done.returncode != 0
     assert "concurencyPolicy" in done.stdout + done.stderr
 
 
-def test_the_shell_of_each_timer_is_a_shell_that_runs(tmp_path: Path) -> None:
+def test_the_shell_of_each_timer_is_a_shell_that_runs(tmp_path):
     """The commands in the crontab, the CronJob and the workflow: parsed by the shell that will run them."""
     (crontab,) = write("cron", tmp_path)
     lines = [

@@ -82,7 +82,7 @@ def record_of(said: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def published(
-    engine: Engine, cpu_stack: Stack, registry_program: Path, tmp_path_factory: pytest.TempPathFactory
+    engine: Engine, cpu_stack: Stack, registry_program: Path, tmp_path_factory
 ) -> Iterator[tuple[str, Path]]:
     """The cpu stack, built if it is not, in a registry under a certificate; and the public key."""
     folder, key = tmp_path_factory.mktemp("published"), new_key()
@@ -106,7 +106,7 @@ def published(
 
 
 @pytest.fixture
-def training(published: tuple[str, Path], tmp_path: Path) -> Training:
+def training(published: tuple[str, Path], tmp_path) -> Training:
     return Training(tmp_path, *published)
 
 
@@ -144,9 +144,7 @@ class Batch:
         )
 
 
-def test_a_job_that_slurm_requeues_writes_a_checkpoint_and_continues(
-    cluster: Cluster, training: Training
-) -> None:
+def test_a_job_that_slurm_requeues_writes_a_checkpoint_and_continues(cluster, training):
     """`scontrol requeue` is what a preemption with PreemptMode=REQUEUE does."""
     job = Batch(cluster, training, ALONE, "--requeue")
     job.wait_until_it_trains()
@@ -162,9 +160,7 @@ def test_a_job_that_slurm_requeues_writes_a_checkpoint_and_continues(
     assert training.checkpoints()[-1] > first
 
 
-def test_a_step_that_gets_the_signal_of_the_time_limit_ends_with_the_trainer_s_code(
-    cluster: Cluster, training: Training
-) -> None:
+def test_a_step_that_gets_the_signal_of_the_time_limit_ends_with_the_trainer_s_code(cluster, training):
     """`#SBATCH --signal=TERM@…` of docs/guides, which goes to the steps alone."""
     limit = ("--time=60", "--signal=TERM@60")
     steps: list[int] = []
@@ -187,9 +183,7 @@ def test_a_step_that_gets_the_signal_of_the_time_limit_ends_with_the_trainer_s_c
 
 
 @pytest.mark.parametrize("whole_group", [True, False], ids=["the whole group", "run alone"])
-def test_a_signal_to_run_writes_a_checkpoint_from_which_the_same_line_continues(
-    training: Training, *, whole_group: bool
-) -> None:
+def test_a_signal_to_run_writes_a_checkpoint_from_which_the_same_line_continues(training, *, whole_group):
     """A scheduler signals each process of a step, so that `run` and a shell around it both get one."""
     last = 0
     for _start in range(2):
@@ -265,9 +259,7 @@ def own_folder(training: Training) -> Iterator[Training]:
 
 
 @pytest.mark.parametrize("command", [ALONE, RANKS], ids=["python", "torchrun"])
-def test_a_pod_that_is_stopped_writes_a_checkpoint_in_its_grace_period_and_continues(
-    own_folder: Training, command: str
-) -> None:
+def test_a_pod_that_is_stopped_writes_a_checkpoint_in_its_grace_period_and_continues(own_folder, command):
     pod = Pod(own_folder, command)
     last = 0
     for _start in range(2):
@@ -281,9 +273,7 @@ def test_a_pod_that_is_stopped_writes_a_checkpoint_in_its_grace_period_and_conti
         last = own_folder.checkpoints()[-1]
 
 
-def test_a_pod_without_a_grace_period_continues_from_the_last_complete_checkpoint(
-    own_folder: Training,
-) -> None:
+def test_a_pod_without_a_grace_period_continues_from_the_last_complete_checkpoint(own_folder):
     pod = Pod(own_folder, OFTEN)
     pod.start()
     small_slurm.wait(lambda: len(own_folder.checkpoints()) > 1, "two checkpoints")

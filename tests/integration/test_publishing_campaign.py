@@ -41,9 +41,7 @@ def campaign(registry: str) -> Campaign:
 
 
 @pytest.mark.slow
-def test_a_short_campaign_finds_nothing_wrong_and_goes_on_from_its_record(
-    campaign: Campaign, tmp_path: Path
-) -> None:
+def test_a_short_campaign_finds_nothing_wrong_and_goes_on_from_its_record(campaign, tmp_path):
     count = (
         "--boundaries",
         "4",
@@ -78,9 +76,7 @@ def test_a_short_campaign_finds_nothing_wrong_and_goes_on_from_its_record(
 
 
 @pytest.mark.slow
-def test_a_publisher_that_moves_the_tag_too_early_is_found(
-    registry_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publisher_that_moves_the_tag_too_early_is_found(registry_program, tmp_path, monkeypatch):
     """The campaign can find something: a kill after such a tag leaves it on what is not certified."""
     assert registry_program
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -3,72 +3,56 @@
 import datetime as dt
 import functools
 import json
-import subprocess
 import threading
 import uuid
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import asked
+import small_images
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
 from stackcheck.certificate import attachments, publish, pull, renew, revoke, verify
 from stackcheck.certificate.statement import TEST_RESULT, VSA
 from stackcheck.engine.client import Engine
 from stackcheck.errors import CertificateError
 from stackcheck.oci.stores import open_store
-
-Verify = Callable[..., subprocess.CompletedProcess[str]]
+from waits import run_program
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)  # what is lifted is lifted by a later run
+release = functools.partial(small_images.release, key=KEY, now=NOW)
 SECOND = dt.timedelta(seconds=1)
 
 
 @pytest.fixture(params=["registry", "referring_registry"])
-def target(request: pytest.FixtureRequest) -> str:
+def target(request) -> str:
     """A repository of its own, in a registry without and one with the referrers API."""
     return f"{request.getfixturevalue(request.param)}/stacks/{uuid.uuid4().hex}"
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> SmallImage:
+def image(tmp_path) -> SmallImage:
     return make_image(tmp_path / "oci", uuid.uuid4().bytes)
 
 
-def release(image: SmallImage, target: str, **changes: Any) -> publish.Published:
-    return publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, **({"now": NOW} | changes)),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
-
-
 def verified(reference: str, **changes: Any) -> verify.Verified:
-    arguments: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return asked.verified(reference, **(arguments | {"now": NOW + 60 * SECOND} | changes))
+    told = {"public_key": KEY.public_key(), "now": NOW + 60 * SECOND} | changes
+    return asked.verified(reference, **told)
 
 
 def revoked(reference: str) -> revoke.Revoked:
     return revoke.revoke(reference, reason="NaN", key=KEY, now=NOW + SECOND, report=quiet)
 
 
-def test_what_is_published_verifies_by_tag_and_by_digest(target: str, image: SmallImage) -> None:
+def test_what_is_published_verifies_by_tag_and_by_digest(target, image):
     done = release(image, target)
     assert verified(f"{target}:{STACK_ID}").digest == image.manifest_digest
     assert verified(f"{target}@{image.manifest_digest}").config_digest == image.config_digest
     assert {STACK_ID, done.unique.tag} <= set(open_store(target).tags())
 
 
-def test_bundles_are_listed_by_the_registry_or_else_by_the_fallback_tag(
-    target: str, image: SmallImage
-) -> None:
+def test_bundles_are_listed_by_the_registry_or_else_by_the_fallback_tag(target, image):
     release(image, target)
     store = open_store(target)
     listed = store.referrers(image.manifest_digest)
@@ -81,9 +65,7 @@ def test_bundles_are_listed_by_the_registry_or_else_by_the_fallback_tag(
     assert {entry.artifact_type for entry in entries} == {"application/vnd.dev.sigstore.bundle.v0.3+json"}
 
 
-def test_a_revoked_image_is_refused_and_the_tag_goes_back(
-    target: str, image: SmallImage, tmp_path: Path
-) -> None:
+def test_a_revoked_image_is_refused_and_the_tag_goes_back(target, image, tmp_path):
     second = make_image(tmp_path / "second", b"second")
     release(image, target)
     two = release(second, target)
@@ -93,14 +75,14 @@ def test_a_revoked_image_is_refused_and_the_tag_goes_back(
         verified(str(two.unique))
 
 
-def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(target: str, image: SmallImage) -> None:
+def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(target, image):
     release(image, target)
     assert revoked(f"{target}:{STACK_ID}").left == (STACK_ID,)
     with pytest.raises(CertificateError, match="FAILED"):
         verified(f"{target}:{STACK_ID}")
 
 
-def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target: str, image: SmallImage) -> None:
+def test_a_renewal_takes_the_place_of_what_it_covers_in_both_forms(target, image):
     release(image, target)
     store = open_store(target)
     manifest = store.read_manifest(STACK_ID)
@@ -138,8 +120,8 @@ def named(digest: str, form: str) -> str:
     "target", ["registry", pytest.param("referring_registry", marks=pytest.mark.slow)], indirect=True
 )
 def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_form(
-    target: str, referring_registry: str, image: SmallImage, tmp_path: Path
-) -> None:
+    target, referring_registry, image, tmp_path
+):
     """Of an image that was revoked, and certified again: so all three forms say something."""
     local, second = f"oci:{tmp_path / 'dist'}", f"oci:{tmp_path / 'dist2'}"
     other = f"{referring_registry}/mirrors/{uuid.uuid4().hex}"
@@ -164,7 +146,7 @@ def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_fo
         assert forms(destination, image.manifest_digest) == wanted
 
 
-def test_writers_at_the_same_time_lose_nothing(registry: str, tmp_path: Path) -> None:
+def test_writers_at_the_same_time_lose_nothing(registry, tmp_path):
     target = f"{registry}/stacks/{uuid.uuid4().hex}"
     image = make_image(tmp_path / "one", b"one")
     release(image, target)
@@ -178,9 +160,7 @@ def test_writers_at_the_same_time_lose_nothing(registry: str, tmp_path: Path) ->
     assert sum(item.statement.predicate_type == VSA for item in known) == 4
 
 
-def test_the_engine_gets_the_verified_image_from_a_registry_and_from_a_layout(
-    registry: str, image: SmallImage, tmp_path: Path
-) -> None:
+def test_the_engine_gets_the_verified_image_from_a_registry_and_from_a_layout(registry, image, tmp_path):
     engine = Engine.connect()
     for target in (f"{registry}/stacks/{uuid.uuid4().hex}", f"oci:{tmp_path / 'dist'}"):
         release(image, target)
@@ -191,9 +171,7 @@ def test_the_engine_gets_the_verified_image_from_a_registry_and_from_a_layout(
             engine.remove(name)
 
 
-def test_skopeo_opens_the_layout_and_the_registry(
-    skopeo: Path, registry: str, image: SmallImage, tmp_path: Path
-) -> None:
+def test_skopeo_opens_the_layout_and_the_registry(skopeo, registry, image, tmp_path):
     target = f"{registry}/stacks/{uuid.uuid4().hex}"
     release(image, f"oci:{tmp_path / 'dist'}")
     release(image, target)
@@ -201,8 +179,6 @@ def test_skopeo_opens_the_layout_and_the_registry(
         (f"oci:{tmp_path / 'dist'}:{STACK_ID}",),
         ("--tls-verify=false", f"docker://{target}:{STACK_ID}"),
     ):
-        done = subprocess.run(
-            [skopeo, "inspect", *arguments], capture_output=True, text=True, check=False, timeout=300
-        )
+        done = run_program([skopeo, "inspect", *arguments], timeout=300)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["Digest"] == image.manifest_digest

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import datetime as dt
+import functools
 import ipaddress
 import json
 import os
@@ -26,7 +27,8 @@ from cryptography.x509.oid import NameOID
 import asked
 import loopback
 import registry_process
-from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
+import small_images
+from small_images import STACK_ID, SmallImage, make_image, new_key, quiet
 from stackcheck.certificate import publish
 from stackcheck.errors import StackcheckError
 from stackcheck.oci import upload
@@ -36,6 +38,7 @@ from stackcheck.oci.stores import open_store
 
 KEY = new_key()
 NOW = dt.datetime.now(dt.UTC)
+release = functools.partial(small_images.release, key=KEY, now=NOW)
 USER, PASSWORD = "alice", "wonderland"
 HTPASSWD = "alice:$2b$04$AQzr3jdolEJW4dlP3/LBs.U4riFrS5Xb2aItq91qI/LD8sjGGGVtW\n"  # of these two
 TOKEN_S = 300
@@ -99,7 +102,7 @@ pytestmark = pytest.mark.usefixtures("registry_program")
 
 
 @pytest.fixture(autouse=True)
-def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_settings(tmp_path, monkeypatch) -> None:
     """No login and no authority of the machine that runs the tests."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -107,7 +110,7 @@ def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> SmallImage:
+def image(tmp_path) -> SmallImage:
     return make_image(tmp_path / "oci", uuid.uuid4().bytes)
 
 
@@ -127,26 +130,12 @@ def log_in_by_helper(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -
     (folder / "docker" / "config.json").write_text(json.dumps({"credHelpers": {host: "site"}}))
 
 
-def release(image: SmallImage, target: str) -> None:
-    publish.publish(
-        image.layout,
-        tag=STACK_ID,
-        envelopes=certify(image, KEY, now=NOW),
-        target=target,
-        public_key=KEY.public_key(),
-        report=quiet,
-        key=KEY,
-    )
-
-
 def verified(target: str) -> str:
-    told: dict[str, Any] = {"public_key": KEY.public_key(), "device_model": "CPU", "driver": None}
-    return asked.verified(f"{target}:{STACK_ID}", now=NOW + dt.timedelta(minutes=1), **told).digest
+    now = NOW + dt.timedelta(minutes=1)
+    return asked.verified(f"{target}:{STACK_ID}", public_key=KEY.public_key(), now=now).digest
 
 
-def test_a_password_and_a_private_authority_as_docker_is_told_about_them(
-    tmp_path: Path, image: SmallImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_and_a_private_authority_as_docker_is_told_about_them(tmp_path, image, monkeypatch):
     """Not on a loopback address by its name: so it is asked over TLS."""
     name = socket.gethostname()
     address = socket.gethostbyname(name)
@@ -225,9 +214,7 @@ def token_server(authority: Authority) -> Iterator[tuple[str, list[str]]]:
         yield f"http://{host}/token", asked
 
 
-def test_tokens_are_fetched_for_each_scope_and_only_the_token_server_sees_the_password(
-    tmp_path: Path, image: SmallImage
-) -> None:
+def test_tokens_are_fetched_for_each_scope_and_only_the_token_server_sees_the_password(tmp_path, image):
     authority = Authority(tmp_path / "authority")
     with token_server(authority) as (realm, asked):
         token = {"realm": realm, "service": "registry", "issuer": "site"}
@@ -249,7 +236,7 @@ def test_tokens_are_fetched_for_each_scope_and_only_the_token_server_sees_the_pa
                 verified(target)
 
 
-def test_parts_go_to_relative_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_go_to_relative_addresses(tmp_path, monkeypatch):
     """`tests/unit/oci/test_upload.py` breaks parts off."""
     monkeypatch.setattr(upload, "WHOLE_BYTES", 1 << 16)
     monkeypatch.setattr(upload, "PART_BYTES", 1 << 17)
@@ -261,9 +248,7 @@ def test_parts_go_to_relative_addresses(tmp_path: Path, monkeypatch: pytest.Monk
         assert verified(f"{host}/whole/parts") == image.manifest_digest
 
 
-def test_a_blob_of_another_repository_of_the_registry_is_mounted_and_not_sent(
-    tmp_path: Path, image: SmallImage
-) -> None:
+def test_a_blob_of_another_repository_of_the_registry_is_mounted_and_not_sent(tmp_path, image):
     with registry_with(tmp_path / "r") as host:
         one, two = f"{host}/team/one", f"{host}/team/two"
         release(image, one)
@@ -279,9 +264,7 @@ def test_a_blob_of_another_repository_of_the_registry_is_mounted_and_not_sent(
         assert verified(two) == image.manifest_digest
 
 
-def test_a_mirror_is_read_and_says_clearly_that_it_cannot_be_written(
-    tmp_path: Path, image: SmallImage
-) -> None:
+def test_a_mirror_is_read_and_says_clearly_that_it_cannot_be_written(tmp_path, image):
     """A pull-through cache, and a registry in maintenance."""
     with registry_with(tmp_path / "r") as origin:
         release(image, f"{origin}/team/stacks")

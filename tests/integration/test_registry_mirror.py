@@ -58,7 +58,7 @@ def arrive(folder: Path, size: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_mirror_asks_the_registry_once_for_all_nodes(registry_program: Path, tmp_path: Path) -> None:
+def test_a_mirror_asks_the_registry_once_for_all_nodes(registry_program, tmp_path):
     with registry_process.running(registry_program, tmp_path / "upstream") as port:
         digest, size = uploaded(tmp_path / "layout", f"127.0.0.1:{port}")
         sent: list[int] = []

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ def steps() -> list[str]:
     return [step["run"] for step in workflow["jobs"]["files"]["steps"] if "run" in step]
 
 
-def test_the_wheel_of_the_workflow_names_the_repository_that_ran_it(tmp_path: Path) -> None:
+def test_the_wheel_of_the_workflow_names_the_repository_that_ran_it(tmp_path):
     """The step itself runs, in a clone, with the variables that GitHub sets."""
     clone = tmp_path / "clone"
     subprocess.run(("git", "clone", "--quiet", "--no-hardlinks", ROOT, clone), check=True)
@@ -70,7 +69,7 @@ def addresses(text: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def tool(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tool(engine: Engine, tmp_path_factory) -> Any:
     """The image of the tool, and its folder."""
     folder = tmp_path_factory.mktemp("tool")
     made = module_at(ROOT / ".ci" / "tool_image.py", "tool_image")
@@ -93,7 +92,7 @@ def run(*words: str, mounts: tuple[str, ...] = ()) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_image_of_the_tool_runs_its_verbs_without_root(tool: Any, tmp_path: Path) -> None:
+def test_the_image_of_the_tool_runs_its_verbs_without_root(tool, tmp_path):
     _, folder, _ = tool
     config = ImageLayout(folder / "oci").config()["config"]
     assert (config["User"], config["Entrypoint"]) == ("1000:1000", ["stackcheck"])
@@ -114,7 +113,7 @@ def test_the_image_of_the_tool_runs_its_verbs_without_root(tool: Any, tmp_path: 
     assert refused.returncode == 7, refused.stderr
 
 
-def test_the_image_of_the_tool_has_one_digest(tool: Any, tmp_path: Path) -> None:
+def test_the_image_of_the_tool_has_one_digest(tool, tmp_path):
     """Each step ran again: the packages are the same, and no time of the build is in it."""
     made, _, digest = tool
     assert made.build(tmp_path, no_cache=True) == digest

@@ -55,7 +55,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
+def demonstration(tmp_path_factory) -> content.Content:
     """The report of the demonstration history."""
     folder = tmp_path_factory.mktemp("demonstration")
     now = dt.datetime.now(dt.UTC)
@@ -86,12 +86,12 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> content.Content:
 
 
 @pytest.fixture(scope="module")
-def demo_page(demonstration: content.Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_page(demonstration: content.Content, tmp_path_factory) -> Path:
     return written(demonstration, tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")
-def browser(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(chromium: Path, tmp_path_factory) -> Iterator[Browser]:
     with browsers.started(chromium, tmp_path_factory.mktemp("profile")) as started:
         yield started
 
@@ -116,18 +116,14 @@ def whole(opened: Page) -> Page:
 
 @SIZES
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_is_quiet_and_asks_for_nothing(
-    browser: Browser, demo_page: Path, size: dict[str, Any], dark: bool
-) -> None:
+def test_the_page_is_quiet_and_asks_for_nothing(browser, demo_page, size, dark):
     opened = whole(browsers.opened(browser, demo_page, dark=dark, **size))
     assert opened.evaluate("document.querySelectorAll('.plot canvas').length") == 3
     assert opened.troubles() == []
     assert opened.requests() == [demo_page.as_uri()]
 
 
-def test_the_policy_of_the_page_stops_a_request_and_a_foreign_script(
-    browser: Browser, demo_page: Path
-) -> None:
+def test_the_policy_of_the_page_stops_a_request_and_a_foreign_script(browser, demo_page):
     """What the two assertions above rest on is seen to work."""
     opened = browsers.opened(browser, demo_page, **DESKTOP)
     opened.evaluate(
@@ -140,9 +136,7 @@ def test_the_policy_of_the_page_stops_a_request_and_a_foreign_script(
 
 
 @SIZES
-def test_the_first_view_answers_the_first_question(
-    browser: Browser, demo_page: Path, size: dict[str, Any]
-) -> None:
+def test_the_first_view_answers_the_first_question(browser, demo_page, size):
     opened = browsers.opened(browser, demo_page, **size)
     answer = "document.querySelector('.machine:not([hidden]) .answer')"
     assert opened.evaluate(f"{answer}.innerText").startswith("2 images are certified for MI300X")
@@ -150,13 +144,13 @@ def test_the_first_view_answers_the_first_question(
 
 
 @SIZES
-def test_nothing_is_wider_than_the_window(browser: Browser, demo_page: Path, size: dict[str, Any]) -> None:
+def test_nothing_is_wider_than_the_window(browser, demo_page, size):
     opened = whole(browsers.opened(browser, demo_page, **size))
     assert opened.evaluate("document.documentElement.scrollWidth") == size["width"]
 
 
 @pytest.fixture(scope="module")
-def wall_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wall_page(tmp_path_factory) -> Path:
     """A thousand runs of 45 nodes and 22 stacks, as they hang on a wall."""
     hour, outcomes = report_content.HOUR, ("PASSED",) * 5 + ("FAILED", "UNFIT")
     runs = [
@@ -174,9 +168,7 @@ def wall_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @SIZES
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_wall_of_a_thousand_runs_is_readable_and_light(
-    browser: Browser, wall_page: Path, axe: str, size: dict[str, Any], dark: bool
-) -> None:
+def test_a_wall_of_a_thousand_runs_is_readable_and_light(browser, wall_page, axe, size, dark):
     opened = browsers.opened(browser, wall_page, dark=dark, **size)
     assert wall_page.stat().st_size < 1_000_000
     assert opened.evaluate(OUT_OF_SIGHT) == []
@@ -184,9 +176,7 @@ def test_a_wall_of_a_thousand_runs_is_readable_and_light(
     assert violations(opened, axe) == []
 
 
-def test_a_page_on_a_wall_loads_itself_again_until_it_is_told_not_to(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_a_page_on_a_wall_loads_itself_again_until_it_is_told_not_to(browser, tmp_path):
     hung = report_content.whole([report_content.run()], refresh_s=1)
     opened = browsers.opened(browser, written(hung, tmp_path), **DESKTOP)
     opened.evaluate("window.first = true")
@@ -199,7 +189,7 @@ def test_a_page_on_a_wall_loads_itself_again_until_it_is_told_not_to(
     assert opened.evaluate("window.second")
 
 
-def test_a_node_becomes_late_while_the_page_hangs(browser: Browser, tmp_path: Path) -> None:
+def test_a_node_becomes_late_while_the_page_hangs(browser, tmp_path):
     old = report_content.whole([report_content.run()])  # made long ago, when its run was an hour old
     opened = browsers.opened(browser, written(old, tmp_path), **DESKTOP)
     assert "late" in opened.evaluate("document.querySelector('.wall tbody tr').innerText")
@@ -207,11 +197,11 @@ def test_a_node_becomes_late_while_the_page_hangs(browser: Browser, tmp_path: Pa
 
 
 @SIZES
-def test_no_column_is_out_of_sight(browser: Browser, demo_page: Path, size: dict[str, Any]) -> None:
+def test_no_column_is_out_of_sight(browser, demo_page, size):
     assert whole(browsers.opened(browser, demo_page, **size)).evaluate(OUT_OF_SIGHT) == []
 
 
-def test_a_column_out_of_sight_would_be_found(browser: Browser, demo_page: Path) -> None:
+def test_a_column_out_of_sight_would_be_found(browser, demo_page):
     opened = browsers.opened(browser, demo_page, **PHONE)
     opened.evaluate("document.querySelector('.grid').style.minWidth = '60rem'")
     assert opened.evaluate(OUT_OF_SIGHT) != []
@@ -219,9 +209,7 @@ def test_a_column_out_of_sight_would_be_found(browser: Browser, demo_page: Path)
 
 @SIZES
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_keeps_wcag_aa(
-    browser: Browser, demo_page: Path, axe: str, size: dict[str, Any], dark: bool
-) -> None:
+def test_the_page_keeps_wcag_aa(browser, demo_page, axe, size, dark):
     opened = whole(browsers.opened(browser, demo_page, dark=dark, **size))
     opened.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     opened.evaluate("document.querySelector('#run-table tbody button').click()")
@@ -229,9 +217,7 @@ def test_the_page_keeps_wcag_aa(
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_of_one_run_keeps_wcag_aa_and_is_quiet(
-    browser: Browser, tmp_path: Path, axe: str, dark: bool
-) -> None:
+def test_the_page_of_one_run_keeps_wcag_aa_and_is_quiet(browser, tmp_path, axe, dark):
     from harness import page as one_run
 
     result = json.loads((ROOT / "docs/results/suites-h200-x2-standard.json").read_text(encoding="utf-8"))
@@ -243,7 +229,7 @@ def test_the_page_of_one_run_keeps_wcag_aa_and_is_quiet(
     assert violations(opened, axe) == []
 
 
-def test_axe_finds_a_planted_fault(browser: Browser, demo_page: Path, axe: str) -> None:
+def test_axe_finds_a_planted_fault(browser, demo_page, axe):
     opened = browsers.opened(browser, demo_page, **DESKTOP)
     opened.evaluate("document.querySelector('label[for=machine]').remove()")
     assert any(line.startswith("select-name") for line in violations(opened, axe))
@@ -259,7 +245,7 @@ def violations(opened: Page, axe: str) -> list[str]:
     ]
 
 
-def test_a_plot_is_read_by_keyboard(browser: Browser, demo_page: Path) -> None:
+def test_a_plot_is_read_by_keyboard(browser, demo_page):
     opened = whole(browsers.opened(browser, demo_page, **DESKTOP))
     opened.evaluate("document.querySelector('#nights .canvas').focus()")
     readout = "document.querySelector('#nights .readout').innerText"
@@ -272,7 +258,7 @@ def test_a_plot_is_read_by_keyboard(browser: Browser, demo_page: Path) -> None:
     assert "simulated" in opened.evaluate(readout)
 
 
-def test_a_figure_is_chosen_by_keyboard_and_keeps_the_focus(browser: Browser, demo_page: Path) -> None:
+def test_a_figure_is_chosen_by_keyboard_and_keeps_the_focus(browser, demo_page):
     opened = whole(browsers.opened(browser, demo_page, **DESKTOP))
     opened.evaluate("document.querySelectorAll('#figures button')[2].focus()")
     name = opened.evaluate("document.activeElement.innerText")
@@ -282,9 +268,7 @@ def test_a_figure_is_chosen_by_keyboard_and_keeps_the_focus(browser: Browser, de
     assert opened.evaluate("document.querySelector('#nights .name').innerText") == name
 
 
-def test_every_control_is_reached_with_tab_in_the_order_of_the_page(
-    browser: Browser, demo_page: Path
-) -> None:
+def test_every_control_is_reached_with_tab_in_the_order_of_the_page(browser, demo_page):
     opened = whole(browsers.opened(browser, demo_page, **DESKTOP))
     seen = []
     for _ in range(6):
@@ -294,7 +278,7 @@ def test_every_control_is_reached_with_tab_in_the_order_of_the_page(
     assert len(set(seen)) > 3
 
 
-def test_another_machine_is_shown_when_it_is_chosen(browser: Browser, demo_page: Path) -> None:
+def test_another_machine_is_shown_when_it_is_chosen(browser, demo_page):
     opened = browsers.opened(browser, demo_page, **DESKTOP)
     opened.evaluate(
         "(() => { const chooser = document.getElementById('machine');"
@@ -305,7 +289,7 @@ def test_another_machine_is_shown_when_it_is_chosen(browser: Browser, demo_page:
     assert "1 image is certified for MI300X with driver 31.40.1" in shown
 
 
-def test_runs_are_found_by_text_and_verdict(browser: Browser, demo_page: Path) -> None:
+def test_runs_are_found_by_text_and_verdict(browser, demo_page):
     opened = whole(browsers.opened(browser, demo_page, **DESKTOP))
     total = opened.evaluate("document.getElementById('found').innerText")
     opened.evaluate(
@@ -321,7 +305,7 @@ def test_runs_are_found_by_text_and_verdict(browser: Browser, demo_page: Path) -
     assert all("31.40.1" in row and "failed" in row and "simulated" in row.lower() for row in rows)
 
 
-def test_the_evidence_of_a_run_opens_on_demand(browser: Browser, demo_page: Path) -> None:
+def test_the_evidence_of_a_run_opens_on_demand(browser, demo_page):
     opened = whole(browsers.opened(browser, demo_page, **DESKTOP))
     opened.evaluate(
         "[...document.querySelectorAll('#run-table tbody tr')]"
@@ -332,7 +316,7 @@ def test_the_evidence_of_a_run_opens_on_demand(browser: Browser, demo_page: Path
     assert "1,410" in told or "1410" in told
 
 
-def test_ten_thousand_runs_show_their_first_view_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
+def test_ten_thousand_runs_show_their_first_view_in_two_seconds(browser, tmp_path):
     file = written(report_content.many(10_000), tmp_path)
     times = []
     for _ in range(LOADS):
@@ -347,9 +331,7 @@ def test_ten_thousand_runs_show_their_first_view_in_two_seconds(browser: Browser
     assert opened.troubles() == []
 
 
-def test_an_old_page_says_so_and_shows_no_certificate_as_valid(
-    browser: Browser, demonstration: content.Content, tmp_path: Path
-) -> None:
+def test_an_old_page_says_so_and_shows_no_certificate_as_valid(browser, demonstration, tmp_path):
     back = dt.timedelta(days=40)
     images = tuple(
         dataclasses.replace(
@@ -372,7 +354,7 @@ def test_an_old_page_says_so_and_shows_no_certificate_as_valid(
     assert "stackcheck pull" not in shown
 
 
-def test_without_javascript_the_first_two_questions_are_answered(browser: Browser, demo_page: Path) -> None:
+def test_without_javascript_the_first_two_questions_are_answered(browser, demo_page):
     opened = browsers.opened(browser, demo_page, **DESKTOP)
     opened.call("Emulation.setScriptExecutionDisabled", value=True)
     opened.call("Page.reload")
@@ -383,7 +365,7 @@ def test_without_javascript_the_first_two_questions_are_answered(browser: Browse
     assert "AssertionError: 2 of 182 cases failed" in text
 
 
-def test_it_prints_on_white_paper_with_plots_that_nobody_looked_at(browser: Browser, demo_page: Path) -> None:
+def test_it_prints_on_white_paper_with_plots_that_nobody_looked_at(browser, demo_page):
     opened = browsers.opened(browser, demo_page, dark=True, **DESKTOP)
     opened.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert opened.evaluate("document.querySelectorAll('.plot canvas').length") == 3
@@ -393,7 +375,7 @@ def test_it_prints_on_white_paper_with_plots_that_nobody_looked_at(browser: Brow
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
 
 
-def test_the_plot_library_is_the_released_one(npm_package: Callable[[str], Path]) -> None:
+def test_the_plot_library_is_the_released_one(npm_package):
     assets = ROOT / "stackcheck" / "report" / "assets"
     version = re.search(r"\(v([0-9.]+)\)", (assets / "uPlot.iife.min.js").read_text(encoding="utf-8"))
     assert version

@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,6 +30,7 @@ from stackcheck.engine.client import Engine
 from stackcheck.imaging.image import load_image
 from stackcheck.matrix import resolve
 from stackcheck.oci.image_layout import ImageLayout
+from waits import run_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -50,13 +51,11 @@ class Site:
 
     def stackcheck(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "stackcheck", *arguments, "--root", str(self.root)]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, env=self.environment, timeout=2000
-        )
+        return run_program(command, env=self.environment, timeout=2000)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, registry: str) -> Iterator[Site]:
+def site(tmp_path_factory, registry: str) -> Iterator[Site]:
     host_setup.ensure_engine(lambda _line: None)
     folder = tmp_path_factory.mktemp("site")
     stacks = resolve.load_stacks(ROOT, (SELECTOR,))
@@ -113,7 +112,7 @@ def _pins(site: Site) -> dict[str, dict[str, Any]]:
     return {path.parent.name: json.loads(path.read_text()) for path in found}
 
 
-def test_all_ten_stacks_lock_against_the_mirror(locked: Site) -> None:
+def test_all_ten_stacks_lock_against_the_mirror(locked):
     pins = _pins(locked)
     assert len(pins) == 10
     assert {name: found["missing"] for name, found in pins.items() if found["missing"]} == {}
@@ -123,29 +122,27 @@ def test_all_ten_stacks_lock_against_the_mirror(locked: Site) -> None:
     assert all(len(deb["sha256"]) == 64 and deb["size_bytes"] > 0 for deb in debs.values())
 
 
-def test_rocm_as_packages_brings_the_device_code_of_the_stacks_architectures_alone(locked: Site) -> None:
+def test_rocm_as_packages_brings_the_device_code_of_the_stacks_architectures_alone(locked):
     (path,) = (locked.root / "images").glob("rocm7.14*/requirements.lock")
     names = {line.partition("==")[0] for line in path.read_text().splitlines() if line.startswith("rocm")}
     assert names == {"rocm", "rocm-sdk-core", "rocm-sdk-libraries", "rocm-sdk-device-gfx942"}
 
 
-def test_every_locked_package_has_a_hash(locked: Site) -> None:
+def test_every_locked_package_has_a_hash(locked):
     locks = sorted((locked.root / "images").glob("rocm*-torch*/*.lock"))
     lines = [line for path in locks for line in path.read_text().splitlines() if "==" in line]
     assert lines
     assert [line for line in lines if not line.endswith(" \\")] == []
 
 
-def test_no_lock_names_the_mirror_or_its_login(locked: Site) -> None:
+def test_no_lock_names_the_mirror_or_its_login(locked):
     hosts = (locked.mirror.address.partition("://")[2], rocm_mirror.PASSWORD)
     files = [path for path in (locked.root / "images").rglob("*") if path.is_file()]
     assert files
     assert [path for path in files for word in hosts if word.encode() in path.read_bytes()] == []
 
 
-def test_the_list_for_a_site_has_every_file_that_was_fetched_with_its_hash(
-    locked: Site, built: list[dict[str, Any]]
-) -> None:
+def test_the_list_for_a_site_has_every_file_that_was_fetched_with_its_hash(locked, built):
     assert built
     done = locked.stackcheck("mirror", "--print", "--json", SELECTOR)
     assert done.returncode == 0, done.stderr
@@ -167,15 +164,13 @@ def test_the_list_for_a_site_has_every_file_that_was_fetched_with_its_hash(
     assert "https://repo.radeon.com/rocm/manylinux/rocm-rel-7.2.4/" in of_torch
 
 
-def test_all_ten_stacks_build_in_one_call(built: list[dict[str, Any]]) -> None:
+def test_all_ten_stacks_build_in_one_call(built):
     assert len(built) == 10
     shared = [use["how"] for image in built for use in image["stages"]]
     assert "shared" in shared  # stages of equal keys are built once
 
 
-def test_no_image_has_the_mirrors_login_or_address(
-    built: list[dict[str, Any]], locked: Site, program_of: Callable[[str, str], Path]
-) -> None:
+def test_no_image_has_the_mirrors_login_or_address(built, locked, program_of):
     blobs: dict[
         str, Path
     ] = {}  # manifests, configs with their history, layers: what images share is read once
@@ -214,7 +209,7 @@ print(torch.__version__, torch.version.hip, triton.__version__, flash_attn.__ver
 """
 
 
-def test_torch_imports_in_every_image_and_finds_no_management_library(built: list[dict[str, Any]]) -> None:
+def test_torch_imports_in_every_image_and_finds_no_management_library(built):
     told = {image["id"]: _run(image["reference"], IMPORTS) for image in built}
     assert told["rocm7.2.1-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04"].startswith("2.13.0+rocm7.2 7.2.1")
     assert told["rocm7.2.4-torch2.9.1-fa2.8.3-py3.12-ubuntu24.04-amd"].startswith("2.9.1+rocm7.2.4.lw.")
@@ -233,7 +228,7 @@ print(os.path.realpath(amdsmi.__file__))
 """
 
 
-def test_the_suites_child_finds_the_library_of_the_images_own_release(built: list[dict[str, Any]]) -> None:
+def test_the_suites_child_finds_the_library_of_the_images_own_release(built):
     for image in built:
         told = _run(image["reference"], READS, f"--volume={ROOT}/tests/acceptance:/suites:ro")
         assert "driver not loaded" in told
@@ -269,9 +264,7 @@ def _run(reference: str, program: str, *options: str) -> str:
         "rocm6.2.4-torch2.6.0-fa2.7.4.post1-py3.10-ubuntu22.04",
     ],
 )
-def test_the_static_suite_passes_and_the_image_is_refused_for_want_of_a_device(
-    built: list[dict[str, Any]], locked: Site, name: str, tmp_path: Path
-) -> None:
+def test_the_static_suite_passes_and_the_image_is_refused_for_want_of_a_device(built, locked, name, tmp_path):
     assert built
     done = locked.stackcheck(
         "images", name, "--anyway", "--force", "--json", "--to", f"oci:{tmp_path / 'dist'}"

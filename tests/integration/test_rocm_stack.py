@@ -27,7 +27,7 @@ ABSENT = "vendor amd was named and no AMD device is visible"
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def refused(tmp_path_factory) -> Iterator[dict[str, Any]]:
     """What the main job says of the stack, and what it left."""
     host_setup.ensure_engine(lambda _line: None)
     # A checkout of its own: in this one other tests would wait for the lock of the build.
@@ -56,7 +56,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         shutil.rmtree(root / "build", ignore_errors=True)
 
 
-def test_it_is_refused_for_want_of_a_device_and_of_torch(refused: dict[str, Any]) -> None:
+def test_it_is_refused_for_want_of_a_device_and_of_torch(refused):
     assert (refused["exit"], refused["row"]["state"]) == (REFUSED, "failed"), refused["log"]
     assert refused["verdict"]["status"] == "FAILED"
     reasons = refused["verdict"]["reasons"]
@@ -64,20 +64,18 @@ def test_it_is_refused_for_want_of_a_device_and_of_torch(refused: dict[str, Any]
     assert [reason for reason in reasons if "no torch, so it can never be certified" in reason]
 
 
-def test_nothing_of_it_is_published(refused: dict[str, Any]) -> None:
+def test_nothing_of_it_is_published(refused):
     assert refused["row"]["reference"] is None
     assert not refused["target"].exists()
 
 
-def test_hipcc_makes_code_for_gfx90a_and_gfx942_in_it(refused: dict[str, Any]) -> None:
+def test_hipcc_makes_code_for_gfx90a_and_gfx942_in_it(refused):
     check = _check(refused, "test_static.py::test_the_vendor_compiler_makes_code_for_every_architecture")
     assert check["outcome"] == "passed", check["reason"]
     assert {"gfx90a", "gfx942"} <= set(check["metrics"][0]["conditions"]["archs"].split())
 
 
-def test_its_libraries_hold_the_declared_architecture_and_tell_their_versions(
-    refused: dict[str, Any],
-) -> None:
+def test_its_libraries_hold_the_declared_architecture_and_tell_their_versions(refused):
     held = _check(refused, "test_static.py::test_kernel_libraries_hold_every_architecture")
     assert held["outcome"] == "passed", held["reason"]
     assert {"RCCL", "rocBLAS"} <= set(held["metrics"][0]["conditions"]["names"].split(", "))
@@ -86,7 +84,7 @@ def test_its_libraries_hold_the_declared_architecture_and_tell_their_versions(
     assert told["metrics"][0]["conditions"]["the HIP runtime"] == "5.7"
 
 
-def test_what_needs_no_device_passes_and_everything_else_says_why(refused: dict[str, Any]) -> None:
+def test_what_needs_no_device_passes_and_everything_else_says_why(refused):
     checks = refused["result"]["checks"]
     own = [check for check in checks if check["id"].startswith(("test_image.py", "test_static.py"))]
     assert {check["outcome"] for check in own} == {"passed", "skipped"}, own

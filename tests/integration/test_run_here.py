@@ -68,7 +68,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def published(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def published(engine: Engine, tmp_path_factory) -> Iterator[tuple[str, Path]]:
     folder, key = tmp_path_factory.mktemp("published"), new_key()
     files = {"/unique": uuid.uuid4().bytes}
     shell_image.make_layout(folder / "oci", programs=("bash", "sleep", "cat", "id", "stty"), files=files)
@@ -86,7 +86,7 @@ def published(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def job(published: tuple[str, Path], tmp_path: Path) -> Job:
+def job(published: tuple[str, Path], tmp_path) -> Job:
     return Job(*published, tmp_path)
 
 
@@ -98,9 +98,7 @@ def job(published: tuple[str, Path], tmp_path: Path) -> Job:
     ],
     ids=lambda number: number.name,
 )
-def test_a_signal_lets_the_job_write_a_checkpoint_from_which_the_next_run_resumes(
-    job: Job, number: signal.Signals
-) -> None:
+def test_a_signal_lets_the_job_write_a_checkpoint_from_which_the_next_run_resumes(job, number):
     first = job.start("bash", "-c", TRAINER)
     assert waits.line(first.stdout) == b"started\n"
     time.sleep(1)  # some steps
@@ -116,7 +114,7 @@ def test_a_signal_lets_the_job_write_a_checkpoint_from_which_the_next_run_resume
     assert int((job.folder / "checkpoint").read_text()) >= step
 
 
-def test_a_job_that_does_not_end_after_a_signal_is_killed_after_the_stop_timeout(job: Job) -> None:
+def test_a_job_that_does_not_end_after_a_signal_is_killed_after_the_stop_timeout(job):
     stubborn = job.start(
         "bash", "-c", "trap '' TERM; echo started; while :; do sleep 1; done", options=("--stop-timeout", "2")
     )
@@ -127,11 +125,11 @@ def test_a_job_that_does_not_end_after_a_signal_is_killed_after_the_stop_timeout
 
 
 @pytest.mark.parametrize("code", [0, 7, 125, 255])
-def test_the_exit_code_is_the_program_s_own(job: Job, code: int) -> None:
+def test_the_exit_code_is_the_program_s_own(job, code):
     assert job.sh(f"exit {code}")[0] == code
 
 
-def test_what_cannot_be_started_and_what_is_refused_have_codes_of_their_own(job: Job) -> None:
+def test_what_cannot_be_started_and_what_is_refused_have_codes_of_their_own(job):
     assert job.run("no-such-program")[0] == 127
     assert job.run("/")[0] == 126
     refused = Job(job.reference, job.public.parent / "missing.pub", job.folder)
@@ -140,7 +138,7 @@ def test_what_cannot_be_started_and_what_is_refused_have_codes_of_their_own(job:
         assert job.sh("exit 0", options=options)[0] == 125
 
 
-def test_input_output_and_errors_are_those_of_the_program_byte_for_byte(job: Job) -> None:
+def test_input_output_and_errors_are_those_of_the_program_byte_for_byte(job):
     given = bytes(range(256)) * 1000
     code, out, err = job.sh("cat; echo problem >&2; printf 'a\\rb'", given=given)
     assert (code, out) == (0, given + b"a\rb")
@@ -148,7 +146,7 @@ def test_input_output_and_errors_are_those_of_the_program_byte_for_byte(job: Job
     assert b"problem" not in out
 
 
-def test_a_bar_without_a_line_break_arrives_at_once(job: Job) -> None:
+def test_a_bar_without_a_line_break_arrives_at_once(job):
     """The program waits for the answer to what it has printed."""
     process = job.start("bash", "-c", "printf '10%%\\r'; read word; echo $word", stdin=subprocess.PIPE)
     assert process.stdout
@@ -158,7 +156,7 @@ def test_a_bar_without_a_line_break_arrives_at_once(job: Job) -> None:
     assert out == b"seen\n"
 
 
-def test_each_opening_is_a_word_and_without_it_all_is_closed(job: Job, tmp_path: Path) -> None:
+def test_each_opening_is_a_word_and_without_it_all_is_closed(job, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x").write_text("of the data")
     (tmp_path / "vars").write_text("# words\nONE=1\nTWO=of the file\nFROM_HERE\n")
@@ -178,7 +176,7 @@ def test_each_opening_is_a_word_and_without_it_all_is_closed(job: Job, tmp_path:
     assert len(job.sh(interfaces, options=("--network", "bridge"))[1].split()) > 1
 
 
-def test_a_terminal_is_one_inside_too_and_is_as_before_afterwards(job: Job) -> None:
+def test_a_terminal_is_one_inside_too_and_is_as_before_afterwards(job):
     script = "[ -t 0 ] && [ -t 1 ] && echo terminal; read -r word; echo got $word; stty size"
     words = [*job.words(), "--", "bash", "-c", script]
     process, main = pty.fork()

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def signs(folder: Path, public: Path, command: tuple[str, ...]) -> None:
         assert open_envelope(envelope.body, keys.load_public(public)).statement == envelope.statement
 
 
-def test_openssl_signs(tmp_path: Path, program_of: Callable[[str, str], Path]) -> None:
+def test_openssl_signs(tmp_path, program_of):
     program_of("openssl", "openssl")
     keys.load_or_create(tmp_path / "my.key")
     line = re.search(r'--sign-with "(openssl [^"]*)"', documented("stackcheck certify STACK --key token.pub"))
@@ -43,9 +42,7 @@ def test_openssl_signs(tmp_path: Path, program_of: Callable[[str, str], Path]) -
         signs(tmp_path, tmp_path / "other.pub", command)
 
 
-def test_a_token_signs_by_the_documented_script(
-    tmp_path: Path, program_of: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_signs_by_the_documented_script(tmp_path, program_of, monkeypatch):
     program_of("softhsm2-util", "softhsm2")
     program_of("pkcs11-tool", "opensc")
     program_of("openssl", "openssl")

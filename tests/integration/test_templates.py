@@ -45,7 +45,7 @@ COPY --from=proved /tmp/proof /
 """
 
 
-def test_flash_attentions_triton_backend_is_built_without_a_compiler_and_loads(tmp_path: Path) -> None:
+def test_flash_attentions_triton_backend_is_built_without_a_compiler_and_loads(tmp_path):
     context = prepare(with_triton_backend(), tmp_path)
     proof = build(context, "proof", tmp_path / "proof", ATTENTION) / "proof"
     assert proof.read_text() == "2.8.3 flash_attn.flash_attn_triton_amd.interface_fa 2.13.0+cpu 3.7.1"
@@ -70,7 +70,7 @@ COPY --from=proved /tmp/proof /
 """
 
 
-def test_what_was_chosen_replaces_torchs_pin_and_is_compiled_and_listed(tmp_path: Path) -> None:
+def test_what_was_chosen_replaces_torchs_pin_and_is_compiled_and_listed(tmp_path):
     # torch's wheel for processors pins no library; of what it needs, it refuses this release of sympy.
     replaced = Replacement(name="sympy", version="1.13.1", instead_of="1.14.0")
     stack = dataclasses.replace(with_triton_backend(), id="proof-chosen", replacements=(replaced,))
@@ -102,7 +102,7 @@ COPY --from=proved /tmp/proof /
 """
 
 
-def test_nothing_installed_later_replaces_torch_or_triton(tmp_path: Path) -> None:
+def test_nothing_installed_later_replaces_torch_or_triton(tmp_path):
     context = prepare(with_triton_backend(), tmp_path)
     offers = tmp_path / "offers"
     offers.mkdir()
@@ -140,7 +140,7 @@ class Releases(Upstream):
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["right checksum", "another checksum"])
-def test_an_official_wheel_goes_in_by_its_checksum_alone(tmp_path: Path, *, right: bool) -> None:
+def test_an_official_wheel_goes_in_by_its_checksum_alone(tmp_path, *, right):
     stack = dataclasses.replace(
         with_extension(id="proof-official-wheel"),
         runtime="cuda",

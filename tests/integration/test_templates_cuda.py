@@ -6,7 +6,6 @@ import re
 import struct
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -63,9 +62,7 @@ def small_cuda(stack: Stack, version: str) -> extensions.Extension:
     )
 
 
-def test_cuda_is_compiled_with_the_compiler_of_the_index_for_every_architecture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_is_compiled_with_the_compiler_of_the_index_for_every_architecture(tmp_path, monkeypatch):
     archive = tmp_path / "index" / "small_cuda-1.0.tar.gz"
     archive.parent.mkdir()
     files = {"PKG-INFO": "Metadata-Version: 2.1\nName: small-cuda\nVersion: 1.0\n", "setup.py": SMALL_SETUP}

@@ -45,8 +45,8 @@ def on(reference: str, digest: str | None = None) -> Stack:
 
 
 def test_a_base_is_pinned_by_the_digest_that_its_registry_tells_and_again_when_the_tag_moves(
-    tmp_path: Path, registry: str
-) -> None:
+    tmp_path, registry
+):
     name = f"{registry}/bases/{uuid.uuid4().hex}:1"
     first = push(tmp_path / "first", name, b"first")
     (tmp_path / "on-a-registry").mkdir()
@@ -60,7 +60,7 @@ def test_a_base_is_pinned_by_the_digest_that_its_registry_tells_and_again_when_t
     assert json.loads((tmp_path / "on-a-registry" / "pins.json").read_text())["bases"] == {name: second}
 
 
-def test_the_builder_takes_the_pinned_base_also_when_the_tag_has_moved(tmp_path: Path, registry: str) -> None:
+def test_the_builder_takes_the_pinned_base_also_when_the_tag_has_moved(tmp_path, registry):
     host_setup.ensure_engine(quiet)
     name = f"{registry}/bases/{uuid.uuid4().hex}:1"
     first = push(tmp_path / "first", name, b"first")

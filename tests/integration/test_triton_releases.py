@@ -20,6 +20,7 @@ import yaml
 
 from stackcheck.recipe import indexes
 from test_static import EXPECTED, MATRIX_OF_BF16, SHARED_BYTES
+from waits import run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
@@ -41,11 +42,7 @@ TIMEOUT_S = 1200
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def release(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    program_of: Callable[[str, str], Path],
-) -> Iterator[tuple[str, Any]]:
+def release(request, tmp_path_factory, program_of: Callable[[str, str], Path]) -> Iterator[tuple[str, Any]]:
     """(release, report) from an environment that holds this Triton and nothing else, and is then deleted."""
     home = tmp_path_factory.mktemp("triton")
     python = home / "env/bin/python"
@@ -61,24 +58,21 @@ def release(
         # 14 knows too old a code object only.
         environment["TRITON_HIP_LLD_PATH"] = str(program_of("ld.lld-19", "lld-19"))
     try:
-        done = subprocess.run(
-            (str(python), str(PROGRAM)),
-            env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-        )  # fmt: skip
+        done = run_program((str(python), str(PROGRAM)), env=environment, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stderr[-3000:]
         yield request.param, json.loads(done.stdout.splitlines()[-1])
     finally:
         shutil.rmtree(home)
 
 
-def test_the_releases_are_those_of_the_matrix() -> None:
+def test_the_releases_are_those_of_the_matrix():
     """Triton before 3.2 belongs to stacks of ROCm 6.1 and CUDA 12.1, and has another interface."""
     rules = yaml.safe_load((ROOT / "images/compat.yaml").read_text(encoding="utf-8"))
     named = [str(release) for release in rules["versions"]["triton"]]
     assert tuple(named[named.index("3.2.0") :]) == RELEASES
 
 
-def test_matrix_instructions_are_the_expected_ones(release: tuple[str, Any]) -> None:
+def test_matrix_instructions_are_the_expected_ones(release):
     version, report = release
     assert report["version"].startswith(version)
     wrong = {}
@@ -91,7 +85,7 @@ def test_matrix_instructions_are_the_expected_ones(release: tuple[str, Any]) -> 
     assert not wrong
 
 
-def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release: tuple[str, Any]) -> None:
+def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release):
     version, report = release
     wrong = []
     for name, found in report["tiles"].items():
@@ -112,7 +106,7 @@ def test_no_tile_spills_or_needs_more_shared_memory_than_there_is(release: tuple
     assert not wrong
 
 
-def test_the_trainers_kernels_compile(release: tuple[str, Any]) -> None:
+def test_the_trainers_kernels_compile(release):
     version, report = release
     failed = {
         job: error

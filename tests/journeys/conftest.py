@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import registry_process
+
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 WRITE = "STACKCHECK_WRITE_GOLDEN"
@@ -110,7 +112,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def journey(tmp_path: Path) -> Journey:
+def journey(tmp_path) -> Journey:
     """An empty folder and home, and `stackcheck` of this checkout on PATH."""
     folder, programs = tmp_path / "work", tmp_path / "bin"
     folder.mkdir()
@@ -131,3 +133,12 @@ def journey(tmp_path: Path) -> Journey:
     made = Journey(folder, env)
     made.hidden[str(tmp_path / "home")] = "~"
     return made
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """The address of a registry of this journey."""
+    program = shutil.which("docker-registry")
+    assert program, "install the distribution's package docker-registry"
+    with registry_process.running(program, tmp_path / "registry") as port:
+        yield f"127.0.0.1:{port}"

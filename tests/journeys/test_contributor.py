@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 
 from small_stacks import ROOT
 from stackcheck.certificate import keys
-
-if TYPE_CHECKING:
-    from conftest import Journey
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,7 +23,7 @@ TOLD = (
 )
 
 
-def test_the_terminal_of_a_contributor(journey: Journey) -> None:
+def test_the_terminal_of_a_contributor(journey):
     own = journey.checkout(STACK)
     for name, text in BLOCK.findall((ROOT / "docs/guides/write-a-check.md").read_text(encoding="utf-8")):
         (own / name).write_text(text, encoding="utf-8")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import shutil
 import subprocess
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import registry_process
 import shell_image
 from small_images import STACK_ID, SmallImage, certify, new_key, quiet
 from stackcheck.certificate import keyring, keys, publish
@@ -19,7 +17,6 @@ from stackcheck.oci.layout import OciLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from conftest import Journey
 
@@ -37,16 +34,7 @@ while :; do step=$((step + 1)); sleep 0.1; done
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    program = shutil.which("docker-registry")
-    assert program, "install the distribution's package docker-registry"
-    (tmp_path / "registry").mkdir()
-    with registry_process.running(program, tmp_path / "registry") as port:
-        yield f"127.0.0.1:{port}"
-
-
-@pytest.fixture
-def reference(registry: str, journey: Journey, tmp_path: Path) -> Iterator[str]:
+def reference(registry: str, journey: Journey, tmp_path) -> Iterator[str]:
     """A certified image in the registry; the user has the publisher's public key, and a training script."""
     key = new_key()
     files = {"/unique": uuid.uuid4().bytes}
@@ -68,7 +56,7 @@ def reference(registry: str, journey: Journey, tmp_path: Path) -> Iterator[str]:
         engine.remove(f"stackcheck/{STACK_ID}:{name}")
 
 
-def test_the_terminal_of_an_ml_engineer(journey: Journey, reference: str) -> None:
+def test_the_terminal_of_an_ml_engineer(journey, reference):
     target = reference.rpartition(":")[0]
     journey.types(f"stackcheck find {target} --device-model CPU --key publisher.pub")
     journey.types(f"stackcheck verify {reference} {HOST}")
@@ -91,7 +79,7 @@ def test_the_terminal_of_an_ml_engineer(journey: Journey, reference: str) -> Non
     journey.is_as_in("ml_engineer.txt")
 
 
-def test_nothing_of_it_stays(journey: Journey, reference: str) -> None:
+def test_nothing_of_it_stays(journey, reference):
     """A container of a job that was preempted is gone when `run` ends."""
     journey.types(
         f"stackcheck -q run {reference} {HOST} -- bash train.sh & job=$!; "

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from small_stacks import ROOT
 from stackcheck.files import yamlfile
-
-if TYPE_CHECKING:
-    from conftest import Journey
 
 pytestmark = pytest.mark.slow
 NEW = {
@@ -26,7 +22,7 @@ NEW = {
 }
 
 
-def test_the_terminal_of_a_platform_engineer(journey: Journey) -> None:
+def test_the_terminal_of_a_platform_engineer(journey):
     journey.types("stackcheck --version")
     journey.types("stackcheck verfy", code=2)
     journey.types("stackcheck list 'cpu*'")
@@ -46,7 +42,7 @@ def test_the_terminal_of_a_platform_engineer(journey: Journey) -> None:
     journey.is_as_in("platform_engineer.txt")
 
 
-def test_colour_is_of_a_terminal_alone(journey: Journey) -> None:
+def test_colour_is_of_a_terminal_alone(journey):
     line = "script -qec \"stackcheck list 'cpu*'; stackcheck verify oci:nowhere:x --key no\" /dev/null"
     journey.env.update(TERM="xterm")
     journey.env.pop("NO_COLOR", None)

@@ -16,7 +16,6 @@ import yaml
 
 import browser as browsers
 import loopback
-import registry_process
 import small_postgres
 from stackcheck.files import yamlfile
 
@@ -62,14 +61,6 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    program = shutil.which("docker-registry")
-    assert program, "install the distribution's package docker-registry"
-    with registry_process.running(program, tmp_path / "registry") as port:
-        yield f"127.0.0.1:{port}"
-
-
-@pytest.fixture
 def postgres() -> Iterator[str]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     assert programs, "install the distribution's package postgresql"
@@ -101,9 +92,7 @@ def lay_out(journey: Journey, registry: str, postgres: str, hook: str) -> Path:
     return own
 
 
-def test_the_terminal_of_an_sre(
-    journey: Journey, registry: str, postgres: str, webhook: tuple[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_the_terminal_of_an_sre(journey, registry, postgres, webhook, tmp_path):
     hook, told = webhook
     own = lay_out(journey, registry, postgres, hook)
     journey.changing = CHANGING

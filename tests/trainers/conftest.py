@@ -31,7 +31,7 @@ HANGS_S = 3600  # as in pytest.ini: a limit for what hangs, not a measurement
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
+def program(tmp_path_factory) -> Iterator[Callable[..., dict[str, Any]]]:
     """The JSON line of a program on so many ranks, forked from one process that has loaded torch."""
     server = Server(tmp_path_factory.mktemp("server"))
     # Ranks fork only with the server's variables: not with one that a library sets when a test imports it.
@@ -73,7 +73,7 @@ def gathered(program: Callable[..., dict[str, Any]]) -> Record:
 
 
 @pytest.fixture
-def forked_runs(program: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_runs(program: Callable[..., dict[str, Any]], monkeypatch) -> None:
     """What the tools of trainers/ run on this host, as forks: a new process loads torch for seconds."""
 
     def run(system: real.System, flags: list[str], *, timeout_s: float) -> dict[str, Any]:  # noqa: ARG001  # its own

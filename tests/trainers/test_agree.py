@@ -12,7 +12,6 @@ import torch
 from agree import in_the_band, out_of_the_band
 
 import loss_curve as curves
-from conftest import Record
 from tools import launch
 
 WANT = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
@@ -26,7 +25,7 @@ def record(**factors: float) -> dict[str, list[float]]:
     return {name: [value * factors.get(name, 1.0) for value in values] for name, values in RECORD.items()}
 
 
-def test_another_order_of_a_sum_is_the_same_sum_and_not_the_same_bits() -> None:
+def test_another_order_of_a_sum_is_the_same_sum_and_not_the_same_bits():
     x, y = (torch.randn(64, 512, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     order = torch.randperm(512, generator=torch.Generator().manual_seed(3))
     whole = x @ y.t()
@@ -36,7 +35,7 @@ def test_another_order_of_a_sum_is_the_same_sum_and_not_the_same_bits() -> None:
         agree.same_bits(turned, whole)
 
 
-def test_what_agrees_is_accepted() -> None:
+def test_what_agrees_is_accepted():
     agree.same_training(RECORD, RECORD)
     agree.same_loss_in_half([5.505], [5.5])
     agree.rounded(WANT.to(FP8).float(), WANT, FP8)
@@ -87,7 +86,7 @@ WRONG: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_found(name: str) -> None:
+def test_what_is_wrong_is_found(name):
     compare, given = WRONG[name]
     with pytest.raises((AssertionError, KeyError)):
         compare(*given)
@@ -112,7 +111,7 @@ QUICK = {"llama-tiny", "moe-tiny", "flux-tiny"}
     [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow) for path in FILES],
     ids=lambda path: path.stem,
 )
-def test_the_job_of_a_reference_stays_in_its_band(path: Path, record: Record) -> None:
+def test_the_job_of_a_reference_stays_in_its_band(path, record):
     curve = curves.load(path)
     found = record(1, *job(curve))
     curves.comparable(curve, found)
@@ -121,7 +120,7 @@ def test_the_job_of_a_reference_stays_in_its_band(path: Path, record: Record) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_learning_rate_a_tenth_too_large_leaves_the_band(path: Path, record: Record) -> None:
+def test_a_learning_rate_a_tenth_too_large_leaves_the_band(path, record):
     curve = curves.load(path)
     found = record(1, *job(curve), "--lr", f"{1.1 * curve.job['lr']}")
     out_of_the_band(curves.judge(curve, found["losses"]))

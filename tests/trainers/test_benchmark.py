@@ -38,14 +38,14 @@ def planted(monkeypatch: pytest.MonkeyPatch, rates: dict[int, object]) -> list[i
     return tried
 
 
-def test_the_fastest_and_not_the_largest_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_and_not_the_largest_is_chosen(monkeypatch):
     planted(monkeypatch, {1: 10.0, 3: 30.0, 4: 20.0})
     found = tune.search(options("--candidates", "4,1,3"))
     assert found["chosen"] == 3
     assert [entry["micro_batch"] for entry in found["trace"]] == [1, 3, 4]
 
 
-def test_out_of_memory_ends_the_search_and_another_failure_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_ends_the_search_and_another_failure_does_not(monkeypatch):
     hung, full = launch.RunError("did not end", None), launch.RunError("memory", tune.OUT_OF_MEMORY)
     tried = planted(monkeypatch, {1: 10.0, 2: hung, 4: full, 8: 99.0})
     found = tune.search(options("--candidates", "1,2,4,8"))
@@ -54,16 +54,14 @@ def test_out_of_memory_ends_the_search_and_another_failure_does_not(monkeypatch:
     assert found["chosen"] == 1
 
 
-def test_nothing_that_fits_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_that_fits_is_a_failure(monkeypatch, capsys):
     planted(monkeypatch, {1: launch.RunError("memory", tune.OUT_OF_MEMORY)})
     assert tune.main(["--candidates", "1", "--run", "--", "--size", "tiny"]) == 1
     assert json.loads(capsys.readouterr().out)["chosen"] is None
 
 
 @pytest.mark.slow
-def test_the_jobs_record_holds_the_search() -> None:
+def test_the_jobs_record_holds_the_search():
     flags = ("--candidates", "1,2", "--run", "--", "--steps", "5", "--no-digest")
     command = [sys.executable, tune.__file__, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -73,7 +71,7 @@ def test_the_jobs_record_holds_the_search() -> None:
     assert [entry["micro_batch"] for entry in record["microbatch_search"]["trace"]] == [1, 2]
 
 
-def test_out_of_memory_of_a_rank_is_known_by_its_exit_code() -> None:
+def test_out_of_memory_of_a_rank_is_known_by_its_exit_code():
     report = "Other Failures:\n  exitcode  : -9 (pid: 16)\nRoot Cause (first):\n  exitcode  : 4 (pid: 17)"
     said = f"print({report!r}, file=sys.stderr); sys.exit(1)"
     with pytest.raises(launch.RunError) as caught:
@@ -81,7 +79,7 @@ def test_out_of_memory_of_a_rank_is_known_by_its_exit_code() -> None:
     assert caught.value.code == tune.OUT_OF_MEMORY
 
 
-def test_a_run_over_its_time_is_ended_and_its_phase_named() -> None:
+def test_a_run_over_its_time_is_ended_and_its_phase_named():
     lines = "import time; print('[    1.0 s] compile', flush=True); time.sleep(60)"
     with pytest.raises(launch.RunError, match=r"did not end in 10 s in phase .*compile"):
         launch.run(launch.System("slow", (sys.executable, "-c", lines)), [], timeout_s=10)
@@ -96,7 +94,7 @@ def run(out: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("base", sorted(ablation.BASES))
-def test_each_lever_changes_the_base_and_is_a_flag_that_can_run(base: str) -> None:
+def test_each_lever_changes_the_base_and_is_a_flag_that_can_run(base):
     _, first, *others = ablation.settings(base, 1)
     settled = cli.parse(first.partition(":")[2].split())
     for setting in others:
@@ -104,7 +102,7 @@ def test_each_lever_changes_the_base_and_is_a_flag_that_can_run(base: str) -> No
 
 
 @pytest.mark.slow
-def test_a_failure_is_kept_beside_results_and_neither_is_run_again(tmp_path: Path) -> None:
+def test_a_failure_is_kept_beside_results_and_neither_is_run_again(tmp_path):
     settings = ("1", f"good: {TINY}", "bad: --size none")
     first = run(tmp_path / "out.jsonl", *settings)
     good, bad = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
@@ -116,7 +114,7 @@ def test_a_failure_is_kept_beside_results_and_neither_is_run_again(tmp_path: Pat
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_rank_that_raises_says_what_it_raised(tmp_path: Path) -> None:
+def test_a_rank_that_raises_says_what_it_raised(tmp_path):
     said = run(tmp_path / "out.jsonl", "1", f"bad: {TINY} --record {tmp_path}")
     assert "IsADirectoryError" in said, said
 
@@ -135,7 +133,7 @@ except OSError:
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank1]: "])
-def test_of_chained_exceptions_the_last_is_told(prefix: str) -> None:
+def test_of_chained_exceptions_the_last_is_told(prefix):
     done = subprocess.run([sys.executable, "-c", CHAINED], capture_output=True, text=True, check=False)
     own = [line and prefix + line for line in done.stderr.splitlines()]
     torchruns = ["Traceback (most recent call last):", '  File "run.py", line 1', "ChildFailedError"]
@@ -147,7 +145,7 @@ def test_of_chained_exceptions_the_last_is_told(prefix: str) -> None:
     assert alone == other
 
 
-def test_each_problem_stands_apart_in_the_line_of_a_setting() -> None:
+def test_each_problem_stands_apart_in_the_line_of_a_setting():
     speed = {
         "unit": "tokens", "tokens_per_s_per_gpu": 1.0, "tflops_noncausal": 1.0, "tflops_causal": 1.0,
         "step_s": {"median": 1.0, "p5": 1.0, "p95": 1.0}, "timed_steps": 1,
@@ -186,7 +184,7 @@ runpy.run_path({str(BENCHMARKS / "train.py")!r}, run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path: Path) -> None:
+def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path):
     hangs = tmp_path / "hangs.py"
     hangs.write_text(HANGS)
     program = [sys.executable, "-c", WITH_ANOTHER_TRAINER, hangs]
@@ -202,7 +200,7 @@ def test_a_setting_that_hangs_is_ended_and_named_by_its_phase(tmp_path: Path) ->
     assert said.count("most recent call first") >= 2, said  # the stacks of both ranks
 
 
-def test_sigterm_ends_the_setting_that_runs_and_keeps_nothing_of_it(tmp_path: Path) -> None:
+def test_sigterm_ends_the_setting_that_runs_and_keeps_nothing_of_it(tmp_path):
     noted, out = tmp_path / "pid", tmp_path / "out.jsonl"
     program = f"""
 import runpy, sys
@@ -216,12 +214,12 @@ runpy.run_path({str(BENCHMARKS / "train.py")!r}, run_name="__main__")
     assert not out.exists()
 
 
-def test_nothing_starts_when_the_budget_is_spent(tmp_path: Path) -> None:
+def test_nothing_starts_when_the_budget_is_spent(tmp_path):
     assert "not run: 5 s are left" in run(tmp_path / "out.jsonl", "--budget-s", "5", "1", f"late: {TINY}")
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_the_table_tells_ratios_and_what_is_missing() -> None:
+def test_the_table_tells_ratios_and_what_is_missing():
     missing = {"name": "fused, bf16 moments", "outcome": "x"}
     rows = ablation.table("fused", [result("fused", 100.0), result("fused, batch 1", 80.0), missing])
     assert "| fused, batch 1 | 80 | 0.800 |" in rows
@@ -235,7 +233,7 @@ def result(name: str, rate: float, **more: str) -> dict:
     return {"name": name, **more, "performance": speed, "memory": None, "extra": {}, "problems": []}
 
 
-def test_a_lever_is_compared_with_the_base_of_its_own_gpu() -> None:
+def test_a_lever_is_compared_with_the_base_of_its_own_gpu():
     results = [result("fused", 100.0, gpu="0"), result("fused", 50.0, gpu="1")]
     results.append(result("fused, batch 1", 40.0, gpu="1"))
     again = result("fused", 40.0, gpu="0")  # another run: what comes after it is compared with it
@@ -245,7 +243,7 @@ def test_a_lever_is_compared_with_the_base_of_its_own_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_side_by_side_measures_the_base_on_each_gpu_and_each_lever_once(tmp_path: Path) -> None:
+def test_side_by_side_measures_the_base_on_each_gpu_and_each_lever_once(tmp_path):
     out = tmp_path / "out.jsonl"
     program = BESIDE.format(benchmarks=str(BENCHMARKS))
     command = [sys.executable, "-c", program, "--out", out, "--ablate", "tiny", "--beside", "0,1"]

@@ -33,7 +33,7 @@ def one_step(*flags: str) -> Iterator[tuple[Any, Callable[[], float]]]:
 
 @pytest.mark.parametrize("parallel", ["fsdp2", "full_shard", "zero1"])
 @pytest.mark.parametrize("model", ["llama", "mistral", "moe", "flux"])
-def test_positions_reach_a_block_in_float32(model: str, parallel: str) -> None:
+def test_positions_reach_a_block_in_float32(model, parallel):
     seen: list[torch.dtype] = []
     with one_step("--model", model, "--parallel", parallel) as (job, step):
         block = next(module for module in job.model.modules() if isinstance(module, BLOCKS))
@@ -44,7 +44,7 @@ def test_positions_reach_a_block_in_float32(model: str, parallel: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["mpt", "gpt"])
-def test_a_family_without_a_table_computes_in_half(model: str) -> None:
+def test_a_family_without_a_table_computes_in_half(model):
     seen: list[torch.dtype] = []
     with one_step("--model", model) as (job, step):
         block = job.model.blocks["0"]
@@ -55,9 +55,7 @@ def test_a_family_without_a_table_computes_in_half(model: str) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
-def test_recomputation_happens_inside_a_block(
-    parallel: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recomputation_happens_inside_a_block(parallel, compiled, monkeypatch):
     calls: Counter[str] = Counter()
     real = torch.compile
 
@@ -83,9 +81,7 @@ def test_recomputation_happens_inside_a_block(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_the_fused_layer_computes_again_what_it_did_not_keep_and_has_the_same_gradients(
-    precision: str,
-) -> None:
+def test_the_fused_layer_computes_again_what_it_did_not_keep_and_has_the_same_gradients(precision):
     flags = ("--parallel", "zero1", "--implementation", "fused", "--micro-batch", "8", "--layers", "8")
     peaks, found = {}, {}
     for which in ("none", "half", "full"):
@@ -114,9 +110,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("moved", [("torch.distributed.fsdp",), tuple(OLD)], ids=["torch 2.5", "torch 2.4"])
-def test_names_come_from_where_an_older_torch_has_them(
-    moved: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_come_from_where_an_older_torch_has_them(moved, monkeypatch):
     for public in moved:
         earlier = ModuleType(OLD[public])
         vars(earlier).update({name: f"earlier {name}" for name in NAMES[public]})
@@ -131,7 +125,7 @@ def test_names_come_from_where_an_older_torch_has_them(
         importlib.reload(sharding)
 
 
-def test_key_heads_that_an_older_torch_cannot_share_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_heads_that_an_older_torch_cannot_share_are_repeated(monkeypatch):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 16, 8) for heads in (4, 2, 2))
     grouped = layers.attention(q, k, v)
@@ -169,7 +163,7 @@ print(json.dumps(left))
 
 
 @pytest.mark.slow
-def test_layout_gives_its_memory_back() -> None:
+def test_layout_gives_its_memory_back():
     flags = json.dumps([f"{JOB} {layout}" for layout in LAYOUTS])
     command = [sys.executable, "-c", PROGRAM, flags]
     run = subprocess.run(command, cwd=TRAINERS, capture_output=True, text=True, check=False)

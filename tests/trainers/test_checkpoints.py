@@ -24,7 +24,7 @@ from harness.processes import WorkloadError
 JOB = ("--steps", "4", "--device", "cpu", "--no-backend-check", "--checkpoint-every", "2")
 
 
-def test_an_asynchronous_checkpoint_is_complete_without_another_one_after_it(tmp_path: Path) -> None:
+def test_an_asynchronous_checkpoint_is_complete_without_another_one_after_it(tmp_path):
     with one_rank.joined(options.parse(["--device", "cpu"])):
         store = checkpoint.Checkpoints(tmp_path, asynchronous=True, kept_as=None, beside={"a": "b"}, of={})
         store.save(7, {"weight": torch.ones(3)})
@@ -37,7 +37,7 @@ def test_an_asynchronous_checkpoint_is_complete_without_another_one_after_it(tmp
         assert checkpoint.complete(tmp_path) == [folder]
 
 
-def test_an_asynchronous_checkpoint_that_cannot_be_completed_is_an_error(tmp_path: Path) -> None:
+def test_an_asynchronous_checkpoint_that_cannot_be_completed_is_an_error(tmp_path):
     with one_rank.joined(options.parse(["--device", "cpu"])):
         store = checkpoint.Checkpoints(tmp_path, asynchronous=True, kept_as=None, beside={}, of={})
         (tmp_path / "step_00000007").touch()  # in its way
@@ -48,9 +48,7 @@ def test_an_asynchronous_checkpoint_that_cannot_be_completed_is_an_error(tmp_pat
 
 
 @pytest.mark.parametrize("until", [(), ("--until", "2")], ids=["whole", "segment"])
-def test_a_job_that_is_done_does_nothing_when_its_command_is_repeated(
-    until: tuple[str, ...], tmp_path: Path, record: Record
-) -> None:
+def test_a_job_that_is_done_does_nothing_when_its_command_is_repeated(until, tmp_path, record):
     kept = (*JOB, *until, "--checkpoint", str(tmp_path))
     first, again = record(1, *kept), record(1, *kept)  # both exit with 0: the fixture raises otherwise
     assert again["problems"] == again["losses"] == []
@@ -70,16 +68,14 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def segment(record: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def segment(record: Record, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("segment")
     record(1, *JOB, "--until", "2", "--checkpoint", str(folder))
     return folder
 
 
 @pytest.mark.parametrize("flag", CHANGES)
-def test_a_checkpoint_of_a_job_with_other_samples_or_another_schedule_is_refused(
-    flag: str, segment: Path, record: Record
-) -> None:
+def test_a_checkpoint_of_a_job_with_other_samples_or_another_schedule_is_refused(flag, segment, record):
     kept = (*JOB, *CHANGES[flag], "--until", "2", "--checkpoint", str(segment))
     with pytest.raises(WorkloadError, match=rf"is of a job with {flag} .*--changed") as refused:
         record(1, *kept)
@@ -87,13 +83,13 @@ def test_a_checkpoint_of_a_job_with_other_samples_or_another_schedule_is_refused
     assert record(1, *kept, "--changed")["first_step"] == 2
 
 
-def test_a_rate_of_zero_is_zero_and_not_the_presets(record: Record) -> None:
+def test_a_rate_of_zero_is_zero_and_not_the_presets(record):
     still: list[dict[str, Any]] = [record(1, *JOB, "--lr", "0", "--until", until) for until in ("1", "3")]
     assert [one["plan"]["lr"] for one in still] == [0.0, 0.0]
     same_bits([still[0]["digest"] == still[1]["digest"]], [True])
 
 
-def test_a_checkpoint_says_which_job_wrote_it(segment: Path) -> None:
+def test_a_checkpoint_says_which_job_wrote_it(segment):
     said = json.loads((segment / "step_00000002" / checkpoint.MARKER).read_text())
     assert set(CHANGES) <= set(said["of"])
 
@@ -108,16 +104,16 @@ SHAPES = {name: value.shape for name, value in WEIGHTS.items()}
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     whole.write(tmp_path / "w.safetensors", SHAPES, WEIGHTS.items())
     return tmp_path / "w.safetensors"
 
 
-def test_weights_come_back_as_they_were(path: Path) -> None:
+def test_weights_come_back_as_they_were(path):
     same_bits(whole.read(path), WEIGHTS)
 
 
-def test_the_library_reads_ours_and_we_read_the_librarys(path: Path, tmp_path: Path) -> None:
+def test_the_library_reads_ours_and_we_read_the_librarys(path, tmp_path):
     library = pytest.importorskip("safetensors.torch")
     same_bits(library.load_file(path), WEIGHTS)
     mixed: dict[str, Any] = {
@@ -130,13 +126,13 @@ def test_the_library_reads_ours_and_we_read_the_librarys(path: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 40, -1, -4])
-def test_a_file_that_is_cut_off_is_refused(kept: int, path: Path) -> None:
+def test_a_file_that_is_cut_off_is_refused(kept, path):
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(RefusedError, match="no whole file of safetensors"):
         whole.read(path)
 
 
-def test_one_weight_is_held_at_a_time(tmp_path: Path) -> None:
+def test_one_weight_is_held_at_a_time(tmp_path):
     def made() -> Iterator[tuple[str, torch.Tensor]]:
         for number in range(20):
             yield f"{number:02}", torch.ones(1000)
@@ -146,7 +142,7 @@ def test_one_weight_is_held_at_a_time(tmp_path: Path) -> None:
     assert held.peak <= 2 * 4000
 
 
-def test_weights_in_another_order_than_their_shapes_are_an_error(tmp_path: Path) -> None:
+def test_weights_in_another_order_than_their_shapes_are_an_error(tmp_path):
     with pytest.raises(AssertionError, match="is not b"):
         whole.write(tmp_path / "w.safetensors", SHAPES, reversed(WEIGHTS.items()))
 
@@ -160,7 +156,7 @@ LAYOUTS = [
 ]
 
 
-def test_every_layout_has_the_same_weights_in_the_same_order_and_file(tmp_path: Path, record: Record) -> None:
+def test_every_layout_has_the_same_weights_in_the_same_order_and_file(tmp_path, record):
     job = ("--steps", "1", "--global-batch", "8", "--micro-batch", "4", "--device", "cpu", "--lr", "0")
     want = record(1, *job, "--checkpoint", str(tmp_path / "want"))
     first = whole.read(tmp_path / "want/step_00000001/weights.safetensors")
@@ -189,7 +185,7 @@ def shell(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("line", RUNS)
-def test_the_file_of_a_run_is_the_run_again(line: str, tmp_path: Path) -> None:
+def test_the_file_of_a_run_is_the_run_again(line, tmp_path):
     parsed, path = options.parse(shell(line)), tmp_path / config.NAME
     path.write_text(config.text(parsed, SETTLED), encoding="utf-8")
     again = options.parse(["--config", str(path)])
@@ -197,14 +193,14 @@ def test_the_file_of_a_run_is_the_run_again(line: str, tmp_path: Path) -> None:
     assert again == dataclasses.replace(parsed, **settled)
 
 
-def test_every_option_is_in_the_file_or_left_open() -> None:
+def test_every_option_is_in_the_file_or_left_open():
     parsed = options.parse(["--steps", "9"])
     text = config.text(parsed, {})
     absent = {name for name in vars(parsed) if f"{name.replace('_', '-')} = " not in text}
     assert absent == {name for name, value in vars(parsed).items() if value is None}
 
 
-def test_the_command_line_wins_in_any_order_of_words(tmp_path: Path) -> None:
+def test_the_command_line_wins_in_any_order_of_words(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text('steps = 7\nlr = 0.5\nreshard = false\nmicro_batch = 3\nmodel = "mpt"\n')
     for words in (["--config", str(path), "--steps", "8", "--reshard"], ["--steps", "8", "--reshard"]):
@@ -229,7 +225,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_file_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_file_is_refused(text, tmp_path, capsys):
     path = tmp_path / "a.toml"
     path.write_text(text)
     with pytest.raises(SystemExit, match="2"):
@@ -240,7 +236,7 @@ def test_a_wrong_file_is_refused(text: str, tmp_path: Path, capsys: pytest.Captu
     assert "No such file" in capsys.readouterr().err
 
 
-def test_a_checkpoint_has_the_options_that_continue_it(tmp_path: Path, record: Record) -> None:
+def test_a_checkpoint_has_the_options_that_continue_it(tmp_path, record):
     first = record(2, "--steps", "4", "--until", "2", "--lr", "0.01", "--checkpoint", str(tmp_path))
     kept = tmp_path / "step_00000002" / config.NAME
     got = record(2, "--config", str(kept), "--until", "4")

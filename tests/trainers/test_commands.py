@@ -49,10 +49,10 @@ def parser_of(program: str) -> Any:
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: str(value)[:60])
 def test_a_command_of_a_page_is_taken(
-    page: Path,  # noqa: ARG001 - it is in the name
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    page,  # noqa: ARG001 - it is in the name
+    words,
+    monkeypatch,
+):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     program = next((word for word in words if word.startswith(("trainers/", "benchmarks/"))), None)
     if program is None:
@@ -72,7 +72,7 @@ def test_a_command_of_a_page_is_taken(
             options.parse(setting.partition(":")[2].split())
 
 
-def test_the_pages_name_commands_of_every_kind() -> None:
+def test_the_pages_name_commands_of_every_kind():
     said = json.dumps([words for _, words in COMMANDS])
     assert all(name in said for name in ("benchmarks/train.py", "training/table.py", "tools/handoff.py"))
     assert len(COMMANDS) > 10
@@ -87,7 +87,7 @@ PROGRAMS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_help_of_a_program_makes_nothing(program: Path, tmp_path: Path) -> None:
+def test_help_of_a_program_makes_nothing(program, tmp_path):
     done = subprocess.run(
         [sys.executable, "-B", ROOT / program, "--help"],
         cwd=tmp_path,

@@ -3,7 +3,6 @@
 import itertools
 import random
 import tracemalloc
-from pathlib import Path
 from types import SimpleNamespace
 
 import mosaic
@@ -23,7 +22,7 @@ from options import parse
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_step_has_the_same_samples_on_any_number_of_ranks(ranks: int) -> None:
+def test_a_step_has_the_same_samples_on_any_number_of_ranks(ranks):
     source = data.Synthetic(vocab=64, seq_len=16, seed=9)
     per_rank = 8 // ranks
     numbers = [range(8 + r * per_rank, 8 + (r + 1) * per_rank) for r in range(ranks)]
@@ -31,13 +30,13 @@ def test_a_step_has_the_same_samples_on_any_number_of_ranks(ranks: int) -> None:
     assert torch.equal(rows, data.batch(source, range(8, 16), torch.device("cpu"))["tokens"])
 
 
-def test_labels_are_the_next_tokens_and_not_the_inputs() -> None:
+def test_labels_are_the_next_tokens_and_not_the_inputs():
     batch = data.batch(data.Synthetic(vocab=64, seq_len=16, seed=9), range(2), torch.device("cpu"))
     assert torch.equal(batch["tokens"][:, 1:], batch["labels"][:, :-1])
     assert not torch.equal(batch["tokens"], batch["labels"])
 
 
-def test_each_pass_reads_every_sample_once_in_its_own_order(tmp_path: Path) -> None:
+def test_each_pass_reads_every_sample_once_in_its_own_order(tmp_path):
     pieces = np.frombuffer(data.TEXT.read_bytes()[:2300], np.uint8).reshape(-1, 100)
     mosaic.write(tmp_path, "ndarray:uint8", list(pieces), size_limit=900)
     assert len(list(tmp_path.glob("shard.*"))) > 2
@@ -47,7 +46,7 @@ def test_each_pass_reads_every_sample_once_in_its_own_order(tmp_path: Path) -> N
     assert passes[0] != passes[1]
 
 
-def test_what_is_read_ahead_is_what_would_be_read() -> None:
+def test_what_is_read_ahead_is_what_would_be_read():
     parsed = options.parse(["--data", "text", "--global-batch", "4"])
     preset, cpu = presets.find("llama", "tiny"), torch.device("cpu")
     plan = SimpleNamespace(seq_len=16)
@@ -59,7 +58,7 @@ def test_what_is_read_ahead_is_what_would_be_read() -> None:
         assert torch.equal(with_thread["tokens"], without["tokens"])
 
 
-def test_cost_of_a_trillion_tokens_is_the_guides() -> None:
+def test_cost_of_a_trillion_tokens_is_the_guides():
     assert metrics.cost(2750, 5.01)["dollars_per_1t_tokens"] == figure(506e3, rel=2e-3)
     assert metrics.cost(2500, 2.05)["dollars_per_1t_tokens"] == figure(228e3, rel=2e-3)
 
@@ -68,14 +67,14 @@ SIZES = (1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 257, 1000, 4096, 4097)
 
 
 @pytest.mark.parametrize("rows", SIZES)
-def test_each_pass_has_every_row_once(rows: int) -> None:
+def test_each_pass_has_every_row_once(rows):
     for epoch in range(3):
         passed = [order.row(epoch * rows + place, rows, 7) for place in range(rows)]
         assert sorted(passed) == list(range(rows))
 
 
 @pytest.mark.parametrize("rows", [size for size in SIZES if size > 60])
-def test_passes_and_seeds_have_orders_of_their_own(rows: int) -> None:
+def test_passes_and_seeds_have_orders_of_their_own(rows):
     def passed(seed: int, epoch: int) -> tuple[int, ...]:
         return tuple(order.row(epoch * rows + place, rows, seed) for place in range(rows))
 
@@ -85,7 +84,7 @@ def test_passes_and_seeds_have_orders_of_their_own(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1000, 4096, 5000])
-def test_an_order_has_as_many_neighbours_and_fixed_rows_as_one_of_chance(rows: int) -> None:
+def test_an_order_has_as_many_neighbours_and_fixed_rows_as_one_of_chance(rows):
     neighbours = fixed = 0
     for seed in range(20):
         passed = [order.row(place, rows, seed) for place in range(rows)]
@@ -99,7 +98,7 @@ def test_an_order_has_as_many_neighbours_and_fixed_rows_as_one_of_chance(rows: i
     assert 2 < fixed < 50
 
 
-def test_memory_does_not_depend_on_the_rows() -> None:
+def test_memory_does_not_depend_on_the_rows():
     drawn = random.Random(1)
     tracemalloc.start()
     try:
@@ -112,7 +111,7 @@ def test_memory_does_not_depend_on_the_rows() -> None:
 
 
 @pytest.mark.parametrize(("source", "said"), [("text", None), ("synthetic", None), ("rows", order.VERSION)])
-def test_a_checkpoint_says_which_order_its_rows_had(source: str, said: int | None) -> None:
+def test_a_checkpoint_says_which_order_its_rows_had(source, said):
     made = plan.Plan(**dict.fromkeys(plan.Plan.__dataclass_fields__, 0))
     assert made.identity(options.parse(["--data", source]), None).get("order of rows") == said
 
@@ -127,12 +126,12 @@ def value(seed: int, *more: str, name: str = "layers.0.q.weight") -> torch.Tenso
 
 
 @pytest.mark.parametrize("portable", [(), ("--portable",)], ids=["own device", "portable"])
-def test_two_seeds_make_two_sets_of_weights(portable: tuple[str, ...]) -> None:
+def test_two_seeds_make_two_sets_of_weights(portable):
     for one, other in itertools.combinations(SEEDS, 2):
         assert not torch.equal(value(one, *portable), value(other, *portable)), (one, other)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_seed_makes_the_same_weights_again_and_others_for_another_name(seed: int) -> None:
+def test_a_seed_makes_the_same_weights_again_and_others_for_another_name(seed):
     assert torch.equal(value(seed), value(seed))
     assert not torch.equal(value(seed), value(seed, name="layers.1.q.weight"))

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -51,9 +51,7 @@ def epoch(source: Any, count: int = ROWS) -> list[bytes]:
         ("bytes", "uint16", {"compression": "br:5", "size_limit": 300}),
     ],
 )
-def test_shards_of_the_real_writer_are_read_as_they_were_written(
-    encoding: str, dtype: str, how: dict[str, Any], tmp_path: Path
-) -> None:
+def test_shards_of_the_real_writer_are_read_as_they_were_written(encoding, dtype, how, tmp_path):
     rows = rows_of(dtype, top=60_000 if dtype != "uint8" else 200)
     folder = mosaic.write(tmp_path / "shards", encoding, rows, **how)
     source = opened(folder, token_type=dtype if encoding == "bytes" else None)
@@ -66,7 +64,7 @@ def test_shards_of_the_real_writer_are_read_as_they_were_written(
     assert not list(folder.glob("*.mds")) or "compression" not in how, "the folder of the data stays as it is"
 
 
-def test_what_is_not_known_is_refused_with_its_encoding(tmp_path: Path) -> None:
+def test_what_is_not_known_is_refused_with_its_encoding(tmp_path):
     raw = mosaic.write(tmp_path / "raw", "bytes", rows_of("int64"))
     with pytest.raises(RefusedError, match=r"column tokens is encoded as bytes, .*--token-type: uint8, int8"):
         opened(raw)
@@ -105,7 +103,7 @@ def test_what_is_not_known_is_refused_with_its_encoding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "other bytes"])
 @pytest.mark.parametrize("compression", ["gz", "bz2", "zstd", "br", "snappy"])
-def test_a_damaged_compressed_shard_is_refused(compression: str, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_compressed_shard_is_refused(compression, damage, tmp_path):
     folder = mosaic.write(tmp_path / "shards", "ndarray:int32", rows_of("int32"), compression=compression)
     assert epoch(opened(folder)), "it is read before it is damaged"
     (packed,) = folder.glob("shard.*")
@@ -117,7 +115,7 @@ def test_a_damaged_compressed_shard_is_refused(compression: str, damage: str, tm
         epoch(opened(folder))
 
 
-def test_a_saved_data_set_is_read_by_rows_or_tokenized(tmp_path: Path) -> None:
+def test_a_saved_data_set_is_read_by_rows_or_tokenized(tmp_path):
     import datasets
 
     rows = rows_of("int64")
@@ -139,7 +137,7 @@ def test_a_saved_data_set_is_read_by_rows_or_tokenized(tmp_path: Path) -> None:
         opened(tmp_path / "labels")
 
 
-def test_texts_go_through_a_tokenizer_file(tmp_path: Path) -> None:
+def test_texts_go_through_a_tokenizer_file(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="<unk>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -159,7 +157,7 @@ def test_texts_go_through_a_tokenizer_file(tmp_path: Path) -> None:
         opened(tmp_path / "nothing")
 
 
-def test_packed_samples_say_which_document_each_token_is_of(tmp_path: Path) -> None:
+def test_packed_samples_say_which_document_each_token_is_of(tmp_path):
     lengths = [3, 40, 1, 9, 21, 30]
     rows = [np.full(length, number, np.uint16) for number, length in enumerate(lengths)]
     folder = mosaic.write(tmp_path / "ragged", "ndarray:uint16", rows)
@@ -179,7 +177,7 @@ def test_packed_samples_say_which_document_each_token_is_of(tmp_path: Path) -> N
     assert set(data.batch(plain, range(2), CPU)) == {"tokens", "labels"}
 
 
-def test_the_corpus_is_text_of_this_machine_and_keeps_some_back(tmp_path: Path) -> None:
+def test_the_corpus_is_text_of_this_machine_and_keeps_some_back(tmp_path):
     import corpus
 
     here = [Path(json.__file__).parents[1]]

@@ -12,7 +12,6 @@ from agree import same_sums
 import data
 import presets
 import whole
-from conftest import Record
 from errors import RefusedError
 from tools import evaluate, scoring
 
@@ -37,7 +36,7 @@ QUESTIONS = 40
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "moe", "mpt", "gpt"])
-def test_scores_are_the_log_probabilities_of_each_pair_alone(family: str) -> None:
+def test_scores_are_the_log_probabilities_of_each_pair_alone(family):
     model = presets.MODELS[family].Model(presets.find(family, "tiny").config).eval()
     torch.manual_seed(2)
     for parameter in model.parameters():
@@ -57,7 +56,7 @@ def test_scores_are_the_log_probabilities_of_each_pair_alone(family: str) -> Non
         assert greedy == bool((logs.argmax(-1) == want).all())
 
 
-def test_a_continuation_that_does_not_fit_and_an_empty_context_are_refused() -> None:
+def test_a_continuation_that_does_not_fit_and_an_empty_context_are_refused():
     model = presets.MODELS["llama"].Model(presets.find("llama", "tiny").config)
     scorer = scoring.Scorer(model, 8, 2, torch.device("cpu"))
     for pair in (([1], [2] * 9), ([], [1])):
@@ -65,7 +64,7 @@ def test_a_continuation_that_does_not_fit_and_an_empty_context_are_refused() -> 
             scorer.scores([pair])
 
 
-def test_a_model_that_gives_no_numbers_is_an_error() -> None:
+def test_a_model_that_gives_no_numbers_is_an_error():
     model = presets.MODELS["llama"].Model(presets.find("llama", "tiny").config)
     torch.nn.init.constant_(model.head.norm.weight, float("nan"))
     with pytest.raises(ValueError, match="nan"):
@@ -86,9 +85,7 @@ def questions(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trained_checkpoint_answers_what_a_fresh_one_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: Record
-) -> None:
+def test_a_trained_checkpoint_answers_what_a_fresh_one_cannot(tmp_path, capsys, record):
     questions(tmp_path / "questions.jsonl")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "known.yaml").write_text(TASK.format(file=tmp_path / "questions.jsonl"))
@@ -117,7 +114,7 @@ def write(path: Path, weights: dict[str, torch.Tensor]) -> None:
     whole.write(path, {name: value.shape for name, value in weights.items()}, weights.items())
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(tmp_path):
     (tmp_path / "COMPLETE").write_text('{"step": 1}')
     write(tmp_path / "weights.safetensors", {"a": torch.zeros(1)})
     with pytest.raises(RefusedError, match="not the weights of llama tiny"):

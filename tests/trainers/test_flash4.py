@@ -58,7 +58,7 @@ class Interface:
 
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Interface:
+def package(monkeypatch) -> Interface:
     found = Interface()
     monkeypatch.setattr(flash4, "_interface", lambda: found)
     return found
@@ -88,7 +88,7 @@ def _with_gradients(call: Any, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     ],
     ids=["causal", "full", "window", "window beyond the sequence"],
 )
-def test_values_and_gradients_are_those_of_torchs_attention(call: Any, package: Interface) -> None:
+def test_values_and_gradients_are_those_of_torchs_attention(call, package):
     leaves = _inputs()
     expected = _with_gradients(call, leaves)
     assert not package.calls
@@ -98,7 +98,7 @@ def test_values_and_gradients_are_those_of_torchs_attention(call: Any, package: 
     same_sums(found, expected, dtype=torch.bfloat16, terms=1)  # rounded at the end
 
 
-def test_a_bias_and_float32_stay_with_torch(package: Interface) -> None:
+def test_a_bias_and_float32_stay_with_torch(package):
     q, k, v = _inputs(kv=4)
     with flash4.chosen():
         attention(q, k, v, bias=torch.zeros(24, 24, dtype=torch.bfloat16))
@@ -106,7 +106,7 @@ def test_a_bias_and_float32_stay_with_torch(package: Interface) -> None:
     assert not package.calls
 
 
-def test_the_choice_ends_with_its_block(package: Interface) -> None:
+def test_the_choice_ends_with_its_block(package):
     with flash4.chosen():
         pass
     attention(*_inputs())
@@ -140,7 +140,7 @@ def _block_and_input(model: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
 @pytest.mark.parametrize(
     "model", ["llama", "mpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "flux"))]
 )
-def test_blocks_of_every_family_compile_whole_and_learn_the_same(model: str, package: Interface) -> None:
+def test_blocks_of_every_family_compile_whole_and_learn_the_same(model, package):
     block, inputs = _block_and_input(model)
 
     def gradients(forward: Any) -> list[Tensor]:
@@ -163,7 +163,7 @@ def _options(**more: Any) -> Any:
     return argparse.Namespace(attention="fa4", **more)
 
 
-def test_it_is_refused_where_its_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_refused_where_its_package_is_missing(monkeypatch):
     monkeypatch.setattr(flash4, "installed", lambda: False)
     with (
         pytest.raises(RefusedError, match="flash-attn-4 is not installed"),
@@ -172,7 +172,7 @@ def test_it_is_refused_where_its_package_is_missing(monkeypatch: pytest.MonkeyPa
         pass
 
 
-def test_its_kernels_name_it_and_no_other_backend() -> None:
+def test_its_kernels_name_it_and_no_other_backend():
     kernels = {
         "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensorptrbf16",
         "kernel_cutlass_kernel_flash_attncuteflash_bwd_sm90FlashAttentionBackwardSm90_object_at__tensorptrbf16",
@@ -182,6 +182,6 @@ def test_its_kernels_name_it_and_no_other_backend() -> None:
     assert len(found["kernels"]) == len(kernels)
 
 
-def test_a_job_with_fa4_on_a_cpu_has_torchs_attention() -> None:
+def test_a_job_with_fa4_on_a_cpu_has_torchs_attention():
     with attention_backend.order(_options(), SimpleNamespace(gpu=False)):
         assert not flash4.takes(_inputs()[0], None)

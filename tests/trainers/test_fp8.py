@@ -34,12 +34,12 @@ class Wrapper(torch.Tensor):
         """What fp8_weights knows such a weight by."""
 
 
-def test_a_weight_is_taken_out_of_its_wrapper_whatever_the_attribute_is_called() -> None:
+def test_a_weight_is_taken_out_of_its_wrapper_whatever_the_attribute_is_called():
     values = torch.randn(4, 3)
     assert fp8_weights.plain(Wrapper(values)) is values
 
 
-def test_torchaos_own_weight_shares_its_memory_with_what_is_taken_out() -> None:
+def test_torchaos_own_weight_shares_its_memory_with_what_is_taken_out():
     float8 = pytest.importorskip("torchao.float8")
     config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=True)
     layer = float8.convert_to_float8_training(torch.nn.Sequential(torch.nn.Linear(16, 16)), config=config)[0]
@@ -51,7 +51,7 @@ def test_torchaos_own_weight_shares_its_memory_with_what_is_taken_out() -> None:
 
 
 @pytest.mark.parametrize("parts", [("scale",), ("weight", "weight")], ids=["none", "two"])
-def test_a_wrapper_of_another_form_is_refused_with_the_known_versions(parts: tuple[str, ...]) -> None:
+def test_a_wrapper_of_another_form_is_refused_with_the_known_versions(parts):
     wrapped = Wrapper(torch.randn(4, 3))
     wrapped.parts = parts
     with pytest.raises(RefusedError, match=r"Wrapper.*torchao .*0\.16 to 0\.18"):
@@ -67,7 +67,7 @@ class Weight:
 
 
 @pytest.mark.parametrize("fnuz", [False, True], ids=["ocp", "fnuz"])
-def test_fp8_products_and_gradients_are_near_the_exact_ones(fnuz: bool) -> None:
+def test_fp8_products_and_gradients_are_near_the_exact_ones(fnuz):
     torch.manual_seed(3)
     x, dy = (torch.randn(64, 48, dtype=torch.bfloat16), torch.randn(64, 32, dtype=torch.bfloat16))
     weight = Weight(torch.randn(32, 48, dtype=torch.bfloat16))
@@ -83,7 +83,7 @@ def test_fp8_products_and_gradients_are_near_the_exact_ones(fnuz: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*products.OCP, *products.FNUZ], ids=lambda dtype: str(dtype)[6:])
-def test_a_cast_uses_the_whole_range_and_never_overflows(dtype: torch.dtype) -> None:
+def test_a_cast_uses_the_whole_range_and_never_overflows(dtype):
     x = torch.linspace(-3, 3, 101)[None]
     row, _, scale = ops.cast(x, x.abs().amax(), dtype, row=True, col=False)
     assert row.float().abs().max() == torch.finfo(dtype).max

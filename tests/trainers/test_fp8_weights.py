@@ -1,12 +1,9 @@
 """torchao's FP8 under FSDP2: weights are gathered in 8 bits, and checkpoints hold plain float32."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from agree import same_bits, same_loss_in_half
 
-from conftest import Record
 from whole import read
 
 pytest.importorskip("torchao")
@@ -17,7 +14,7 @@ KEPT = ("--checkpoint-every", "2", "--full-every", "2")
 SLOW = pytest.mark.slow
 
 
-def test_weights_are_gathered_in_8_bits_and_a_job_resumes_exactly(gathered: Record, tmp_path: Path) -> None:
+def test_weights_are_gathered_in_8_bits_and_a_job_resumes_exactly(gathered, tmp_path):
     kept = (*KEPT, "--checkpoint", str(tmp_path))
     half, whole = gathered(2, *JOB, "--precision", "bf16"), gathered(2, *FP8, *kept)
     same_loss_in_half(whole["losses"], half["losses"])
@@ -33,7 +30,7 @@ def test_weights_are_gathered_in_8_bits_and_a_job_resumes_exactly(gathered: Reco
 
 
 @SLOW
-def test_a_checkpoint_of_fp8_continues_in_16_bits_on_one_rank(record: Record, tmp_path: Path) -> None:
+def test_a_checkpoint_of_fp8_continues_in_16_bits_on_one_rank(record, tmp_path):
     kept = (*KEPT, "--checkpoint", str(tmp_path), "--asynchronous")
     whole = record(2, *FP8, *kept)
     (tmp_path / "step_00000004").rename(tmp_path / "later")
@@ -53,9 +50,7 @@ def test_a_checkpoint_of_fp8_continues_in_16_bits_on_one_rank(record: Record, tm
     ],
     ids=["replicas", "tensor", "pipeline", "uneven"],
 )
-def test_every_division_of_the_ranks_gathers_what_it_can_in_8_bits(
-    ranks: int, flags: tuple[str, ...], share: float, gathered: Record
-) -> None:
+def test_every_division_of_the_ranks_gathers_what_it_can_in_8_bits(ranks, flags, share, gathered):
     flags = ("--until", "2", *flags)
     half, got = gathered(ranks, *JOB, *flags, "--precision", "bf16"), gathered(ranks, *FP8, *flags)
     same_loss_in_half(got["losses"], half["losses"])

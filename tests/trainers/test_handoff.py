@@ -51,7 +51,7 @@ Tool = Callable[..., tuple[int, dict, str]]
 
 
 @pytest.fixture
-def forked(forked_runs: None, capsys: pytest.CaptureFixture[str]) -> Tool:  # noqa: ARG001  # it is in place
+def forked(forked_runs: None, capsys) -> Tool:  # noqa: ARG001  # it is in place
     """The main function of a tool, whose jobs are forks."""
 
     def called(main: Callable[[list[str]], int], *arguments: str) -> tuple[int, dict, str]:
@@ -63,7 +63,7 @@ def forked(forked_runs: None, capsys: pytest.CaptureFixture[str]) -> Tool:  # no
 
 
 @pytest.fixture(scope="module")
-def reference(record: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(record: Record, tmp_path_factory) -> Path:
     """The job of ten steps without a break, once for all that is compared with it."""
     found = record(1, "--device", "cpu", *launch.COMPARABLE, *JOB, "--steps", "10")
     curve = loss_curve.reference(found, loss_curve.Band.parse(TIGHT), measured=launch.timestamp())
@@ -73,7 +73,7 @@ def reference(record: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_one_two_and_four_ranks_take_turns_and_stay_in_the_band(tmp_path: Path) -> None:
+def test_one_two_and_four_ranks_take_turns_and_stay_in_the_band(tmp_path):
     turns = systems("one: --ranks 1", "two: --ranks 2", "four: --ranks 4")
     folder = ("--folder", str(tmp_path / "shared"))
     code, result, errors = call("handoff.py", *folder, *TURNS, "--steps", "15", *turns)
@@ -91,9 +91,7 @@ def in_turns(forked: Tool, folder: Path, reference: Path, bad: str) -> tuple[int
 
 
 @pytest.mark.slow
-def test_a_system_that_forgets_the_optimizer_leaves_the_band(
-    tmp_path: Path, reference: Path, forked: Tool
-) -> None:
+def test_a_system_that_forgets_the_optimizer_leaves_the_band(tmp_path, reference, forked):
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
     forgetful = f"@{sys.executable} {tmp_path / 'forgetful.py'}"
     code, result, errors = in_turns(forked, tmp_path, reference, forgetful)
@@ -112,16 +110,14 @@ def test_a_system_that_forgets_the_optimizer_leaves_the_band(
     ],
     ids=["starts afresh", "refuses other data", "other data", "does not run"],
 )
-def test_a_system_that_does_not_continue_the_job_is_named(
-    flag: str, says: str, tmp_path: Path, reference: Path, forked: Tool
-) -> None:
+def test_a_system_that_does_not_continue_the_job_is_named(flag, says, tmp_path, reference, forked):
     code, _, errors = in_turns(forked, tmp_path, reference, f"{ALONE} {flag}")
     assert code in {1, 2}
     assert says in errors
     assert "Traceback" not in errors
 
 
-def test_a_used_folder_is_refused(tmp_path: Path) -> None:
+def test_a_used_folder_is_refused(tmp_path):
     (tmp_path / "shared" / "step_00000005").mkdir(parents=True)
     used = ("--folder", str(tmp_path / "shared"), *TURNS, "--steps", "15")
     code, _, errors = call("handoff.py", *used, *systems(f"whole: {ALONE}"))
@@ -130,7 +126,7 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_precisions_are_compared_step_by_step() -> None:
+def test_two_precisions_are_compared_step_by_step():
     arms = ("--arm", f"fp32: {ALONE}", "--arm", f"bf16: {ALONE} --precision bf16")
     code, result, errors = call("compare_runs.py", *arms, "--steps", "40", "--band", "2e-3:3e-2")
     assert code == 0, (result, errors)
@@ -140,7 +136,7 @@ def test_two_precisions_are_compared_step_by_step() -> None:
 
 
 @pytest.mark.slow
-def test_an_arm_that_learns_nothing_is_caught(forked: Tool) -> None:
+def test_an_arm_that_learns_nothing_is_caught(forked):
     arms = ("--arm", f"fp32: {ALONE}", "--arm", f"stuck: {ALONE} --clip 1e-12")
     code, _, errors = forked(compare_runs.main, *arms, "--steps", "20")
     assert code == 2

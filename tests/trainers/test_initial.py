@@ -17,7 +17,6 @@ import initial
 import options
 import presets
 import pretrained
-from conftest import Record
 from errors import RefusedError
 from layouts import prepare
 from models import hf_llama
@@ -85,7 +84,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(params=CONFIGS)
-def brought(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+def brought(request, tmp_path) -> tuple[Path, str]:
     """A folder as a user downloads it, and the family that takes it."""
     family, config = CONFIGS[request.param]
     return save(tmp_path / "brought", config), family
@@ -129,7 +128,7 @@ def theirs_of(folder: Path) -> Any:
 
 
 @torch.inference_mode()
-def test_every_family_has_the_logits_of_transformers(brought: tuple[Path, str]) -> None:
+def test_every_family_has_the_logits_of_transformers(brought):
     folder, family = brought
     ours = started(folder, family)
     same_sums(ours.logits(TOKENS), theirs_of(folder)(TOKENS).logits)
@@ -137,7 +136,7 @@ def test_every_family_has_the_logits_of_transformers(brought: tuple[Path, str]) 
     assert started(folder, family).config == ours.config
 
 
-def test_every_family_has_the_gradients_of_transformers(brought: tuple[Path, str]) -> None:
+def test_every_family_has_the_gradients_of_transformers(brought):
     folder, family = brought
     if family == "mistral":
         config = json.loads((folder / "config.json").read_text()) | {"sliding_window": 16}
@@ -153,7 +152,7 @@ def test_every_family_has_the_gradients_of_transformers(brought: tuple[Path, str
 
 
 @torch.inference_mode()
-def test_positions_are_stretched_in_the_librarys_own_model_too(tmp_path: Path) -> None:
+def test_positions_are_stretched_in_the_librarys_own_model_too(tmp_path):
     folder = save(tmp_path, CONFIGS["llama 3.2 1b"][1])
     config = started(folder, "llama").config
     want = transformers.AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb.inv_freq
@@ -185,7 +184,7 @@ def others(value: Any) -> tuple[Any, ...]:
 
 
 @torch.inference_mode()
-def test_each_field_is_used_or_changes_nothing_or_is_refused(brought: tuple[Path, str]) -> None:
+def test_each_field_is_used_or_changes_nothing_or_is_refused(brought):
     folder, family = brought
     whole = json.loads((folder / "saved.json").read_text())
     weights = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
@@ -220,9 +219,7 @@ def read(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Any:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
-def test_a_checkpoint_goes_to_transformers_and_back(
-    brought: tuple[Path, str], parallel: str, tmp_path: Path, record: Record
-) -> None:
+def test_a_checkpoint_goes_to_transformers_and_back(brought, parallel, tmp_path, record):
     folder, family = brought
     job = ("--model", family, "--size", "config", "--weights", str(folder), "--seq-len", "16", "--steps", "1")
     record(1, *job, "--device", "cpu", "--parallel", parallel, "--checkpoint", str(tmp_path / "ours"))
@@ -235,7 +232,7 @@ def test_a_checkpoint_goes_to_transformers_and_back(
 
 
 @pytest.mark.parametrize("size", ["tiny", "8b"])
-def test_a_size_of_another_shape_is_refused_with_what_differs(size: str, tmp_path: Path) -> None:
+def test_a_size_of_another_shape_is_refused_with_what_differs(size, tmp_path):
     folder = save(tmp_path, CONFIGS["llama 3.2 1b"][1])
     with pytest.raises(RefusedError, match=r"vocab 128, not \d+.* as --size .*or --size config"):
         started(folder, "llama", size)
@@ -243,7 +240,7 @@ def test_a_size_of_another_shape_is_refused_with_what_differs(size: str, tmp_pat
         started(folder, "mistral")
 
 
-def test_a_folder_with_weights_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_weights_that_the_model_lacks_is_refused(tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = save(tmp_path, CONFIGS["mistral 0.3"][1])
@@ -261,9 +258,7 @@ def test_a_folder_with_weights_that_the_model_lacks_is_refused(tmp_path: Path) -
 
 
 @torch.inference_mode()
-def test_a_checkpoint_of_ours_keeps_the_configuration_that_it_was_started_with(
-    tmp_path: Path, record: Record
-) -> None:
+def test_a_checkpoint_of_ours_keeps_the_configuration_that_it_was_started_with(tmp_path, record):
     folder = save(tmp_path / "theirs", CONFIGS["llama 3.2 1b"][1])
     job = ("--size", "config", "--weights", str(folder), "--steps", "1", "--seq-len", "48", "--device", "cpu")
     record(1, *job, "--lr", "0", "--checkpoint", str(tmp_path / "ours"))
@@ -274,12 +269,12 @@ def test_a_checkpoint_of_ours_keeps_the_configuration_that_it_was_started_with(
 
 
 @pytest.mark.parametrize("name", presets.PRESETS, ids="/".join)
-def test_a_configuration_is_read_back_as_it_was_written(name: tuple[str, str], tmp_path: Path) -> None:
+def test_a_configuration_is_read_back_as_it_was_written(name, tmp_path):
     family, config = name[0], presets.PRESETS[name].config
     (tmp_path / initial.SHAPE).write_text(initial.shape(family, config))
     assert initial.kept(tmp_path, family) == config
 
 
-def test_what_is_ignored_is_not_used() -> None:
+def test_what_is_ignored_is_not_used():
     source = Path(pretrained.__file__).read_text()
     assert not [name for name in pretrained.IGNORED if f'take("{name}"' in source or f"{name}=" in source]

@@ -30,7 +30,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("second", [True, False], ids=["sum", "alone"])
-def test_add_norm_and_its_backward(second: bool) -> None:
+def test_add_norm_and_its_backward(second):
     x, y, w = normal(ROWS, WIDTH), normal(ROWS, WIDTH) if second else None, normal(WIDTH)
     top, want_top = torch.zeros((), device=DEVICE), torch.zeros((), device=DEVICE)
     got, want = kernels.add_norm(x, y, w, 1e-5, top), ops.add_norm(x, y, w, 1e-5, want_top)
@@ -44,7 +44,7 @@ def test_add_norm_and_its_backward(second: bool) -> None:
         close(g, r)
 
 
-def test_rope_there_and_back() -> None:
+def test_rope_there_and_back():
     angle = torch.rand(ROWS // 2, DIM // 2, device=DEVICE) * 6
     table = (angle.cos(), angle.sin())
     qkv = normal(ROWS, (HEADS + 2 * KV) * DIM)
@@ -56,7 +56,7 @@ def test_rope_there_and_back() -> None:
     close(kernels.rope_backward(*parts, *table), ops.rope_backward(*parts, *table))
 
 
-def test_swiglu_and_its_backward() -> None:
+def test_swiglu_and_its_backward():
     gu, da = normal(ROWS, 2 * FFN), normal(ROWS, FFN)
     tops = [torch.zeros((), device=DEVICE) for _ in range(4)]
     close(kernels.swiglu(gu, tops[0]), ops.swiglu(gu, tops[1]))
@@ -70,7 +70,7 @@ def test_swiglu_and_its_backward() -> None:
     close(tops[2], tops[3])
 
 
-def test_cross_entropy_leaves_its_gradient() -> None:
+def test_cross_entropy_leaves_its_gradient():
     logits, labels = normal(ROWS, VOCAB) * 3, torch.randint(VOCAB, (ROWS,), device=DEVICE)
     labels[::3] = ops.IGNORED
     got, want = logits.clone(), logits.clone()
@@ -79,7 +79,7 @@ def test_cross_entropy_leaves_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_adamw_steps_the_exact_weight(moments: torch.dtype) -> None:
+def test_adamw_steps_the_exact_weight(moments):
     exact = torch.randn(5000, device=DEVICE)
     high, low = (
         torch.empty(5000, device=DEVICE, dtype=torch.bfloat16),
@@ -99,7 +99,7 @@ def test_adamw_steps_the_exact_weight(moments: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
-def test_fp8_cast_and_its_transpose(dtype: torch.dtype) -> None:
+def test_fp8_cast_and_its_transpose(dtype):
     x = normal(130, 70)
     top = kernels.amax(x)
     assert top == ops.amax(x)

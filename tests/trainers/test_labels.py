@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +41,7 @@ def rows_of(drawn: random.Random, count: int = 64) -> list[dict[str, list[int]]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return mosaic.saved(tmp_path_factory.mktemp("data") / "rows", rows_of(random.Random(5)))
 
 
@@ -52,16 +51,14 @@ def alone(record: Record, folder: Path) -> dict[str, Any]:
 
 
 @each(NAMES, quick=set())
-def test_a_step_is_the_mean_over_its_labels_in_every_layout(
-    layout: str, alone: dict[str, Any], folder: Path, record: Record
-) -> None:
+def test_a_step_is_the_mean_over_its_labels_in_every_layout(layout, alone, folder, record):
     ranks, *flags = LAYOUTS[layout]
     got = record(ranks, *JOB, str(folder), *flags)
     assert got["ranks_agree"]
     same_training(got, alone)
 
 
-def test_what_fills_a_row_up_changes_nothing(alone: dict[str, Any], folder: Path, record: Record) -> None:
+def test_what_fills_a_row_up_changes_nothing(alone, folder, record):
     longer = [word if word != f"{SEQ}" else f"{2 * SEQ}" for word in JOB]
     cut = [{name: row[name][: SEQ + 1] for name in row} for row in rows_of(random.Random(5))]
     got = record(1, *longer, str(mosaic.saved(folder.with_name("cut"), cut)), "--micro-batch", "8")
@@ -70,7 +67,7 @@ def test_what_fills_a_row_up_changes_nothing(alone: dict[str, Any], folder: Path
 
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("ignored", [0.0, 0.5, 0.97, 1.0])
-def test_a_head_has_the_loss_and_gradient_of_the_labels_that_are_learnt(chunks: int, ignored: float) -> None:
+def test_a_head_has_the_loss_and_gradient_of_the_labels_that_are_learnt(chunks, ignored):
     torch.manual_seed(3)
     head = LossHead(nn.RMSNorm(32), nn.Linear(32, 64, bias=False), chunks=chunks)
     x, labels = torch.randn(2, 16, 32, requires_grad=True), torch.randint(64, (2, 16))
@@ -95,14 +92,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_labels_that_cannot_be_meant_are_refused(name: str, tmp_path: Path, record: Record) -> None:
+def test_labels_that_cannot_be_meant_are_refused(name, tmp_path, record):
     rows, said = BAD[name]
     with pytest.raises(Exception, match=said):
         record(1, *JOB, str(mosaic.saved(tmp_path / "rows", rows)))
 
 
 @pytest.mark.parametrize("source", ["synthetic", "text", "corpus"])
-def test_labels_of_data_without_columns_are_refused(source: str, tmp_path: Path) -> None:
+def test_labels_of_data_without_columns_are_refused(source, tmp_path):
     import data
 
     (tmp_path / "a.txt").write_text("abc" * 100)
@@ -122,9 +119,7 @@ def gradients(head: LossHead, chunks: int, *, compiled: bool) -> tuple[torch.Ten
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("chunks", [4, layers.BY_ROWS], ids=["four", "by rows"])
-def test_chunks_have_the_gradient_of_the_whole(
-    compiled: bool, chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_have_the_gradient_of_the_whole(compiled, chunks, monkeypatch):
     monkeypatch.setattr(layers, "ROWS", 12)
     # Compiled by torch 2.11, a sum in place had a gradient of zero, and a whole 8B model learnt nothing.
     torch.manual_seed(0)
@@ -134,7 +129,6 @@ def test_chunks_have_the_gradient_of_the_whole(
     assert all(gradient.norm() > 0 for gradient in whole)
 
 
-Program = Callable[..., dict[str, Any]]
 HEADS = Path(__file__).with_name("heads.py")
 HEAD_JOB = ("--steps", "6", "--global-batch", "8", "--clip", "0.5", "--no-backend-check")
 
@@ -144,9 +138,7 @@ HEAD_JOB = ("--steps", "6", "--global-batch", "8", "--clip", "0.5", "--no-backen
     ("vocab", "chunks", "words"),
     [(64, 1, [32, 32]), (64, 4, [32, 32]), (65, 1, [33, 32]), (37, 5, [13, 13, 11]), (10, 2, [3, 3, 3, 1])],
 )
-def test_a_head_of_several_ranks_has_the_loss_and_gradients_of_one(
-    vocab: int, chunks: int, words: list[int], ignored: float, program: Program
-) -> None:
+def test_a_head_of_several_ranks_has_the_loss_and_gradients_of_one(vocab, chunks, words, ignored, program):
     found = program(HEADS, len(words), f"{vocab}", f"{chunks}", f"{ignored}")
     want = found["want"]
     assert [each.pop("words") for each in found["got"]] == words
@@ -167,15 +159,13 @@ def single(record: Record) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--parallel", "zero1"), ("--loss-chunks", "3")], ids=" ".join)
-def test_a_job_whose_ranks_share_the_words_is_the_job_of_one(
-    flags: tuple[str, ...], single: dict[str, Any], record: Record
-) -> None:
+def test_a_job_whose_ranks_share_the_words_is_the_job_of_one(flags, single, record):
     got = record(2, *HEAD_JOB, "--tp", "2", "--micro-batch", "8", *flags)
     same_training(got, single)
     assert got["ranks_agree"]
 
 
-def test_a_job_with_an_uneven_vocabulary_is_that_of_one(record: Record, tmp_path: Path) -> None:
+def test_a_job_with_an_uneven_vocabulary_is_that_of_one(record, tmp_path):
     config = dataclasses.replace(presets.find("llama", "tiny").config, vocab=257)
     model = prepare.skeleton(presets.MODELS["llama"], config, loss_chunks=1)
     prepare.give_weights(model, model, "", options.parse(["--seed", "3"]), torch.device("cpu"))
@@ -200,13 +190,13 @@ def test_a_job_with_an_uneven_vocabulary_is_that_of_one(record: Record, tmp_path
         (128256, 1, "fsdp2", False, False),
     ],
 )
-def test_which_heads_are_split(vocab: int, tp: int, parallel: str, tied: bool, splits: bool) -> None:
+def test_which_heads_are_split(vocab, tp, parallel, tied, splits):
     given: Any = SimpleNamespace(tp=tp, parallel=parallel, pp=1)
     config: Any = SimpleNamespace(vocab=vocab, tied=tied)
     assert prepare.splits_head(given, config) == splits
 
 
-def test_a_checkpoint_of_flat_buffers_says_that_its_head_is_split() -> None:
+def test_a_checkpoint_of_flat_buffers_says_that_its_head_is_split():
     parsed = options.parse(["--parallel", "zero1", "--tp", "2"])
     assert job.kept_as(parsed, presets.find("llama", "tiny")) == "zero1 --tp 2 --pp 1, in rows, head split"
     whole = options.parse(["--parallel", "zero1"])

@@ -1,7 +1,6 @@
 """--lean, --no-flat-gradients and ZeRO-1 with tensor and pipeline parallel train the same model."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,13 +51,13 @@ def trained(*flags: str) -> Trained:
 
 
 @pytest.mark.parametrize("precision", [FP32, BF16], ids=["fp32", "bf16"])
-def test_lean_experts_change_no_bit(precision: tuple[str, ...]) -> None:
+def test_lean_experts_change_no_bit(precision):
     plain, lean = trained("--model", "moe", *precision), trained("--model", "moe", *precision, "--lean")
     for part in ("losses", "norms", "gradients", "weights"):
         same_bits(getattr(lean, part), getattr(plain, part))
 
 
-def test_lean_positions_have_the_same_losses_gradients_and_norms() -> None:
+def test_lean_positions_have_the_same_losses_gradients_and_norms():
     # Sums over tokens have another order in memory, so that a step of AdamW may have another sign.
     plain, lean = trained("--model", "flux", *FP32), trained("--model", "flux", *FP32, "--lean")
     same_sums(lean.gradients, plain.gradients)
@@ -82,9 +81,7 @@ def test_lean_positions_have_the_same_losses_gradients_and_norms() -> None:
         for count, batch in (("one", ()), ("accumulated", ("--global-batch", "8")))
     ],
 )
-def test_gradients_left_in_place_train_the_same(
-    model: str, precision: tuple[str, ...], batch: tuple[str, ...]
-) -> None:
+def test_gradients_left_in_place_train_the_same(model, precision, batch):
     # Only the sum of the norm has another order. A limit that no norm reaches takes it out of the weights.
     flags = ("--model", model, *precision, *batch, "--clip", "1e6")
     flat, apart = trained(*flags), trained(*flags, "--no-flat-gradients")
@@ -94,7 +91,7 @@ def test_gradients_left_in_place_train_the_same(
 
 
 @pytest.mark.parametrize("active", [1, 2, 3])
-def test_experts_give_the_same_values_and_gradients_in_float64(active: int) -> None:
+def test_experts_give_the_same_values_and_gradients_in_float64(active):
     config = dataclasses.replace(presets.find("moe", "tiny").config, active_experts=active)
     torch.manual_seed(5)
     plain, lean = (moe.Experts(dataclasses.replace(config, lean=lean)).double() for lean in (False, True))
@@ -112,7 +109,7 @@ def test_experts_give_the_same_values_and_gradients_in_float64(active: int) -> N
     same_sums(found[1], found[0], dtype=torch.float64)
 
 
-def test_orders_sort_by_expert_and_lead_back() -> None:
+def test_orders_sort_by_expert_and_lead_back():
     chosen = torch.tensor([[2, 0], [0, 1], [2, 1]])
     for experts in (4, 300):
         order, back = moe.orders(chosen, experts)
@@ -120,7 +117,7 @@ def test_orders_sort_by_expert_and_lead_back() -> None:
         assert order[back].tolist() == list(range(6))
 
 
-def test_tables_of_coordinates_turn_as_tables_of_pairs() -> None:
+def test_tables_of_coordinates_turn_as_tables_of_pairs():
     config = presets.find("flux", "tiny").config
     cpu, grads = torch.device("cpu"), []
     x = torch.randn(2, config.heads, config.text_tokens + config.side**2, sum(config.axes))
@@ -154,9 +151,7 @@ def alone(record: Record) -> dict[str, Any]:
     ],
     ids=["tensor", "pipeline", "both"],
 )
-def test_losses_and_norms_are_those_of_one_process(
-    ranks: int, flags: tuple[str, ...], layout: dict[str, int], alone: dict[str, Any], record: Record
-) -> None:
+def test_losses_and_norms_are_those_of_one_process(ranks, flags, layout, alone, record):
     got = record(ranks, *flags)
     same_training(got, alone)
     assert min(got["gradient_norms"]) > 0.5
@@ -166,9 +161,7 @@ def test_losses_and_norms_are_those_of_one_process(
 
 @SLOW
 @pytest.mark.parametrize("flags", [TENSOR, PIPELINE], ids=["tensor", "pipeline"])
-def test_a_second_data_rank_halves_the_state_and_a_job_resumes_exactly(
-    flags: tuple[str, ...], record: Record, tmp_path: Path
-) -> None:
+def test_a_second_data_rank_halves_the_state_and_a_job_resumes_exactly(flags, record, tmp_path):
     kept = ("--checkpoint", str(tmp_path), "--checkpoint-every", "5", "--full-every", "5")
     whole = record(4, *flags, *kept)
     (tmp_path / "step_00000010").rename(tmp_path / "later")
@@ -194,7 +187,7 @@ def test_a_second_data_rank_halves_the_state_and_a_job_resumes_exactly(
 
 
 @SLOW
-def test_gpt_with_biases_a_tied_embedding_and_two_microbatches_in_16_bits(record: Record) -> None:
+def test_gpt_with_biases_a_tied_embedding_and_two_microbatches_in_16_bits(record):
     gpt = ("--model", "gpt", "--precision", "bf16", "--reduce", "bf16", "--moments", "bf16")
     alone = record(1, *ZERO1, *gpt, "--micro-batch", "8")
     split = record(4, *TENSOR, *gpt, "--micro-batch", "2", "--recompute", "full")
@@ -203,7 +196,7 @@ def test_gpt_with_biases_a_tied_embedding_and_two_microbatches_in_16_bits(record
 
 
 @SLOW
-def test_fp8_with_tensor_parallel_has_the_scales_of_whole_tensors_on_all_ranks(scales: Record) -> None:
+def test_fp8_with_tensor_parallel_has_the_scales_of_whole_tensors_on_all_ranks(scales):
     pytest.importorskip("torchao")
     fp8 = (*JOB, "--precision", "fp8", "--micro-batch", "4", "--until", "3")
     # Data ranks have other samples, and so other scales; tensor ranks are neighbours.

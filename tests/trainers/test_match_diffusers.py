@@ -55,13 +55,13 @@ def velocities(ours, theirs):
     return got, want
 
 
-def test_velocities_agree(pair) -> None:
+def test_velocities_agree(pair):
     got, want = velocities(*pair)
     assert want.std() > 0.1
     same_sums(got, want)
 
 
-def test_gradients_agree(pair) -> None:
+def test_gradients_agree(pair):
     ours, theirs = pair
     for model in pair:
         model.zero_grad()
@@ -72,7 +72,7 @@ def test_gradients_agree(pair) -> None:
     same_sums({name: weight.grad for name, weight in ours.named_parameters()}, expected)
 
 
-def test_weights_convert_back_to_the_same_names_and_values(pair) -> None:
+def test_weights_convert_back_to_the_same_names_and_values(pair):
     ours, theirs = pair
     back, want = flux_weights.to_diffusers(ours.state_dict()), theirs.state_dict()
     same_bits(back, want)

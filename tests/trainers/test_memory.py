@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -29,7 +28,7 @@ from errors import RefusedError
 from fused import ops
 from layouts import flat, flat_unit, fsdp2, prepare, zero1
 from layouts import job as layouts
-from models import layers, llama, mpt
+from models import layers, llama
 
 ZERO1 = "--parallel zero1 --reduce bf16 --precision bf16"
 ONE = f"{ZERO1} --moments bf16"
@@ -61,9 +60,7 @@ def need(flags: str, ranks: int, samples: int) -> memory.Need:
 
 
 @pytest.mark.parametrize(("flags", "ranks", "samples", "measured"), MEASURED)
-def test_the_least_lies_under_what_was_measured(
-    flags: str, ranks: int, samples: int, measured: float
-) -> None:
+def test_the_least_lies_under_what_was_measured(flags, ranks, samples, measured):
     found, fused = need(flags, ranks, samples), flags.startswith("--size") and "zero1" in flags
     assert 0.75 * measured < found.least / memory.GIB < measured
     how = options.parse([*flags.split(), *(["--implementation", "fused"] if fused else [])])
@@ -71,14 +68,14 @@ def test_the_least_lies_under_what_was_measured(
     assert 0.96 * measured < fit.planned(found, how) / memory.GIB < 1.2 * measured
 
 
-def test_gradients_left_in_place_take_no_memory_beside_the_activations() -> None:
+def test_gradients_left_in_place_take_no_memory_beside_the_activations():
     flags = f"--model flux --size dev-512 {ONE}"
     flat, apart = need(flags, 1, 4), need(f"{flags} --no-flat-gradients", 1, 4)
     assert flat.least - apart.least == figure(min(flat.gradients, flat.activations))
 
 
 @pytest.mark.parametrize("flags", ["", "--precision bf16", "--precision bf16 --reduce bf16"])
-def test_gradients_that_are_reduced_each_time_are_never_whole(flags: str) -> None:
+def test_gradients_that_are_reduced_each_time_are_never_whole(flags):
     job = f"--size 8b --no-reshard {flags}"
     whole, each = need(f"{job} --global-batch 4", 2, 1), need(f"{job} --global-batch 4 --reduce-each", 2, 1)
     assert (each.gradients, each.gradients_stay) == (need(job, 2, 1).gradients, False)
@@ -86,7 +83,7 @@ def test_gradients_that_are_reduced_each_time_are_never_whole(flags: str) -> Non
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 7, 8])
-def test_every_other_block_keeps_its_input_alone_and_is_whole_while_backward_runs_it(layers: int) -> None:
+def test_every_other_block_keeps_its_input_alone_and_is_whole_while_backward_runs_it(layers):
     parsed = options.parse(["--size", "8b", *ONE.split(), "--recompute", "half"])
     preset = presets.find("llama", "8b", layers=layers)
     model = prepare.skeleton(presets.MODELS["llama"], preset.config, loss_chunks=1)
@@ -98,7 +95,7 @@ def test_every_other_block_keeps_its_input_alone_and_is_whole_while_backward_run
     assert need(f"--size 8b {ONE} --recompute half --layers {layers}", 1, 1).activations == most
 
 
-def test_a_job_that_fits_once_every_other_block_is_recomputed_runs_and_is_what_the_refusal_names() -> None:
+def test_a_job_that_fits_once_every_other_block_is_recomputed_runs_and_is_what_the_refusal_names():
     preset = presets.find("llama", "8b")
     none, half = (
         options.parse(["--size", "8b", *ONE.split(), "--recompute", which]) for which in ("none", "half")
@@ -110,7 +107,7 @@ def test_a_job_that_fits_once_every_other_block_is_recomputed_runs_and_is_what_t
         memory.require(none, preset, ranks=1, micro_batch=4, present=present)
 
 
-def test_the_logits_are_those_of_one_chunk_and_whole_ones_are_counted_whole() -> None:
+def test_the_logits_are_those_of_one_chunk_and_whole_ones_are_counted_whole():
     zaya = f"--model moe --size zaya1-like {ONE}"
     chunk = 2 * 262272 * 8192
     assert [need(zaya, 1, samples).logits for samples in (1, 2, 4)] == [chunk / 2, chunk, chunk]
@@ -118,14 +115,14 @@ def test_the_logits_are_those_of_one_chunk_and_whole_ones_are_counted_whole() ->
     assert need(f"--size 8b {ONE} --implementation fused", 1, 2).logits == 2 * 128256 * 4096
 
 
-def test_a_job_whose_largest_weight_does_not_fit_beside_its_state_is_refused_with_that_sum() -> None:
+def test_a_job_whose_largest_weight_does_not_fit_beside_its_state_is_refused_with_that_sum():
     found = need(f"--model moe --size zaya1-like {ONE}", 1, 1)
     small = dataclasses.replace(found, activations=0.0, logits=0.0)
     assert small.least == found.state + found.gradients + 8 * 262272 * 2048
     assert str(small).endswith("+ weights being drawn 4.3 = 92.3 GB")
 
 
-def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_one_that_fits() -> None:
+def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_one_that_fits():
     parsed, preset = (
         options.parse(["--size", "70b", "--precision", "bf16", "--no-reshard"]),
         presets.find("llama", "70b"),
@@ -142,7 +139,7 @@ def test_the_70b_job_that_does_not_fit_is_refused_with_arithmetic_and_with_the_o
     memory.require(fits, preset, ranks=8, micro_batch=4, present=MI300X)
 
 
-def test_fsdp1_needs_all_weights_on_each_device_before_it_shards_them() -> None:
+def test_fsdp1_needs_all_weights_on_each_device_before_it_shards_them():
     flags = "--size 70b --precision bf16 --recompute full --parallel"
     assert need(f"{flags} fsdp2", 8, 1).least < MI300X
     whole = need(f"{flags} full_shard", 8, 1)
@@ -151,7 +148,7 @@ def test_fsdp1_needs_all_weights_on_each_device_before_it_shards_them() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_on_processors_a_rank_has_its_share_of_the_host(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_processors_a_rank_has_its_share_of_the_host(ranks, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setattr(world, "host_memory", lambda: 8 * 10**9)
     here = world.World(0, ranks, torch.device("cpu"), None)  # type: ignore[arg-type]
@@ -174,7 +171,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_limit_of_a_control_group_is_the_memory_of_its_host(name: str, tmp_path: Path) -> None:
+def test_the_limit_of_a_control_group_is_the_memory_of_its_host(name, tmp_path):
     files, groups, limit = GROUPS[name]
     written = {f"sys/fs/cgroup/{at}": said for at, said in files.items()} | {"proc/self/cgroup": groups}
     for path, text in written.items():
@@ -193,9 +190,7 @@ ZERO1_JOB = ("--parallel", "zero1", "--device", "cpu", "--precision", "bf16", "-
 
 
 @pytest.mark.parametrize(("model", "config"), [("moe", MOE), ("gpt", GPT)], ids=["moe", "gpt"])
-def test_zero1_holds_one_weight_beside_its_state_while_it_is_built(
-    model: str, config: llama.Config | mpt.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zero1_holds_one_weight_beside_its_state_while_it_is_built(model, config, monkeypatch):
     monkeypatch.setattr(flat_unit, "PIECE", 4096)
     options = cli.parse(["--model", model, "--size", "tiny", *ZERO1_JOB, "--moments", "bf16"])
     preset = dataclasses.replace(presets.find(model, "tiny"), config=config)
@@ -215,7 +210,7 @@ def test_zero1_holds_one_weight_beside_its_state_while_it_is_built(
         assert torch.equal(value, drawn), name
 
 
-def test_pieces_fill_the_slice_of_a_rank_as_the_whole_does() -> None:
+def test_pieces_fill_the_slice_of_a_rank_as_the_whole_does():
     exact = torch.randn(100)
     high, low = torch.empty(100, dtype=torch.bfloat16), torch.empty(100, dtype=torch.int16)
     ops.split(exact, high, low)
@@ -229,16 +224,14 @@ def test_pieces_fill_the_slice_of_a_rank_as_the_whole_does() -> None:
         assert torch.equal(unit.low, low[mine])
 
 
-def test_a_tied_models_checkpoint_says_that_its_blocks_lie_apart() -> None:
+def test_a_tied_models_checkpoint_says_that_its_blocks_lie_apart():
     tied, plain = cli.parse(["--model", "gpt", "--size", "tiny", *ZERO1_JOB]), cli.parse([*ZERO1_JOB])
     assert layouts.kept_as(tied, presets.find("gpt", "tiny")) == "zero1 --tp 1 --pp 1, in rows, blocks apart"
     assert layouts.kept_as(plain, presets.find("llama", "tiny")) == "zero1 --tp 1 --pp 1, in rows"
 
 
 @pytest.mark.parametrize("parallel", ["fsdp2", "zero1"])
-def test_a_checkpoint_of_a_pipeline_that_untied_the_embedding_is_not_taken_for_one_of_its_copies(
-    parallel: str,
-) -> None:
+def test_a_checkpoint_of_a_pipeline_that_untied_the_embedding_is_not_taken_for_one_of_its_copies(parallel):
     job = ("--size", "tiny", "--parallel", parallel, "--pp", "2")
     tied, plain = (
         layouts.kept_as(cli.parse(["--model", model, *job]), presets.find(model, "tiny"))
@@ -257,9 +250,7 @@ def peak_of_loss(tokens: int) -> int:
     return held.peak
 
 
-def test_the_loss_holds_one_chunk_of_logits_whatever_the_number_of_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_loss_holds_one_chunk_of_logits_whatever_the_number_of_tokens(monkeypatch):
     monkeypatch.setattr(layers, "ROWS", 64)
     chunk = 64 * (262272 // 64) * 4
     two, sixteen = peak_of_loss(128), peak_of_loss(1024)
@@ -287,9 +278,7 @@ RANKS = (1, 2, 3, 5, 7, 8, 12, 24, 56, 72, 100, 256, 512, 1000, 1024, 2048, 1638
 
 
 @pytest.mark.parametrize(("model", "size"), [("llama", "8b"), ("llama", "70b"), ("mpt", "125m")])
-def test_any_number_of_ranks_shares_a_buffer_in_rows_and_wastes_less_than_a_row_of_each(
-    model: str, size: str
-) -> None:
+def test_any_number_of_ranks_shares_a_buffer_in_rows_and_wastes_less_than_a_row_of_each(model, size):
     skeleton = prepare.skeleton(presets.MODELS[model], presets.find(model, size).config, loss_chunks=1)
     for name, unit in (*prepare.units(skeleton), ("", skeleton)):
         _, _, length = flat.offsets(unit, name)
@@ -300,7 +289,7 @@ def test_any_number_of_ranks_shares_a_buffer_in_rows_and_wastes_less_than_a_row_
 
 
 @pytest.mark.parametrize(("ranks", "rank"), [(3, 2), (512, 0), (512, 511), (16384, 7000), (16384, 16383)])
-def test_a_rank_of_many_keeps_the_rows_that_torch_expects_of_it(ranks: int, rank: int) -> None:
+def test_a_rank_of_many_keeps_the_rows_that_torch_expects_of_it(ranks, rank):
     options = cli.parse(["--size", "tiny", *ZERO1_JOB])
     with one_of(ranks, rank) as here:
         preset = presets.find("llama", "tiny")
@@ -314,7 +303,7 @@ def test_a_rank_of_many_keeps_the_rows_that_torch_expects_of_it(ranks: int, rank
             assert kept.to_local().shape == (want, flat.ALIGN)
 
 
-def test_fsdp2_holds_one_unit_beside_its_shards_while_it_is_built(one_of_eight: world.World) -> None:
+def test_fsdp2_holds_one_unit_beside_its_shards_while_it_is_built(one_of_eight):
     options = cli.parse(["--size", "tiny", "--device", "cpu"])
     config = dataclasses.replace(presets.find("llama", "tiny").config, layers=16, width=128, ffn=512)
     model = prepare.skeleton(llama, config, loss_chunks=1)

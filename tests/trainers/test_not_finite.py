@@ -4,15 +4,12 @@ tensor to the gradient norm; a job stops there, or skips the step, and says so.
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from agree import same_bits, same_sums
 
-from conftest import Record
 from fused import ops
 from harness.processes import WorkloadError
 
@@ -41,7 +38,7 @@ def same_kind(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
 
 
 @pytest.fixture(params=[(bad, draw) for bad in BAD for draw in DRAWS], ids=str)
-def plant(request: pytest.FixtureRequest) -> tuple[float, torch.Generator]:
+def plant(request) -> tuple[float, torch.Generator]:
     bad, draw = request.param
     return bad, torch.Generator().manual_seed(draw)
 
@@ -50,7 +47,7 @@ def top() -> torch.Tensor:
     return torch.zeros((), device=DEVICE)
 
 
-def test_the_largest_value_and_the_copies_in_8_bits(plant: tuple[float, torch.Generator]) -> None:
+def test_the_largest_value_and_the_copies_in_8_bits(plant):
     bad, random = plant
     x = drawn(ROWS, WIDTH, bad=bad, random=random)
     largest = kernels.amax(x)
@@ -65,7 +62,7 @@ def test_the_largest_value_and_the_copies_in_8_bits(plant: tuple[float, torch.Ge
 
 
 @pytest.mark.parametrize("summed", [True, False])
-def test_the_norm(plant: tuple[float, torch.Generator], summed: bool) -> None:
+def test_the_norm(plant, summed):
     bad, random = plant
     x, w = drawn(ROWS, WIDTH, bad=bad, random=random), torch.ones(WIDTH, device=DEVICE, dtype=torch.bfloat16)
     y, got_top, want_top = torch.zeros_like(x) if summed else None, top(), top()
@@ -75,7 +72,7 @@ def test_the_norm(plant: tuple[float, torch.Generator], summed: bool) -> None:
 
 
 @pytest.mark.parametrize("planted", ["input", "gradient"])
-def test_swiglu_and_its_backward(plant: tuple[float, torch.Generator], planted: str) -> None:
+def test_swiglu_and_its_backward(plant, planted):
     bad, random = plant
     gu = drawn(ROWS, 2 * FFN, bad=bad if planted == "input" else 0.5, random=random)
     da = drawn(ROWS, FFN, bad=bad if planted == "gradient" else 0.5, random=random)
@@ -111,18 +108,14 @@ EACH = [
 
 
 @pytest.mark.parametrize(("kind", "layout", "value"), EACH)
-def test_it_reaches_the_gradient_norm_from_every_kind_of_tensor(
-    kind: str, layout: str, value: str, program: Callable[..., dict[str, Any]]
-) -> None:
+def test_it_reaches_the_gradient_norm_from_every_kind_of_tensor(kind, layout, value, program):
     got = program(PLANTED, 1, kind, value, *JOB, *LAYOUTS[layout], "--not-finite", "skip")
     assert got["skipped_steps"] == [1]
     assert [norm is not None for norm in got["gradient_norms"]] == [True, False, True, True]
     assert got["problems"] == []
 
 
-def test_a_job_stops_at_it_says_so_and_keeps_no_checkpoint_of_it(
-    tmp_path: Path, program: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_job_stops_at_it_says_so_and_keeps_no_checkpoint_of_it(tmp_path, program):
     kept = ("--checkpoint", str(tmp_path), "--checkpoint-every", "1")
     kept += ("--record", str(tmp_path / "record.json"))
     with pytest.raises(WorkloadError, match="exited with 3"):
@@ -134,9 +127,7 @@ def test_a_job_stops_at_it_says_so_and_keeps_no_checkpoint_of_it(
 
 
 @pytest.mark.parametrize("parallel", ["fsdp2", "full_shard", "zero1"])
-def test_a_skipped_step_leaves_the_weights_as_they_were(
-    parallel: str, program: Callable[..., dict[str, Any]], record: Record
-) -> None:
+def test_a_skipped_step_leaves_the_weights_as_they_were(parallel, program, record):
     flags = (*JOB, "--parallel", parallel, "--not-finite", "skip")
     before = record(1, *flags, "--until", "1")
     after = program(PLANTED, 1, "mlp", "inf", *flags, "--until", "2")
@@ -144,7 +135,7 @@ def test_a_skipped_step_leaves_the_weights_as_they_were(
     same_bits([after["digest"] == before["digest"]], [True])
 
 
-def test_lines_of_progress_come_every_few_steps_and_as_json(tmp_path: Path, record: Record) -> None:
+def test_lines_of_progress_come_every_few_steps_and_as_json(tmp_path, record):
     file = tmp_path / "progress.jsonl"
     got = record(2, *JOB, "--micro-batch", "1", "--log-every", "2", "--progress", str(file))
     lines = [json.loads(line) for line in file.read_text().splitlines()]

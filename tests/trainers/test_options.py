@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ import rows
 import rules
 import train
 import world
-from conftest import Record
 from errors import RefusedError
 from harness.processes import WorkloadError
 from layouts import prepare
@@ -59,9 +57,7 @@ HALF = ("--validate-every 2", "--validation-data text", "--validate-every 0 --va
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_contradiction_ends_with_2_and_says_what_to_change(
-    flags: str, says: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_contradiction_ends_with_2_and_says_what_to_change(flags, says, capsys):
     with pytest.raises(SystemExit) as ended:
         options.parse(flags.split())
     assert ended.value.code == 2
@@ -69,7 +65,7 @@ def test_a_contradiction_ends_with_2_and_says_what_to_change(
     assert all(part in line for part in says), line
 
 
-def test_a_run_that_could_time_nothing_is_refused_at_once() -> None:
+def test_a_run_that_could_time_nothing_is_refused_at_once():
     flags = ("--steps", "1000000", "--warmup-s", "40", "--budget-s", "25")
     done = subprocess.run([sys.executable, launch.TRAIN, *flags], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -81,19 +77,19 @@ def test_a_run_that_could_time_nothing_is_refused_at_once() -> None:
     "flags",
     ["--steps 1", "--steps 3", "--steps 80 --until 2", "--steps 5 --warmup 4", "--warmup-s 12 --budget-s 32"],
 )
-def test_a_short_run_without_a_warmup_of_its_own_is_not_refused(flags: str) -> None:
+def test_a_short_run_without_a_warmup_of_its_own_is_not_refused(flags):
     assert options.parse(flags.split()).warmup in {options.WARMUP, 4}
 
 
 @pytest.mark.parametrize("every", [1, 3, 70, 100, 200, 499, 500, 501, 3000])
-def test_any_interval_of_checkpoints_has_a_default_for_whole_weights(every: int) -> None:
+def test_any_interval_of_checkpoints_has_a_default_for_whole_weights(every):
     whole = options.parse(["--checkpoint-every", str(every)]).full_every
     assert whole % every == 0
     assert whole >= options.FULL_EVERY > whole - every
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5, 19, 20, 100, 100_000])
-def test_the_rate_reaches_its_peak_and_ends_one_step_above_its_floor(steps: int) -> None:
+def test_the_rate_reaches_its_peak_and_ends_one_step_above_its_floor(steps):
     parsed = options.parse(["--steps", str(steps)])
     assert max(train.learning_rate(step, 2.0, parsed) for step in range(min(steps, 20))) == 2.0
     last, behind = (train.learning_rate(step, 2.0, parsed) for step in (steps - 1, steps))
@@ -116,7 +112,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a flag", "data"])
-def test_torchrun_reports_the_line_and_the_exit_code(name: str) -> None:
+def test_torchrun_reports_the_line_and_the_exit_code(name):
     flags, line = REFUSED[name]
     command = [*launch.torchrun(2), "--device", "cpu", *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -130,7 +126,7 @@ def test_torchrun_reports_the_line_and_the_exit_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["while the file is written", "before it ends", "as Python ends"])
-def test_a_refused_rank_that_is_stopped_keeps_its_code(moment: str, tmp_path: Path) -> None:
+def test_a_refused_rank_that_is_stopped_keeps_its_code(moment, tmp_path):
     """torchrun stops the other ranks as soon as one ends: its report had "exitcode : -15" for the cause."""
     program = f"""
 import os, pathlib, signal, sys, time
@@ -162,7 +158,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_one_process_says_one_line(name: str, record: Record) -> None:
+def test_one_process_says_one_line(name, record):
     flags, line = REFUSED[name]
     with pytest.raises(WorkloadError, match="exited with 2") as refused:
         record(1, "--device", "cpu", *flags)
@@ -172,13 +168,7 @@ def test_one_process_says_one_line(name: str, record: Record) -> None:
 
 
 @pytest.mark.parametrize(("rank", "printed"), [("0", True), ("3", False)])
-def test_the_error_file_of_a_rank_has_its_line_and_code(
-    rank: str,
-    printed: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_error_file_of_a_rank_has_its_line_and_code(rank, printed, tmp_path, monkeypatch, capsys):
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     monkeypatch.setenv("RANK", rank)
@@ -195,7 +185,7 @@ LEARNED = [
 
 
 @pytest.mark.parametrize(("family", "size"), LEARNED, ids=["-".join(name) for name in LEARNED])
-def test_a_longer_sequence_is_refused_with_the_length_of_the_table(family: str, size: str) -> None:
+def test_a_longer_sequence_is_refused_with_the_length_of_the_table(family, size):
     most = presets.find(family, size).config.positions
     presets.check_length(family, size, None)
     presets.check_length(family, size, most)
@@ -207,26 +197,26 @@ def test_a_longer_sequence_is_refused_with_the_length_of_the_table(family: str, 
         presets.check_length(family, size, 2 * most)
 
 
-def test_it_is_refused_before_the_ranks_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_refused_before_the_ranks_connect(monkeypatch):
     monkeypatch.setattr(train, "joined_ranks", lambda _: pytest.fail("a rank connected"))
     with pytest.raises(RefusedError, match="--seq-len 65 is longer"):
         train.main(["--model", "gpt", "--size", "tiny", "--seq-len", "65", "--device", "cpu"])
 
 
-def test_positions_that_no_table_holds_have_no_limit() -> None:
+def test_positions_that_no_table_holds_have_no_limit():
     for family, size in (("mpt", "7b-released"), ("llama", "8b"), ("moe", "zaya1-like"), ("flux", "dev-512")):
         presets.check_length(family, size, 10**6)
 
 
 @pytest.mark.parametrize("name", sorted(rows.load_rows()))
-def test_every_published_job_has_a_length_that_its_model_holds(name: str) -> None:
+def test_every_published_job_has_a_length_that_its_model_holds(name):
     jobs = [row for row in rows.document(name).rows if row.flags]
     for row in jobs:
         given = options.parse(list(row.flags))
         presets.check_length(given.model, given.size, row.seq_len or given.seq_len)
 
 
-def test_a_model_cannot_read_past_its_table() -> None:
+def test_a_model_cannot_read_past_its_table():
     config = presets.find("gpt", "tiny").config
     model = prepare.skeleton(presets.MODELS["gpt"], config).to_empty(device="cpu")
     for weight in model.parameters():
@@ -237,7 +227,7 @@ def test_a_model_cannot_read_past_its_table() -> None:
         model(tokens, tokens)
 
 
-def test_a_missing_numpy_is_named_before_ranks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_numpy_is_named_before_ranks_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else name)
     with pytest.raises(RefusedError, match="pip install numpy"), world.joined_ranks(options.parse([])):
         pass

@@ -66,9 +66,7 @@ def differentiated(run, *inputs: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["as many", "shared"])
 @pytest.mark.parametrize("case", [*NUMBERS, *range(12)])
-def test_attention_by_documents_has_the_values_and_gradients_of_the_dense_mask(
-    case: str | int, heads: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_attention_by_documents_has_the_values_and_gradients_of_the_dense_mask(case, heads, dtype):
     numbers = torch.tensor(drawn(case) if isinstance(case, int) else NUMBERS[case])
     bounds, random_ = data.bounds(numbers), torch.Generator().manual_seed(1)
     mask = dense(numbers)
@@ -86,7 +84,7 @@ def test_attention_by_documents_has_the_values_and_gradients_of_the_dense_mask(
         assert different(crossing.flatten(), want[: crossing.numel()]), "the control"
 
 
-def test_what_is_compiled_takes_the_bounds_too() -> None:
+def test_what_is_compiled_takes_the_bounds_too():
     numbers = torch.tensor(drawn(3))
     bounds = data.bounds(numbers)
     q, k, v = (
@@ -98,7 +96,7 @@ def test_what_is_compiled_takes_the_bounds_too() -> None:
 
 
 @pytest.mark.parametrize(("family", "size"), [("llama", "tiny"), ("mpt", "tiny-released"), ("gpt", "tiny")])
-def test_a_document_in_a_packed_sample_has_the_logits_that_it_has_alone(family: str, size: str) -> None:
+def test_a_document_in_a_packed_sample_has_the_logits_that_it_has_alone(family, size):
     parsed = options.parse(["--model", family, "--size", size])
     preset = presets.find(family, size)
     model = prepare.skeleton(presets.MODELS[family], preset.config, loss_chunks=1)
@@ -122,7 +120,7 @@ def test_a_document_in_a_packed_sample_has_the_logits_that_it_has_alone(family: 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlashAttention by bounds is of GPUs")
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["as many", "shared"])
 @pytest.mark.parametrize("case", NUMBERS)
-def test_the_kernel_of_a_gpu_has_the_values_and_gradients_too(case: str, heads: tuple[int, int]) -> None:
+def test_the_kernel_of_a_gpu_has_the_values_and_gradients_too(case, heads):
     numbers = torch.tensor(NUMBERS[case])
     bounds, random_ = data.bounds(numbers).cuda(), torch.Generator().manual_seed(1)
     shapes = [(len(numbers), count, SEQ, 64) for count in (heads[0], heads[1], heads[1])]
@@ -157,7 +155,7 @@ for context_of in (lambda: bounds, lambda: layers.document_mask(q.transpose(1, 2
 """
 
 
-def test_memory_does_not_grow_with_the_square_of_the_sequence() -> None:
+def test_memory_does_not_grow_with_the_square_of_the_sequence():
     trainers = str(Path(layers.__file__).parents[1])
     command = [sys.executable, "-c", PEAK, trainers, "8192"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

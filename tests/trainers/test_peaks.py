@@ -30,7 +30,7 @@ def seen(row: dict, name: str = UNNAMED, *, with_id: bool = True) -> peaks.Seen:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["model"])
-def test_each_model_has_a_peak_by_name_by_id_and_without_either(row: dict) -> None:
+def test_each_model_has_a_peak_by_name_by_id_and_without_either(row):
     bf16, fp8 = (row["peak_tflops"].get(name) for name in ("bf16", "fp8"))
     found, named = peaks.of_device(seen(row)), peaks.of_model(row["model"])
     assert (found.bf16, found.fp8) == (named.bf16, named.fp8) == (bf16, fp8)
@@ -56,31 +56,31 @@ def test_each_model_has_a_peak_by_name_by_id_and_without_either(row: dict) -> No
         ("NVIDIA A100 80GB PCIe", "A100-PCIe"),
     ],
 )
-def test_a_name_decides_where_no_id_can_be_read(name: str, model: str) -> None:
+def test_a_name_decides_where_no_id_can_be_read(name, model):
     (row,) = (row for row in ROWS if row["model"] == model)
     assert peaks.of_device(seen(row, name, with_id=False)).model == model
 
 
-def test_a_real_mi250_is_no_mi250x_though_its_name_says_both() -> None:
+def test_a_real_mi250_is_no_mi250x_though_its_name_says_both():
     (row,) = (row for row in ROWS if row["model"] == "MI250")
     assert peaks.of_device(seen(row, "AMD Instinct MI250X / MI250")).bf16 == 181
 
 
-def test_an_unknown_device_is_refused() -> None:
+def test_an_unknown_device_is_refused():
     with pytest.raises(RefusedError, match="no peak known"):
         peaks.of_device(peaks.Seen(name="NVIDIA Z9000", arch="sm_42", compute_units=1, memory_bytes=1))
     with pytest.raises(RefusedError, match="no peak known for model 'Z9000'"):
         peaks.of_model("Z9000")
 
 
-def test_the_suites_tell_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suites_tell_the_model(monkeypatch):
     monkeypatch.setenv(peaks.VARIABLE, "MI300X-CPX-NPS4")
     found = peaks.find(SimpleNamespace(gpu=True, device=None))
     assert (found.model, found.unit) == ("MI300X-CPX-NPS4", "partition")
     assert found.bf16 == figure(1307.4 / 8, abs=0.001)
 
 
-def test_the_id_is_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_id_is_the_kernels(tmp_path, monkeypatch):
     folder = tmp_path / "bus/pci/devices/0000:05:00.0"
     folder.mkdir(parents=True)
     (folder / "vendor").write_text("0x1002\n")
@@ -121,39 +121,39 @@ def per_token(model: str, size: str, seq_len: int) -> flops.Flops:
 
 
 @pytest.mark.parametrize("size", FOUNDRY)
-def test_mpt_has_exactly_the_parameters_of_llm_foundry(size: str) -> None:
+def test_mpt_has_exactly_the_parameters_of_llm_foundry(size):
     assert presets.find("mpt", size).config.parameters(2048) == FOUNDRY[size]
 
 
 @pytest.mark.parametrize("alibi", [True, False], ids=["released", "benchmark"])
-def test_the_formula_counts_what_the_model_holds(alibi: bool) -> None:
+def test_the_formula_counts_what_the_model_holds(alibi):
     config = mpt.Config(layers=2, width=64, heads=4, vocab=256, positions=32, alibi=alibi, bias=not alibi)
     assert sum(p.numel() for p in mpt.Model(config).parameters()) == config.parameters(32)
 
 
 @pytest.mark.parametrize("shape", PUBLISHED, ids=lambda s: "-".join(map(str, s)))
-def test_both_conventions_match_the_published_counts(shape: tuple[str, str, int]) -> None:
+def test_both_conventions_match_the_published_counts(shape):
     got = per_token(*shape)
     noncausal, causal = PUBLISHED[shape]
     assert round(got.noncausal / 1e9, 1) == figure(noncausal, abs=0.06)
     assert got.causal / 1e9 == figure(causal, rel=5e-4)
 
 
-def test_amd_counts_a_window_of_1024_for_mistral() -> None:
+def test_amd_counts_a_window_of_1024_for_mistral():
     assert per_token("mistral", "7b-window1024", 8192).noncausal / 1e9 == figure(44.27, abs=0.01)
 
 
 @pytest.mark.parametrize("size", MPT_GFLOP)
-def test_mpt_counts_as_llm_foundry_does(size: str) -> None:
+def test_mpt_counts_as_llm_foundry_does(size):
     assert per_token("mpt", size, 2048).noncausal / 1e9 == figure(MPT_GFLOP[size], rel=1e-3)
 
 
-def test_flux_costs_64_5_tflop_per_512_image() -> None:
+def test_flux_costs_64_5_tflop_per_512_image():
     assert per_token("flux", "dev-512", 0).noncausal / 1e12 == figure(64.5, rel=5e-3)
     assert per_token("flux", "dev-1024", 0).noncausal / 1e12 == figure(223, rel=1e-2)
 
 
-def test_hardware_flops_add_a_third_when_activations_are_recomputed() -> None:
+def test_hardware_flops_add_a_third_when_activations_are_recomputed():
     plain = per_token("gpt", "22b", 2048)
     again = presets.flops_per_unit(presets.find("gpt", "22b"), 2048, recompute=1.0)
     assert again.hardware == figure(plain.noncausal * 4 / 3)
@@ -163,7 +163,7 @@ def test_hardware_flops_add_a_third_when_activations_are_recomputed() -> None:
 
 
 @pytest.mark.parametrize(("size", "billions"), [("22b", 21.7), ("175b", 173.9), ("1t", 1007)])
-def test_frontiers_shapes_have_their_sizes(size: str, billions: float) -> None:
+def test_frontiers_shapes_have_their_sizes(size, billions):
     config = presets.find("gpt", size).config
     assert 12 * config.layers * config.width**2 / 1e9 == figure(billions, rel=2e-3)
 
@@ -188,7 +188,7 @@ AMD = {
 }
 
 
-def test_every_document_has_its_figures() -> None:
+def test_every_document_has_its_figures():
     every = rows.load_rows()
     assert set(every) == {"amd-container", "mosaicml-june", "mosaicml-october", "frontier", "spheron"}
     amd = {
@@ -203,7 +203,7 @@ def test_every_document_has_its_figures() -> None:
     assert scaling == {4: 166, 128: 159}
 
 
-def test_the_convergence_table_has_seven_tasks_and_their_average() -> None:
+def test_the_convergence_table_has_seven_tasks_and_their_average():
     for model in ("cerebras-gpt-1.3b", "amd-mpt-1b", "cerebras-gpt-2.7b", "amd-mpt-3b"):
         found = {
             r.task: r.value
@@ -214,7 +214,7 @@ def test_the_convergence_table_has_seven_tasks_and_their_average() -> None:
         assert sum(found[task] for task in rows.TASKS) / 7 == figure(found["average"], abs=6e-4)
 
 
-def test_every_job_is_one_that_train_py_takes_and_every_device_is_known() -> None:
+def test_every_job_is_one_that_train_py_takes_and_every_device_is_known():
     devices = {device["model"] for device in json.loads(DEVICES.read_text())["devices"]}
     for document in rows.load_rows().values():
         for row in document.rows:
@@ -242,7 +242,7 @@ def test_every_job_is_one_that_train_py_takes_and_every_device_is_known() -> Non
         ("id: mi325x-llama-70b-bf16-8192", "id: mi300x-llama-70b-bf16-8192", "twice: mi300x-llama-70b"),
     ],
 )
-def test_a_wrong_row_is_refused_with_its_place(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_row_is_refused_with_its_place(old, new, said, tmp_path):
     text = rows.FILE.read_text()
     assert old in text
     (tmp_path / "rows.yaml").write_text(text.replace(old, new, 1))

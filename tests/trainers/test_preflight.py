@@ -27,7 +27,7 @@ def found(rates: list[float], copy: float = 4200.0, busbw: float = 300.0) -> dic
     }
 
 
-def test_a_healthy_machine_is_fit() -> None:
+def test_a_healthy_machine_is_fit():
     assert preflight.problems(found([790.0, 801.0]), H200) == []
 
 
@@ -43,11 +43,11 @@ def test_a_healthy_machine_is_fit() -> None:
     ],
     ids=["slow", "straggler", "nan", "zero", "copy", "collective"],
 )
-def test_an_unfit_machine_is_named(figures: dict, says: str) -> None:
+def test_an_unfit_machine_is_named(figures, says):
     assert says in "; ".join(preflight.problems(figures, H200))
 
 
-def test_the_ceiling_is_of_the_jobs_own_precision() -> None:
+def test_the_ceiling_is_of_the_jobs_own_precision():
     two = found([800.0])
     two["gemm"].append({"dtype": "fp8", "m": 1, "n": 1, "k": 1, "tflops": 1450.0, "per_rank": [1450.0]})
     assert preflight.ceiling(two, "bf16") == 800.0
@@ -75,11 +75,11 @@ GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
         ({GEMM}, set(), None),
     ],
 )
-def test_the_kernels_name_the_backend_that_ran(kernels: set[str], operators: set[str], ran: str) -> None:
+def test_the_kernels_name_the_backend_that_ran(kernels, operators, ran):
     assert attention_backend.chosen(operators, kernels, gpu=True)["backend"] == ran
 
 
-def test_where_stored_graphs_cannot_be_told_apart_none_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_stored_graphs_cannot_be_told_apart_none_is_used(monkeypatch):
     from torch._inductor import config
 
     monkeypatch.delattr(torch.compiler, "config")
@@ -97,7 +97,7 @@ class Asked:
         self.attention, self.precision = attention, precision
 
 
-def test_a_silent_fallback_is_a_problem_of_the_record() -> None:
+def test_a_silent_fallback_is_a_problem_of_the_record():
     seen = attention_backend.chosen({"aten::_scaled_dot_product_flash_attention"}, {FLASH}, gpu=True)
     slow = attention_backend.chosen({"aten::_scaled_dot_product_attention_math"}, {GEMM}, gpu=True)
     assert record.fallback(Asked("auto"), seen, gpu=True) == []
@@ -110,7 +110,7 @@ def test_a_silent_fallback_is_a_problem_of_the_record() -> None:
     assert record.fallback(Asked("auto", "fp32"), slow, gpu=True) == []
 
 
-def test_a_run_with_a_preflight_keeps_its_figures_and_phases() -> None:
+def test_a_run_with_a_preflight_keeps_its_figures_and_phases():
     done = subprocess.run(
         [sys.executable, TRAINERS / "train.py", "--steps", "6", "--preflight", "--no-digest"],
         capture_output=True, text=True, check=True,
@@ -137,7 +137,7 @@ stuck_in_a_collective()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_phase_that_hangs_ends_with_the_stacks_of_this_rank(rank: int) -> None:
+def test_a_phase_that_hangs_ends_with_the_stacks_of_this_rank(rank):
     done = subprocess.run(
         [sys.executable, "-c", HANG.format(trainers=str(TRAINERS))],
         capture_output=True, text=True, check=False, env={**os.environ, "RANK": str(rank)},

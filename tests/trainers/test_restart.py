@@ -13,7 +13,6 @@ import pytest
 from agree import same_bits
 
 import waits
-from conftest import Record
 from tools import launch
 
 FLAGS = ("--steps", "120", "--data", "text", "--lr-warmup", "20")
@@ -23,7 +22,7 @@ SEED = 20
 
 
 @pytest.mark.slow
-def test_kills_at_random_steps_change_no_bit(tmp_path: Path) -> None:
+def test_kills_at_random_steps_change_no_bit(tmp_path):
     alone = [sys.executable, str(launch.TRAIN), *FLAGS]
     whole = json.loads(
         subprocess.run(alone, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
@@ -68,7 +67,7 @@ def newest(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path: Path, record: Record) -> None:
+def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path, record):
     whole = record(2, *JOB)
     *run, train = launch.torchrun(2)
     command = [*run, "--max-restarts", "5", train, *JOB, *TIERS, "--checkpoint", str(tmp_path / "shared")]

@@ -51,7 +51,7 @@ def kept(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_row_that_fits_runs_at_true_size_and_another_as_a_proxy_of_true_width() -> None:
+def test_a_row_that_fits_runs_at_true_size_and_another_as_a_proxy_of_true_width():
     amd = {row.id: row for row in rows.document("amd-container").rows}
     first = next(fit.variants(amd["mi300x-llama-8b-bf16-8192"], machine(1), 1))
     assert first.proxy is None
@@ -70,9 +70,7 @@ def test_a_row_that_fits_runs_at_true_size_and_another_as_a_proxy_of_true_width(
     ("job", "ranks", "split", "layers"),
     [("22b", 2, (1, 2), None), ("22b", 8, (1, 8), None), ("175b", 8, (4, 2), 32), ("1t", 2, (2, 1), 1)],
 )
-def test_a_row_of_frontier_runs_its_layout_with_zero1_as_far_as_the_ranks_go(
-    job: str, ranks: int, split: tuple[int, int], layers: int | None
-) -> None:
+def test_a_row_of_frontier_runs_its_layout_with_zero1_as_far_as_the_ranks_go(job, ranks, split, layers):
     row = next(row for row in rows.document("frontier").rows if row.id == f"gpt-{job}-tflops")
     first = next(fit.variants(row, machine(ranks), ranks))
     given = options.parse(list(first.flags))
@@ -98,9 +96,7 @@ def lines(
     return {cells[0]: cells for cells in out}
 
 
-def test_every_row_is_in_the_table_and_one_that_did_not_run_has_its_reason(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_row_is_in_the_table_and_one_that_did_not_run_has_its_reason(capsys, monkeypatch, tmp_path):
     out = tmp_path / "rows.jsonl"
     shown = lines("amd-container", capsys, monkeypatch, "--out", str(out))
     assert set(shown) >= {row.id for row in rows.document("amd-container").rows}
@@ -122,7 +118,7 @@ def test_every_row_is_in_the_table_and_one_that_did_not_run_has_its_reason(
     assert "convergence.py" in shown["amd-mpt-1b-boolq"][-1]
 
 
-def test_a_row_that_does_not_fit_is_named_with_the_arithmetic() -> None:
+def test_a_row_that_does_not_fit_is_named_with_the_arithmetic():
     row = next(row for row in rows.document("frontier").rows if row.id == "gpt-1t-tflops")
     small = fit.Machine(model="H200", count=1, memory_bytes=20e9, fp8=True)
     with pytest.raises(
@@ -132,9 +128,7 @@ def test_a_row_that_does_not_fit_is_named_with_the_arithmetic() -> None:
         measures.measure(row, measures.Bench(machine=small, ranks=1, tiny=False, seconds=1))
 
 
-def test_two_systems_are_compared_job_by_job_beside_what_was_published(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_systems_are_compared_job_by_job_beside_what_was_published(tmp_path, capsys):
     ours = [kept(tmp_path / f"o{s}", record(rate, size=s)) for s, rate in (("1b", 800), ("3b", 300))]
     theirs = [
         kept(tmp_path / f"t{s}", record(rate, size=s, device="A100-40GB", micro_batch=2))
@@ -152,9 +146,7 @@ def test_two_systems_are_compared_job_by_job_beside_what_was_published(
     assert "no job on both sides" in capsys.readouterr().err
 
 
-def test_a_record_costs_what_its_devices_prices_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_costs_what_its_devices_prices_say(tmp_path, capsys):
     path = kept(tmp_path / "record", record(2750, device="H100"))
     assert cost.main([str(path)]) == 0
     said = capsys.readouterr().out
@@ -164,9 +156,7 @@ def test_a_record_costs_what_its_devices_prices_say(
     assert "the guide has no price of MI325X; give --price-per-hour" in capsys.readouterr().err
 
 
-def test_the_table_refuses_a_machine_and_a_document_that_it_does_not_know(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_refuses_a_machine_and_a_document_that_it_does_not_know(capsys):
     assert table.main(["amd", "--device", "CPU"]) == 2
     assert "no document amd; rows.yaml has amd-container, mosaicml-june" in capsys.readouterr().err
     assert table.main(["amd-container", "--device", "MI999"]) == 2
@@ -194,9 +184,7 @@ class Machine:
         return record(50_000, device="H200", unit="images" if "flux" in flags else "tokens")
 
 
-def test_rows_of_one_gpu_run_side_by_side_and_a_call_that_was_cut_continues(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_one_gpu_run_side_by_side_and_a_call_that_was_cut_continues(monkeypatch, tmp_path, capsys):
     here, out = Machine(), tmp_path / "rows.jsonl"
     monkeypatch.setattr(launch, "run", here.run)
     command = ["amd-container", "--device", "H200", "--count", "2", "--beside", "0,1", "--out", str(out)]
@@ -228,9 +216,7 @@ def test_rows_of_one_gpu_run_side_by_side_and_a_call_that_was_cut_continues(
     assert "nowhere: no such file; measure first" in capsys.readouterr().err
 
 
-def test_without_time_no_row_begins_and_the_table_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_without_time_no_row_begins_and_the_table_says_so(monkeypatch, capsys, tmp_path):
     here, out = Machine(), tmp_path / "rows.jsonl"
     monkeypatch.setattr(launch, "run", here.run)
     command = ["frontier", "--device", "H200", "--count", "2", "--budget-s", "10", "--out", str(out)]
@@ -241,9 +227,7 @@ def test_without_time_no_row_begins_and_the_table_says_so(
     assert "no time is left to start it" in capsys.readouterr().out, "the reason is kept"
 
 
-def test_both_sides_of_a_comparison_are_one_job_but_for_what_is_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_both_sides_of_a_comparison_are_one_job_but_for_what_is_compared(monkeypatch):
     here = Machine()
     monkeypatch.setattr(launch, "run", here.run)
     frontier = {row.id: row for row in rows.document("frontier").rows}
@@ -264,7 +248,7 @@ def test_both_sides_of_a_comparison_are_one_job_but_for_what_is_compared(
     assert [options.parse([*job]).micro_batch for job in here.jobs[-2:]] == ["1", "1"], "autograd keeps more"
 
 
-def test_gradients_of_earlier_microbatches_leave_less_room_for_activations() -> None:
+def test_gradients_of_earlier_microbatches_leave_less_room_for_activations():
     june, october = (
         next(row for row in rows.document(document).rows if row.id == name)
         for document, name in (("mosaicml-june", "mpt-7b"), ("mosaicml-october", "strong-scaling-4"))
@@ -273,7 +257,7 @@ def test_gradients_of_earlier_microbatches_leave_less_room_for_activations() -> 
     assert (once.micro_batch, accumulated.micro_batch) == (4, 3), "the same model: 26.6 GB of gradients more"
 
 
-def test_a_proxy_of_one_layer_has_no_two_stages_and_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_one_layer_has_no_two_stages_and_nothing_starts(monkeypatch):
     here = Machine()
     monkeypatch.setattr(launch, "run", here.run)
     frontier = {row.id: row for row in rows.document("frontier").rows}
@@ -286,9 +270,7 @@ def test_a_proxy_of_one_layer_has_no_two_stages_and_nothing_starts(monkeypatch: 
 
 
 @pytest.mark.parametrize("metric", ["compile", "gpt-22b-tensor-2", "weak-scaling-175b"])
-def test_a_second_side_that_fails_is_a_failed_row_and_not_the_end_of_the_table(
-    metric: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_side_that_fails_is_a_failed_row_and_not_the_end_of_the_table(metric, monkeypatch):
     calls = iter([record(50_000), launch.RunError("here did not end in 90 s", None)])
 
     def run(*_: object, **__: object) -> dict[str, Any]:
@@ -308,7 +290,7 @@ def test_a_second_side_that_fails_is_a_failed_row_and_not_the_end_of_the_table(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_runs")
-def test_a_documents_commands_run_on_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_documents_commands_run_on_a_tiny_model(capsys):
     command = "frontier --device CPU --tiny --count 2 --only 22b-t,22b-pipeline,175b-tfl"
     assert table.main(command.split()) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| gpt")]
@@ -318,7 +300,7 @@ def test_a_documents_commands_run_on_a_tiny_model(capsys: pytest.CaptureFixture[
     assert not [line for line in said if "not run" in line], said
 
 
-def test_a_table_shows_how_a_failure_begins_and_ends() -> None:
+def test_a_table_shows_how_a_failure_begins_and_ends():
     trace = "here ended with 1 in phase build\nTraceback\n  File a\n  File b\nMemoryError: a | b"
     assert table._in_a_cell(trace) == "here ended with 1 in phase build … MemoryError: a / b"
     assert table._in_a_cell("the job needs\n 90 GB") == "the job needs 90 GB"
@@ -328,7 +310,7 @@ TOOLS = [f"../../trainers/tools/{name}.py" for name in ("evaluate", "export")]
 
 
 @pytest.mark.parametrize("program", ["table.py", "convergence.py", "cost.py", *TOOLS])
-def test_a_python_without_torch_is_named_in_one_line(program: str) -> None:
+def test_a_python_without_torch_is_named_in_one_line(program):
     python = [sys.executable, "-E", "-S"]  # without its installed packages
     path = Path(table.__file__).parent / program
     got = subprocess.run([*python, path, "--help"], capture_output=True, text=True, check=False)

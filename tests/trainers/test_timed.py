@@ -58,9 +58,7 @@ def ended_at(flags: dict[str, float | None], after_s: list[float], monkeypatch: 
     return len(run.clock.marks) - 1
 
 
-def test_a_long_compilation_takes_nothing_from_the_warm_up_and_the_timed_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_compilation_takes_nothing_from_the_warm_up_and_the_timed_steps(monkeypatch):
     compiled = [40.0 + second for second in range(100)]
     assert ended_at({"budget_s": 20.0}, compiled, monkeypatch) == -1, "nothing of --budget-s was left"
     assert ended_at({"timed_s": 10.0}, compiled, monkeypatch) == 10
@@ -76,7 +74,7 @@ launch.run(launch.System("long", ("sh", "-c", f"echo $$ > {sys.argv[1]}; exec sl
 """
 
 
-def test_sigterm_to_a_tool_ends_its_runs(tmp_path: Path) -> None:
+def test_sigterm_to_a_tool_ends_its_runs(tmp_path):
     noted = tmp_path / "pid"
     ends_with_its_run(PROGRAM, noted, str(noted), cwd=TOOLS)
 
@@ -98,7 +96,7 @@ compare_runs.main([*arms, *sys.argv[1:]])
 
 
 @pytest.mark.parametrize("lanes", [(), ("--beside", "0,1")])
-def test_a_signal_just_before_a_wait_ends_a_comparison(lanes: tuple[str, ...]) -> None:
+def test_a_signal_just_before_a_wait_ends_a_comparison(lanes):
     command = [sys.executable, "-c", SEEN_LATE, *lanes, "--", "--size", "tiny"]
     done = subprocess.run(
         command, cwd=TOOLS, check=False, capture_output=True, text=True, timeout=waits.LIMIT_S
@@ -129,7 +127,7 @@ for _ in range(600):  # a signal that comes just before a wait is seen when that
 
 
 @pytest.mark.parametrize("thread", ["main", "other"])
-def test_sigterm_while_a_run_is_made_ends_that_run(thread: str, tmp_path: Path) -> None:
+def test_sigterm_while_a_run_is_made_ends_that_run(thread, tmp_path):
     noted = tmp_path / "pid"
     command = [sys.executable, "-c", AT_THE_START, str(noted), thread]
     done = subprocess.run(command, cwd=TOOLS, check=False, capture_output=True, text=True)
@@ -142,9 +140,7 @@ def test_sigterm_while_a_run_is_made_ends_that_run(thread: str, tmp_path: Path) 
             os.kill(int(noted.read_text()), signal.SIGKILL)
 
 
-def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_arms_run_at_the_same_time_and_a_finished_one_not_again(monkeypatch, tmp_path, capsys):
     both, began = threading.Barrier(2), []
     losses = [5.0 - 0.02 * step for step in range(100)]
 
@@ -174,7 +170,7 @@ Compared = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compared:
+def compared(monkeypatch, capsys) -> Compared:
     """Exit code, result and errors of a comparison of `fp8` with `bf16`, whose runs have these curves."""
 
     def call(*more: str, **curves: list[float]) -> tuple[int, dict[str, Any], str]:
@@ -199,9 +195,7 @@ def apart(share: float, wave: float = 0.0) -> list[float]:
     return [loss * (1 + share + (wave if step % 2 else -wave)) for step, loss in enumerate(FALLING)]
 
 
-def test_a_curve_that_is_no_farther_than_a_control_passes_where_the_band_alone_refuses_both(
-    compared: Compared,
-) -> None:
+def test_a_curve_that_is_no_farther_than_a_control_passes_where_the_band_alone_refuses_both(compared):
     curves = {"bf16": FALLING, "fp8": apart(-0.003, 0.05)}
     code, result, _ = compared(**curves)
     assert code == 1
@@ -220,9 +214,7 @@ FARTHER = "1.10% from the first arm's on average; those of --control flash"
     [(apart(0.011), FARTHER), (apart(-0.011), FARTHER), ([5.0] * 100, "did not learn")],
     ids=["above", "below", "learns nothing"],
 )
-def test_a_curve_that_ends_farther_off_than_each_control_is_a_problem(
-    losses: list[float], says: str, compared: Compared
-) -> None:
+def test_a_curve_that_ends_farther_off_than_each_control_is_a_problem(losses, says, compared):
     code, result, _ = compared(bf16=FALLING, fp8=losses, again=apart(0.001), flash=apart(-0.01))
     assert code == 1
     assert says in result["verdict"]["problems"][0]
@@ -237,7 +229,7 @@ def test_a_curve_that_ends_farther_off_than_each_control_is_a_problem(
     ],
     ids=["same bits", "learns nothing", "not finite"],
 )
-def test_a_control_that_shows_nothing_is_refused(control: list[float], says: str, compared: Compared) -> None:
+def test_a_control_that_shows_nothing_is_refused(control, says, compared):
     code, _, errors = compared(bf16=FALLING, fp8=apart(0.001), again=control)
     assert code == 2
     assert says in errors
@@ -257,7 +249,7 @@ MEASURED = [0.0151, 0.0006, 0.0042, -0.0009, 0.0007]
 THREE = ("--seeds", "1,2,3")
 
 
-def test_five_seeds_of_which_one_is_far_off_agree_within_two_percent(compared: Compared) -> None:
+def test_five_seeds_of_which_one_is_far_off_agree_within_two_percent(compared):
     code, result, _ = compared("--seeds", "1,2,3,4,5", "--margin", "0.02", **over_seeds(MEASURED))
     assert (code, result["verdict"]["problems"]) == (0, [])
     difference = result["difference"]
@@ -276,9 +268,7 @@ def test_five_seeds_of_which_one_is_far_off_agree_within_two_percent(compared: C
     ],
     ids=["undecided", "above", "below"],
 )
-def test_no_difference_must_be_shown_and_not_only_no_proof_of_one(
-    shares: list[float], says: str, compared: Compared
-) -> None:
+def test_no_difference_must_be_shown_and_not_only_no_proof_of_one(shares, says, compared):
     seeds = ",".join(f"{seed}" for seed in range(1, len(shares) + 1))
     code, result, _ = compared("--seeds", seeds, **over_seeds(shares))
     assert code == 1
@@ -296,9 +286,7 @@ def test_no_difference_must_be_shown_and_not_only_no_proof_of_one(
     ],
     ids=["learns nothing", "half a run", "not finite", "the first arm is not finite"],
 )
-def test_a_run_of_one_seed_that_shows_nothing_is_a_problem(
-    run: str, losses: list[float], says: str, compared: Compared
-) -> None:
+def test_a_run_of_one_seed_that_shows_nothing_is_a_problem(run, losses, says, compared):
     code, result, _ = compared(*THREE, "--margin", "0.5", **over_seeds([0.001, 0.0, -0.001], **{run: losses}))
     assert code == 1
     assert says in "; ".join(result["verdict"]["problems"])
@@ -317,20 +305,18 @@ def test_a_run_of_one_seed_that_shows_nothing_is_a_problem(
     ],
     ids=["two", "twice", "controls", "no margin", "margin is no number", "a seed", "one name"],
 )
-def test_flags_that_can_judge_nothing_are_refused(
-    more: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_that_can_judge_nothing_are_refused(more, says, capsys):
     assert compare_runs.main(["--arm", "bf16:", "--arm", "fp8:", *more]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_seeds_that_are_no_numbers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_that_are_no_numbers_are_named(capsys):
     with pytest.raises(SystemExit):
         compare_runs.main(["--arm", "bf16:", "--arm", "fp8:", "--seeds", "1,two"])
     assert "--seeds: expected whole numbers such as 1,2,3, got '1,two'" in capsys.readouterr().err
 
 
-def test_a_run_that_ends_before_its_first_phase_says_so_and_why() -> None:
+def test_a_run_that_ends_before_its_first_phase_says_so_and_why():
     arm = launch.parse_system("fp9: --ranks 1 --precision fp9")
     with pytest.raises(launch.RunError, match=r"^fp9 ended with \d before its first phase\n.*invalid choice"):
         launch.run(arm, ["--size", "tiny"], timeout_s=600)

@@ -15,7 +15,6 @@ import torch
 
 import options
 import trackers
-from conftest import Record
 from errors import RefusedError
 
 TEXT = Path(trackers.__file__).with_name("text.txt")
@@ -39,9 +38,7 @@ def in_float32(figures: Figures) -> Figures:
     return {key: torch.tensor(value, dtype=torch.float32).item() for key, value in figures.items()}
 
 
-def test_tensorboard_reads_what_the_lines_say_and_a_resumed_job_takes_over(
-    tmp_path: Path, record: Record
-) -> None:
+def test_tensorboard_reads_what_the_lines_say_and_a_resumed_job_takes_over(tmp_path, record):
     pytest.importorskip("tensorboard", reason="the image has no tensorboard; .ci/peers.txt pins it")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -91,7 +88,7 @@ given.close()
 """
 
 
-def test_wandb_keeps_what_the_lines_say(tmp_path: Path) -> None:
+def test_wandb_keeps_what_the_lines_say(tmp_path):
     pytest.importorskip("wandb", reason="the image has no wandb; .ci/peers.txt pins it")
     facts = [
         {"step": 2, "loss": 1.5, "lr": 0.25, "memory_gib": None},
@@ -121,9 +118,7 @@ def test_wandb_keeps_what_the_lines_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", trackers.NEEDED)
-def test_a_package_that_is_missing_is_said_before_any_step(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_missing_is_said_before_any_step(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
         RefusedError, match=f"--{name} needs {name}, which is not installed; pip install {name}"

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import layout_flags
 import pytest
@@ -16,7 +15,6 @@ import options
 import plan
 import validation
 import whole
-from conftest import Record
 from models import llama
 
 TEXT = Path(__file__).resolve().parents[2] / "trainers" / "text.txt"
@@ -35,7 +33,7 @@ LAYOUTS = {name: layout_flags.LAYOUTS[name] for name in (*NAMES, "zero1-accumula
 
 
 @layout_flags.each(LAYOUTS, quick={"fsdp2-accumulated", "fused-fp8"})
-def test_validation_changes_no_bit_of_the_training(layout: str, tmp_path: Path, record: Record) -> None:
+def test_validation_changes_no_bit_of_the_training(layout, tmp_path, record):
     ranks, *flags = LAYOUTS[layout]
     flags += ["--checkpoint-every", "2", "--full-every", "2", "--checkpoint"]
     without = record(ranks, *JOB, *flags, str(tmp_path / "without"))
@@ -64,9 +62,7 @@ def by_hand(folder: Path, given: options.Options, numbers: range) -> torch.Tenso
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(1,), (2, "--micro-batch", "2"), (2, "--parallel", "zero1")], ids=str)
-def test_the_figure_is_the_loss_of_the_weights_of_that_step(
-    flags: tuple[Any, ...], tmp_path: Path, record: Record
-) -> None:
+def test_the_figure_is_the_loss_of_the_weights_of_that_step(flags, tmp_path, record):
     ranks, *more = flags
     lines = tmp_path / "lines"
     kept = ("--checkpoint-every", "2", "--full-every", "2", "--checkpoint", str(tmp_path / "kept"))
@@ -81,7 +77,7 @@ def test_the_figure_is_the_loss_of_the_weights_of_that_step(
     ]
 
 
-def test_validation_samples_are_those_of_no_seed_of_the_job_and_equal_for_all() -> None:
+def test_validation_samples_are_those_of_no_seed_of_the_job_and_equal_for_all():
     def sample(seed: str) -> torch.Tensor:
         parsed = options.parse(["--seed", seed, *EACH, "synthetic"])
         preset = initial.preset(parsed)

@@ -30,13 +30,13 @@ settings.load_profile(os.environ.get("STACKCHECK_DRAWS", "same"))
 
 
 @pytest.fixture
-def no_disk_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_disk_flushes(monkeypatch) -> None:
     """For tests that write hundreds of layouts: none of them cuts the power."""
     monkeypatch.setattr("stackcheck.files.atomic.os.fsync", lambda _file: None)
 
 
 @pytest.fixture(scope="module")
-def frozen_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def frozen_once(tmp_path_factory) -> Iterator[None]:
     """The 530 files are frozen once, and every plan has a link to them: `test_inputs.py` has the copying."""
     folder = tmp_path_factory.mktemp("frozen") / "suite"
     digests = inputs.freeze(ROOT, folder)
@@ -60,13 +60,13 @@ def suites_asked_here() -> Iterator[None]:
 
 
 @pytest.fixture
-def small_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def small_checkout(tmp_path, monkeypatch) -> Path:
     """A checkout whose images are a few kilobytes, on a host without a GPU."""
     return checkouts.make_checkout(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_checkout: Path) -> None:
+def own_home(tmp_path, monkeypatch, small_checkout: Path) -> None:
     """The user's key and the current folder are the test's own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -74,7 +74,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_checkout: Pa
 
 
 @pytest.fixture
-def fake_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+def fake_engine(monkeypatch) -> FakeEngine:
     """The engine that every verb finds."""
     from stackcheck.cli import build
 
@@ -90,25 +90,25 @@ def job(small_checkout: Path, fake_engine: FakeEngine) -> Job:
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
+def publisher(tmp_path) -> Publisher:
     """A key and a target on disk that it signs for."""
     return Publisher(tmp_path)
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> SmallImage:
+def image(tmp_path) -> SmallImage:
     """An image of a few kilobytes."""
     return make_image(tmp_path / "oci")
 
 
 @pytest.fixture
-def dist(tmp_path: Path, image: SmallImage) -> Path:
+def dist(tmp_path, image: SmallImage) -> Path:
     """A layout on disk with that image, published."""
     release(image, tmp_path / "dist")
     return tmp_path / "dist"
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def index(tmp_path, monkeypatch) -> Path:
     """A package index on disk, the only one of this machine's pip."""
     return small_index.one_torch(tmp_path / "simple", monkeypatch)

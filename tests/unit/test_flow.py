@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from small_checkout import AMD_STACK, CHECKS, CPU_STACK, FOREIGN, answer
-from small_flow import Job
 from stackcheck import flow
 from stackcheck.certificate import keys, policy, signing
 from stackcheck.certificate.revoke import revoke
@@ -36,9 +35,7 @@ GEMM = "test_kernels.py::test_gemm"
     ],
     ids=["failed", "skipped", "unfit", "died", "no device"],
 )
-def test_what_did_not_pass_is_neither_signed_nor_published(
-    *, job: Job, found: Any, stack: str, state: str, code: int, says: str
-) -> None:
+def test_what_did_not_pass_is_neither_signed_nor_published(*, job, found, stack, state, code, says):
     job.engine.answer = found
     outcome = job.outcome(job.stack(stack))
     assert outcome.error is not None
@@ -48,7 +45,7 @@ def test_what_did_not_pass_is_neither_signed_nor_published(
     assert not (job.settings.folder(stack) / "statements").exists()
 
 
-def test_an_image_that_fails_leaves_the_tag_on_the_one_that_passed(job: Job) -> None:
+def test_an_image_that_fails_leaves_the_tag_on_the_one_that_passed(job):
     first = job.outcome().image
     assert first is not None
     job.set('env: {EXAMPLE: "1"}')
@@ -62,7 +59,7 @@ def test_an_image_that_fails_leaves_the_tag_on_the_one_that_passed(job: Job) -> 
 
 
 @pytest.mark.parametrize("experimental", [False, True])
-def test_a_machine_that_the_stack_does_not_name_certifies_nothing(job: Job, experimental: bool) -> None:
+def test_a_machine_that_the_stack_does_not_name_certifies_nothing(job, experimental):
     job.set(f"experimental: {str(experimental).lower()}")
     job.set("tested_on: [{device: CPU, count: 2}]")
     outcome = job.outcome()
@@ -75,7 +72,7 @@ def test_a_machine_that_the_stack_does_not_name_certifies_nothing(job: Job, expe
     assert not (job.settings.folder(CPU_STACK) / "statements").exists()
 
 
-def test_a_stack_that_cannot_be_built_does_not_keep_the_next_one_back(job: Job) -> None:
+def test_a_stack_that_cannot_be_built_does_not_keep_the_next_one_back(job):
     unlocked = dataclasses.replace(job.stack(), id="unlocked", missing=("torch's index",))
     (job.root / "images" / CPU_STACK).rename(job.root / "images" / "unlocked")
     (job.root / "images" / CPU_STACK).symlink_to(job.root / "images" / "unlocked")
@@ -86,7 +83,7 @@ def test_a_stack_that_cannot_be_built_does_not_keep_the_next_one_back(job: Job) 
     assert second.state == "certified"
 
 
-def test_waivers_are_in_the_statements(job: Job) -> None:
+def test_waivers_are_in_the_statements(job):
     job.engine.answer = answer((GEMM, "failed"))
     given = job.waive(GEMM)
     assert job.outcome().state == "certified"
@@ -96,9 +93,7 @@ def test_waivers_are_in_the_statements(job: Job) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"until": "2026-01-31"}, {"stacks": ["rocm*"]}])
-def test_a_waiver_that_ended_or_is_for_other_stacks_lets_nothing_pass(
-    job: Job, changes: dict[str, Any]
-) -> None:
+def test_a_waiver_that_ended_or_is_for_other_stacks_lets_nothing_pass(job, changes):
     job.engine.answer = answer((GEMM, "failed"))
     job.waive(GEMM, **changes)
     outcome = job.outcome()
@@ -107,7 +102,7 @@ def test_a_waiver_that_ended_or_is_for_other_stacks_lets_nothing_pass(
     assert ("its waiver ended on 2026-01-31" in str(outcome.error)) == ("until" in changes)
 
 
-def test_a_run_of_a_lower_tier_is_tested_and_never_signed(job: Job) -> None:
+def test_a_run_of_a_lower_tier_is_tested_and_never_signed(job):
     path = job.root / "matrix.yaml"
     path.write_text(path.read_text().replace("certifies: {cpu: smoke", "certifies: {cpu: standard", 1))
     outcome = job.outcome(tier="smoke")
@@ -121,9 +116,7 @@ def test_a_run_of_a_lower_tier_is_tested_and_never_signed(job: Job) -> None:
 
 
 @pytest.mark.parametrize("moves_at", ["has", "inspect", "save", "step_sizes"])
-def test_what_is_certified_of_a_moving_tag_is_what_the_tag_named_once(
-    job: Job, monkeypatch: pytest.MonkeyPatch, moves_at: str
-) -> None:
+def test_what_is_certified_of_a_moving_tag_is_what_the_tag_named_once(job, monkeypatch, moves_at):
     """The layout that is signed and the id under which the suites run are of one image."""
     engine: Any = job.engine
     engine.pull(FOREIGN)
@@ -143,7 +136,7 @@ def test_what_is_certified_of_a_moving_tag_is_what_the_tag_named_once(
     assert is_digest(image.reference)
 
 
-def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(job: Job) -> None:
+def test_an_image_from_elsewhere_is_held_to_the_vendors_checks(job):
     engine: Any = job.engine
     policy = matrix.load_matrix(job.root / "matrix.yaml").policy
     image = build.adopt(FOREIGN, engine, folder=job.settings.folder("foreign"), report=job.lines.append)
@@ -169,7 +162,7 @@ def days_ago(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
     monkeypatch.setattr(signing, "dt", fake)
 
 
-def test_unchanged_inputs_keep_the_certificate_and_say_why(job: Job) -> None:
+def test_unchanged_inputs_keep_the_certificate_and_say_why(job):
     job.outcome()
     before = job.verify().verified_at
     outcome = job.outcome()
@@ -182,7 +175,7 @@ def test_unchanged_inputs_keep_the_certificate_and_say_why(job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", ["tests/acceptance/test_some.py", "trainers/train.py", "matrix.yaml"])
-def test_a_changed_input_repeats_the_run_and_only_the_run(job: Job, name: str) -> None:
+def test_a_changed_input_repeats_the_run_and_only_the_run(job, name):
     job.outcome()
     path = job.root / name
     path.write_text(path.read_text() + "# changed\n")
@@ -191,9 +184,7 @@ def test_a_changed_input_repeats_the_run_and_only_the_run(job: Job, name: str) -
 
 
 @pytest.mark.parametrize(("days", "state"), [(6, "unchanged"), (8, "certified")])
-def test_only_a_stale_certificate_is_renewed_and_without_a_new_run(
-    job: Job, monkeypatch: pytest.MonkeyPatch, days: float, state: str
-) -> None:
+def test_only_a_stale_certificate_is_renewed_and_without_a_new_run(job, monkeypatch, days, state):
     with monkeypatch.context() as earlier:
         days_ago(earlier, days)
         job.outcome()
@@ -203,7 +194,7 @@ def test_only_a_stale_certificate_is_renewed_and_without_a_new_run(
     assert (job.verify().verified_at > before) == (state == "certified")
 
 
-def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(job: Job) -> None:
+def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(job):
     image = job.outcome().image
     assert image is not None
     files = sorted((job.dist / "blobs" / "sha256").iterdir())
@@ -221,7 +212,7 @@ def test_damage_to_what_was_signed_is_never_passed_over_and_says_how_to_go_on(jo
             path.write_bytes(body)
 
 
-def test_a_run_that_was_not_published_is_published_by_the_next_try(job: Job) -> None:
+def test_a_run_that_was_not_published_is_published_by_the_next_try(job):
     """An older certificate of the same image is still fresh, but it is about another run."""
     job.outcome()
     away = job.dist.rename(job.dist.with_name("away"))
@@ -235,14 +226,14 @@ def test_a_run_that_was_not_published_is_published_by_the_next_try(job: Job) -> 
     assert job.verify().facts["run"]["id"] == outcome.result.run_id
 
 
-def test_another_set_of_waivers_is_another_certificate(job: Job) -> None:
+def test_another_set_of_waivers_is_another_certificate(job):
     job.outcome()
     job.waive(GEMM)
     assert job.outcome().state == "certified"
     assert len(job.verify().facts["waivers"]) == 1
 
 
-def test_a_known_issue_that_was_added_is_another_certificate_of_the_same_run(job: Job) -> None:
+def test_a_known_issue_that_was_added_is_another_certificate_of_the_same_run(job):
     job.outcome()
     assert job.verify().facts["knownIssues"] == []
     path = job.root / "images" / "known-issues.yaml"
@@ -257,9 +248,7 @@ def test_a_known_issue_that_was_added_is_another_certificate_of_the_same_run(job
     assert job.outcome().state == "unchanged"
 
 
-def test_a_revoked_image_needs_a_new_run_that_began_after_it_by_any_clock(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_revoked_image_needs_a_new_run_that_began_after_it_by_any_clock(job, monkeypatch):
     job.outcome()
     now = dt.datetime.now(dt.UTC)
     revoke(
@@ -279,7 +268,7 @@ def test_a_revoked_image_needs_a_new_run_that_began_after_it_by_any_clock(
     assert job.verify().verified_at > now
 
 
-def test_a_damaged_image_in_dist_is_published_again(job: Job) -> None:
+def test_a_damaged_image_in_dist_is_published_again(job):
     image = job.outcome().image
     assert image is not None
     store = OciLayout(job.dist)

@@ -46,13 +46,7 @@ class Made:
 
 
 def fill(folder: Path, interpreter: Path, *, wanted: Sequence[str], report: Callable[[str], None]) -> Made:
-    """Fill a folder of wheels from an environment.
-
-    Args:
-        folder: It is made if it does not exist.
-        interpreter: Of the environment.
-        wanted: Requirements, with what they need in turn; empty: everything that is installed.
-        report: Gets a line for each step.
+    """Fill a folder of wheels from an environment, with what was asked for and its needs, or with everything.
 
     Raises:
         BuildError: A distribution has no RECORD, is editable, or has a file that was changed.

@@ -112,21 +112,15 @@ class WheelCache:
     def fill(
         self, wanted: Sequence[Locked], target: InstallTarget, options: Sequence[str]
     ) -> dict[Locked, str]:
-        """Download locked packages into the cache.
+        """Download locked packages into the cache; return what could not be downloaded, with pip's message.
 
-        Args:
-            wanted: Those that are not here.
-            target: Where they are to be installed.
-            options: More options for pip: an index that the host's own settings lack.
-
-        Returns:
-            What could not be downloaded, with pip's message.
+        `options` are more options for pip: an index that the host's own settings lack.
         """
         left = [package for package in wanted if package.hashes]
         refused: dict[Locked, str] = {}
         with self._unfinished() as folder:
             while left:
-                done = _pip_download(left, folder, target, options)
+                done = _pip(left, folder, (*target.pip_options, *options))
                 if done.returncode == 0:
                     break
                 lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
@@ -218,12 +212,6 @@ def _source_archive(package: Locked, folder: Path, options: Sequence[str]) -> bo
     """
     chosen = (f"--no-binary={package.name}", *options)
     return _pip([package], folder, chosen).returncode == 0
-
-
-def _pip_download(
-    wanted: Sequence[Locked], folder: Path, target: InstallTarget, options: Sequence[str]
-) -> subprocess.CompletedProcess[str]:
-    return _pip(wanted, folder, (*target.pip_options, *options))
 
 
 def _pip(wanted: Sequence[Locked], folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:

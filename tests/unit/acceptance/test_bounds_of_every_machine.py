@@ -28,7 +28,7 @@ MACHINES = [(model, count) for model in GPUS for count in (1, 2, 3, 4, 8, 16)]
 
 
 @pytest.mark.parametrize(("model", "count"), MACHINES)
-def test_a_machine_has_every_bound_or_each_missing_one_is_named(model: str, count: int) -> None:
+def test_a_machine_has_every_bound_or_each_missing_one_is_named(model, count):
     """The counts of derived.json can be certified, and of every other machine each gap is named."""
     row = models.row(model)
     missing = bounds.missing(row, count)
@@ -47,9 +47,7 @@ def test_a_machine_has_every_bound_or_each_missing_one_is_named(model: str, coun
 
 @every_gpu
 @pytest.mark.parametrize("position", [0, 0.5, 0.999])
-def test_a_planted_missing_bound_is_named(
-    model: str, position: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_missing_bound_is_named(model, position, monkeypatch):
     """Whichever entry is taken away, wherever it is the only one for its figure."""
     row = models.row(model)
     for count in derive.counts(model):
@@ -65,11 +63,11 @@ def test_a_planted_missing_bound_is_named(
 
 
 @every_gpu
-def test_derived_bounds_are_what_the_rules_give_and_none_is_loose(model: str) -> None:
+def test_derived_bounds_are_what_the_rules_give_and_none_is_loose(model):
     assert list(derive.problems(model)) == []
 
 
-def test_no_rule_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rule_is_idle(monkeypatch):
     used: set[int] = set()
     basis = derive._basis
 
@@ -83,9 +81,7 @@ def test_no_rule_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rule for rule in derive.rules() if id(rule) not in used] == []
 
 
-def test_margins_on_the_way_from_a_public_figure_together_keep_seventy_per_cent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_margins_on_the_way_from_a_public_figure_together_keep_seventy_per_cent(monkeypatch):
     """Three margins of 85 % would keep 61 %: the last is cut to what the first two leave of 70 %."""
     shape = {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "layout": "NT"}
     public = {"metric": "gemm_tflops", "conditions": shape, "suggests": 1000.0, "source": "a page"}
@@ -105,9 +101,7 @@ def test_margins_on_the_way_from_a_public_figure_together_keep_seventy_per_cent(
 
 @every_gpu
 @pytest.mark.parametrize("better", [0.999, 1.0, 1.001])
-def test_no_derived_bound_is_stricter_than_the_best_public_figure(
-    model: str, better: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_derived_bound_is_stricter_than_the_best_public_figure(model, better, monkeypatch):
     """For every derived bound in turn: a public figure just worse than it is found, an equal one is not."""
     entries = thresholds.load(thresholds.path_of(models.row(model)["vendor"], model))
     for entry in (entry for entry in entries if entry.kind == "derived"):
@@ -119,7 +113,7 @@ def test_no_derived_bound_is_stricter_than_the_best_public_figure(
         assert all(f"bound {entry.bound:g} is stricter than" in line for line in found)
 
 
-def test_the_best_of_all_shapes_counts_and_of_a_latency_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_all_shapes_counts_and_of_a_latency_its_own_size(monkeypatch):
     entries = thresholds.load(thresholds.path_of("amd", "MI300X"))
     (product,) = [e for e in entries if e.conditions == {**SHAPE, "dtype": "fp16"}]
     latency = next(e for e in entries if e.metric.endswith("_us") and e.conditions["bytes"] == 65536)
@@ -135,7 +129,7 @@ def test_the_best_of_all_shapes_counts_and_of_a_latency_its_own_size(monkeypatch
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path) -> Path:
     """What the program of the derived bounds reads and writes."""
     for name in ("harness", "vendors", "workloads", "thresholds", "published"):
         shutil.copytree(ACCEPTANCE / name, tmp_path / name)
@@ -149,7 +143,7 @@ def derived_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_an_edited_derived_bound_is_drift_and_the_program_makes_it_anew(copied: Path) -> None:
+def test_an_edited_derived_bound_is_drift_and_the_program_makes_it_anew(copied):
     file = copied / "thresholds/amd/MI300X.json"
     before = file.read_text(encoding="utf-8")
     file.write_text(before.replace('"bound": 650.2', '"bound": 600.0'), encoding="utf-8")
@@ -161,7 +155,7 @@ def test_an_edited_derived_bound_is_drift_and_the_program_makes_it_anew(copied: 
     assert file.read_text(encoding="utf-8") == before
 
 
-def test_a_measured_bound_replaces_the_derived_one_and_those_that_follow_from_it(copied: Path) -> None:
+def test_a_measured_bound_replaces_the_derived_one_and_those_that_follow_from_it(copied):
     file = copied / "thresholds/nvidia/H200.json"
     text = file.read_text(encoding="utf-8")
     assert '"bound": 756.4' in text
@@ -176,7 +170,7 @@ def test_a_measured_bound_replaces_the_derived_one_and_those_that_follow_from_it
     assert (one["basis"]["reference"], one["bound"]) == (770.0, 441.4)
 
 
-def test_a_new_gated_figure_needs_one_rule_for_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_gated_figure_needs_one_rule_for_all_models(monkeypatch):
     new, known = "train_other_tokens_per_s_per_gpu", "train_tokens_per_s_per_gpu"
     monkeypatch.setitem(thresholds.METRICS, new, thresholds.METRICS[known])
     monkeypatch.setitem(speed_conditions.CONDITIONS, new, speed_conditions.CONDITIONS[known])
@@ -199,7 +193,7 @@ def kept_runs() -> frozenset[str]:
 
 
 @every_gpu
-def test_measured_bounds_have_their_results_here(model: str) -> None:
+def test_measured_bounds_have_their_results_here(model):
     runs = kept_runs()
     for entry in derive.known(model):
         if entry.kind == "measured":
@@ -208,7 +202,7 @@ def test_measured_bounds_have_their_results_here(model: str) -> None:
 
 
 @every_gpu
-def test_public_figures_say_how_they_were_measured(model: str) -> None:
+def test_public_figures_say_how_they_were_measured(model):
     for row in derive.published(model):
         assert row["unit"] == thresholds.METRICS[row["metric"]][0]
         assert len(row["source"]) > 12
@@ -225,7 +219,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_every_committed_figure_of_a_healthy_machine_meets_its_bound(path: Path) -> None:
+def test_every_committed_figure_of_a_healthy_machine_meets_its_bound(path):
     document = json.loads(path.read_text(encoding="utf-8"))
     (model,) = {device["model"] for device in document["host"]["devices"]}
     entries = thresholds.load(thresholds.path_of("nvidia", model))
@@ -243,7 +237,7 @@ def test_every_committed_figure_of_a_healthy_machine_meets_its_bound(path: Path)
 
 # The job of FSDP2 came after the run on two.
 @pytest.mark.parametrize(("count", "run", "later"), [(1, "again", 0), (2, "gate", 1)])
-def test_the_list_of_gated_figures_is_what_a_run_judged(count: int, run: str, later: int) -> None:
+def test_the_list_of_gated_figures_is_what_a_run_judged(count, run, later):
     """The list is made without a device, and the run was on H200s: both must name the same figures."""
     document = json.loads((RESULTS / f"suites-h200-x{count}-{run}.json").read_text(encoding="utf-8"))
     judged = [
@@ -267,7 +261,7 @@ def test_the_list_of_gated_figures_is_what_a_run_judged(count: int, run: str, la
     assert len(judged) == len(listed)
 
 
-def test_nothing_is_gated_on_a_cpu_or_in_smoke() -> None:
+def test_nothing_is_gated_on_a_cpu_or_in_smoke():
     assert gated.figures(models.row("CPU"), 1, "standard") == []
     assert gated.figures(models.row("H200"), 8, "smoke") == []
     listed = {metric for metric, _ in gated.figures(models.row("H200"), 8, "standard")}

@@ -17,7 +17,7 @@ NO_BOUND = GEMM | {"m": 1}
 
 
 @pytest.fixture(name="harness")
-def suites_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Any:
+def suites_on_the_path(monkeypatch) -> Any:
     monkeypatch.setattr(sys, "path", [str(ACCEPTANCE), *sys.path])
     from harness import check, records
 
@@ -55,32 +55,28 @@ def ended(harness: Any, figures: list[tuple[float, dict[str, Any]]], *, teardown
     return CheckResult.model_validate_json(json.dumps(record))
 
 
-def test_missing_bound_alone_is_the_cause(harness: Any) -> None:
+def test_missing_bound_alone_is_the_cause(harness):
     found = ended(harness, [(800.0, NO_BOUND)])
     assert (found.outcome, found.cause) == ("failed", "no_threshold")
 
 
 @pytest.mark.parametrize("other", [(400.0, GEMM), (float("nan"), GEMM)])
-def test_violated_bound_beside_a_missing_one_has_no_such_cause(
-    harness: Any, other: tuple[float, dict[str, Any]]
-) -> None:
+def test_violated_bound_beside_a_missing_one_has_no_such_cause(harness, other):
     found = ended(harness, [(800.0, NO_BOUND), other])
     assert (found.outcome, found.cause) == ("failed", None)
 
 
 @pytest.mark.parametrize(("value", "cause"), [(400.0, "bound"), (float("nan"), None)])
-def test_violated_bounds_alone_are_the_cause_and_no_number_is_not(
-    harness: Any, value: float, cause: str | None
-) -> None:
+def test_violated_bounds_alone_are_the_cause_and_no_number_is_not(harness, value, cause):
     assert ended(harness, [(value, GEMM)]).cause == cause
 
 
-def test_failed_teardown_after_a_missing_bound_has_no_such_cause(harness: Any) -> None:
+def test_failed_teardown_after_a_missing_bound_has_no_such_cause(harness):
     found = ended(harness, [(800.0, NO_BOUND)], teardown="failed")
     assert (found.outcome, found.cause) == ("error", None)
 
 
-def test_passed_check_has_no_cause(harness: Any) -> None:
+def test_passed_check_has_no_cause(harness):
     found = ended(harness, [(800.0, GEMM)])
     assert (found.outcome, found.cause) == ("passed", None)
 
@@ -95,9 +91,7 @@ METRICS = sorted(
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_every_figure_that_a_threshold_gates_has_likely_causes(
-    metric: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_figure_that_a_threshold_gates_has_likely_causes(metric, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ACCEPTANCE), *sys.path])
     from harness import causes
 
@@ -112,9 +106,7 @@ def test_every_figure_that_a_threshold_gates_has_likely_causes(
         ("ncclUnhandledCudaError: ...\nLast error:\nout of memory", False),
     ],
 )
-def test_a_collective_that_cannot_share_memory_names_the_known_issue(
-    words: str, monkeypatch: pytest.MonkeyPatch, *, named: bool
-) -> None:
+def test_a_collective_that_cannot_share_memory_names_the_known_issue(words, monkeypatch, *, named):
     monkeypatch.setattr(sys, "path", [str(ACCEPTANCE), *sys.path])
     from harness import overdue, processes
 

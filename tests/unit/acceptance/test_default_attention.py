@@ -34,8 +34,8 @@ CUDA = [stack for stack in resolve.load_stacks(ROOT) if stack.runtime == "cuda"]
     ],
 )
 def test_the_backend_follows_the_device_and_the_versions_and_nothing_said_is_the_faster_one(
-    arch: str, torch: str | None, cuda: str | None, backend: str
-) -> None:
+    arch, torch, cuda, backend
+):
     assert attention_default.expected(arch, torch, cuda) == backend
 
 
@@ -43,7 +43,7 @@ def test_the_backend_follows_the_device_and_the_versions_and_nothing_said_is_the
     "row", [row for row in models.table() if row["vendor"] != "cpu"], ids=lambda r: r["model"]
 )
 @pytest.mark.parametrize("torch", [None, *sorted({stack.torch or "" for stack in CUDA})])
-def test_no_machine_has_a_default_that_it_lacks(row: dict[str, Any], torch: str | None) -> None:
+def test_no_machine_has_a_default_that_it_lacks(row, torch):
     assert f"attention: {attention_default.expected(row['arch'], torch, None)}" not in row["lacks"]
 
 
@@ -61,7 +61,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_each_torch_is_judged_by_the_bound_of_its_own_backend() -> None:
+def test_each_torch_is_judged_by_the_bound_of_its_own_backend():
     entries = thresholds.load(thresholds.path_of("nvidia", "H200"))
     known = {
         backend: thresholds.find(
@@ -79,19 +79,19 @@ def test_each_torch_is_judged_by_the_bound_of_its_own_backend() -> None:
 
 
 @pytest.mark.parametrize(("torch", "said"), [("2.11.0", "flash"), ("2.11.0", ""), ("2.8.0", "efficient")])
-def test_a_run_cannot_choose_a_lower_bound_by_what_it_says(torch: str, said: str) -> None:
+def test_a_run_cannot_choose_a_lower_bound_by_what_it_says(torch, said):
     honest, other = answer(asked(torch, None)), answer(asked(torch, said))
     assert other["bounds"] == honest["bounds"]
     assert "attention took" in other["defaults"][0]
 
 
-def test_a_run_without_the_default_has_not_measured_it() -> None:
+def test_a_run_without_the_default_has_not_measured_it():
     question = asked("2.11.0", None) | {"figures": []}
     assert "attention_forward_tflops of the default backend" in answer(question)["unmeasured"]
     assert bounds.missing(models.row("H200"), 1) == []
 
 
-def test_a_bound_of_an_optional_package_is_asked_for_where_its_check_ran() -> None:
+def test_a_bound_of_an_optional_package_is_asked_for_where_its_check_ran():
     question = asked("2.11.0", None) | {"figures": []}
     told = [text for text in answer(question)["unmeasured"] if "flash-attn-4" in text]
     assert len(told) == 2
@@ -100,7 +100,7 @@ def test_a_bound_of_an_optional_package_is_asked_for_where_its_check_ran() -> No
 
 
 @pytest.mark.parametrize("said", [None, "cudnn", "flash", "math"])
-def test_the_verdict_fails_where_the_run_and_the_rules_differ(said: str | None, tmp_path: Path) -> None:
+def test_the_verdict_fails_where_the_run_and_the_rules_differ(said, tmp_path):
     document = json.loads(RESULT.read_text(encoding="utf-8"))
     for check in document["checks"]:
         for metric in check["metrics"]:

@@ -20,22 +20,22 @@ def file(tmp_path):
     return write
 
 
-def test_every_translation_unit_of_a_hip_library_is_read(file) -> None:
+def test_every_translation_unit_of_a_hip_library_is_read(file):
     held = amd_software.architectures(file(device_code.amd_library(["gfx90a", "gfx942", "gfx950"])))
     assert held == {"gfx90a", "gfx942", "gfx950"}
 
 
-def test_a_bundle_that_the_compiler_wrote_alone_is_read(file) -> None:
+def test_a_bundle_that_the_compiler_wrote_alone_is_read(file):
     assert amd_software.architectures(file(device_code.bundle(["gfx942"]))) == {"gfx942"}
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_compressed_bundle_of_each_version_is_read(file, version) -> None:
+def test_a_compressed_bundle_of_each_version_is_read(file, version):
     data = device_code.elf({".hip_fatbin": device_code.compressed(["gfx90a", "gfx942"], version=version)})
     assert amd_software.architectures(file(data)) == {"gfx90a", "gfx942"}
 
 
-def test_a_bundle_compressed_by_zstd_is_read(file) -> None:
+def test_a_bundle_compressed_by_zstd_is_read(file):
     try:
         zstd = ctypes.CDLL("libzstd.so.1")
     except OSError:
@@ -47,17 +47,17 @@ def test_a_bundle_compressed_by_zstd_is_read(file) -> None:
     assert amd_software.architectures(file(head + packed.raw[:size])) == {"gfx950"}
 
 
-def test_an_entry_without_code_counts_for_nothing(file) -> None:
+def test_an_entry_without_code_counts_for_nothing(file):
     data = device_code.bundle(["gfx90a"]).replace(struct.pack("<QQ", 4096, 8), struct.pack("<QQ", 4096, 0))
     assert amd_software.architectures(file(data)) == frozenset()
 
 
-def test_machine_code_of_a_cuda_library_is_read_and_ptx_is_not(file) -> None:
+def test_machine_code_of_a_cuda_library_is_read_and_ptx_is_not(file):
     data = device_code.elf({".nv_fatbin": device_code.fatbin(["sm_80", "sm_90"], ptx=["sm_120"])})
     assert nvidia_software.architectures(file(data)) == {"sm_80", "sm_90"}
 
 
-def test_regions_that_follow_each_other_are_all_read(file) -> None:
+def test_regions_that_follow_each_other_are_all_read(file):
     regions = device_code.fatbin(["sm_80"]) + bytes(40) + device_code.fatbin(["sm_100"])
     assert nvidia_software.architectures(file(device_code.elf({"__nv_relfatbin": regions}))) == {
         "sm_80",
@@ -67,7 +67,7 @@ def test_regions_that_follow_each_other_are_all_read(file) -> None:
 
 @pytest.mark.parametrize("reader", [amd_software.architectures, nvidia_software.architectures])
 @pytest.mark.parametrize("data", [b"text", b"\x7fELF\x01\x01" + bytes(60), device_code.elf({".text": b"x"})])
-def test_a_file_without_device_code_holds_none(file, reader, data) -> None:
+def test_a_file_without_device_code_holds_none(file, reader, data):
     assert reader(file(data)) == frozenset()
 
 
@@ -82,11 +82,11 @@ def test_a_file_without_device_code_holds_none(file, reader, data) -> None:
         ("sm_103", ["sm_100"], True),
     ],
 )
-def test_cuda_code_runs_on_later_minors_of_its_major(arch, compiled, covered) -> None:
+def test_cuda_code_runs_on_later_minors_of_its_major(arch, compiled, covered):
     assert nvidia_software.covers(arch, compiled) is covered
 
 
-def test_hip_code_runs_on_its_own_architecture_only() -> None:
+def test_hip_code_runs_on_its_own_architecture_only():
     assert not amd_software.covers("gfx942", ["gfx90a", "gfx950"])
 
 
@@ -100,12 +100,12 @@ def test_hip_code_runs_on_its_own_architecture_only() -> None:
         ("/site/numpy.libs/libscipy_openblas64_-32a4b2a6.so", "libscipy_openblas64_"),
     ],
 )
-def test_packagers_additions_do_not_hide_what_a_library_is(path, stem) -> None:
+def test_packagers_additions_do_not_hide_what_a_library_is(path, stem):
     assert software.stem(path) == stem
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia", "cpu"])
-def test_every_vendor_has_the_same_names(vendor) -> None:
+def test_every_vendor_has_the_same_names(vendor):
     missing = [name for name in software.Software.__annotations__ if not hasattr(software.of(vendor), name)]
     assert not missing
     assert callable(software.of(vendor).architectures)
@@ -116,7 +116,7 @@ NAME = "lib/librccl.so.1.0"
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path) -> Path:
     """A library without code in lib/, and the archives of two architectures beside that folder."""
     (tmp_path / "lib").mkdir()
     (tmp_path / ".kpack").mkdir()
@@ -130,27 +130,27 @@ def held(site: Path) -> frozenset[str]:
     return amd_software.architectures(site / "lib/librccl.so.1")
 
 
-def test_the_archives_that_a_library_names_are_its_code(site: Path) -> None:
+def test_the_archives_that_a_library_names_are_its_code(site):
     assert held(site) == {"gfx90a", "gfx942"}
 
 
-def test_an_architecture_without_an_archive_is_not_held(site: Path) -> None:
+def test_an_architecture_without_an_archive_is_not_held(site):
     (site / ".kpack/blas_gfx942.kpack").unlink()
     assert held(site) == {"gfx90a"}
 
 
-def test_an_archive_with_the_code_of_other_libraries_alone_holds_nothing(site: Path) -> None:
+def test_an_archive_with_the_code_of_other_libraries_alone_holds_nothing(site):
     (site / ".kpack/blas_gfx942.kpack").write_bytes(device_code.kpack("gfx942", ["lib/other.so"]))
     assert held(site) == {"gfx90a"}
 
 
-def test_a_variant_of_an_architecture_counts_for_it(site: Path) -> None:
+def test_a_variant_of_an_architecture_counts_for_it(site):
     (site / ".kpack/blas_gfx942.kpack").unlink()
     (site / ".kpack/blas_gfx942:xnack+.kpack").write_bytes(device_code.kpack("gfx942:xnack+", [NAME]))
     assert held(site) == {"gfx90a", "gfx942"}
 
 
-def test_what_is_left_of_a_librarys_own_section_counts_for_nothing(site: Path) -> None:
+def test_what_is_left_of_a_librarys_own_section_counts_for_nothing(site):
     """Zeroing keeps the bytes of a page that the section shares with others."""
     left = {
         ".hip_fatbin": device_code.bundle(["gfx950"]),
@@ -160,7 +160,7 @@ def test_what_is_left_of_a_librarys_own_section_counts_for_nothing(site: Path) -
     assert held(site) == {"gfx90a", "gfx942"}
 
 
-def test_no_cut_of_an_archive_passes_for_a_whole_one(site: Path) -> None:
+def test_no_cut_of_an_archive_passes_for_a_whole_one(site):
     whole = device_code.kpack("gfx942", [NAME])
     for length in range(0, len(whole), 7):
         (site / ".kpack/blas_gfx942.kpack").write_bytes(whole[:length])
@@ -168,7 +168,7 @@ def test_no_cut_of_an_archive_passes_for_a_whole_one(site: Path) -> None:
             held(site)
 
 
-def test_a_table_without_end_is_refused() -> None:
+def test_a_table_without_end_is_refused():
     with pytest.raises(ValueError, match="nested"):
         kpack.unpack(b"\x91" * 10_000)
 
@@ -187,5 +187,5 @@ def test_a_table_without_end_is_refused() -> None:
         (b"\xde\x00\x01\x05\x06", {5: 6}),
     ],
 )
-def test_values_of_the_specification_are_read(data: bytes, value: object) -> None:
+def test_values_of_the_specification_are_read(data, value):
     assert kpack.unpack(data) == value

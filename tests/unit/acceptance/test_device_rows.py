@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,19 +30,19 @@ def device(pci_id: str, *, arch: str, units: int, memory_bytes: int) -> Device:
 
 
 @pytest.mark.parametrize("pci_id", ["1002:74a1", "1002:74b5", Absence.NOT_SUPPORTED])
-def test_an_mi300x_is_one_also_as_a_virtual_function_and_where_no_id_is_told(pci_id: str) -> None:
+def test_an_mi300x_is_one_also_as_a_virtual_function_and_where_no_id_is_told(pci_id):
     one = device(pci_id, arch="gfx942", units=304, memory_bytes=192 << 30)
     assert models.identify("amd", one)["model"] == "MI300X"
 
 
 @pytest.mark.parametrize("pci_id", ["10de:20f3", "10de:232c", Absence.NOT_AVAILABLE])
-def test_an_nvidia_device_that_is_not_listed_asks_for_a_row(pci_id: str) -> None:
+def test_an_nvidia_device_that_is_not_listed_asks_for_a_row(pci_id):
     one = device(pci_id, arch="sm_80", units=108, memory_bytes=80 << 30)
     with pytest.raises(models.UnknownDeviceError, match=f"fits no row.*add a row(.|\\n)*{pci_id}"):
         models.identify("nvidia", one)
 
 
-def test_rows_that_share_a_pci_id_differ_in_compute_units_memory_or_partition() -> None:
+def test_rows_that_share_a_pci_id_differ_in_compute_units_memory_or_partition():
     keys = [
         (pci_id, row["compute_units"], row["memory_bytes"], json.dumps(row.get("partition")))
         for row in models.table()
@@ -68,8 +67,8 @@ def test_rows_that_share_a_pci_id_differ_in_compute_units_memory_or_partition() 
     ],
 )
 def test_a_device_is_its_product_and_a_partition_is_one_of_its_own(
-    pci_id: str, arch: str, units: int, gib: int, *, partition: dict[str, str], model: str
-) -> None:
+    pci_id, arch, units, gib, *, partition, model
+):
     one = device(pci_id, arch=arch, units=units, memory_bytes=gib << 30)
     one = dataclasses.replace(one, partition=partition)
     assert models.identify("amd", one)["model"] == model
@@ -77,7 +76,7 @@ def test_a_device_is_its_product_and_a_partition_is_one_of_its_own(
     assert host_side.model_of(pci_id, gib << 30, units, known) == model
 
 
-def test_a_partition_is_never_taken_for_a_whole_gpu() -> None:
+def test_a_partition_is_never_taken_for_a_whole_gpu():
     """A whole GPU's memory with a partition's mode, as an SMI library that knows no partitions reads it."""
     odd = device("1002:74a1", arch="gfx942", units=304, memory_bytes=192 << 30)
     odd = dataclasses.replace(odd, partition={"compute": "CPX", "memory": "NPS4"})
@@ -89,9 +88,7 @@ def test_a_partition_is_never_taken_for_a_whole_gpu() -> None:
     ("model", "ranks", "holds"),
     [("MI300X-CPX-NPS1", 1, False), ("A100-40GB", 1, True), ("A100-40GB", 8, True), ("MI300X", 2, True)],
 )
-def test_small_devices_skip_what_they_cannot_hold_and_the_host_confirms_it(
-    model: str, ranks: int, *, holds: bool
-) -> None:
+def test_small_devices_skip_what_they_cannot_hold_and_the_host_confirms_it(model, ranks, *, holds):
     """Out of memory would count as a failure of the image; 24 GiB and 40 GiB are healthy devices."""
     row = models.row(model)
     present = row["memory_bytes"] / large_job.GIB
@@ -106,14 +103,14 @@ def test_small_devices_skip_what_they_cannot_hold_and_the_host_confirms_it(
 
 
 @pytest.mark.parametrize(("vendor", "arch"), [("nvidia", "sm_86"), ("nvidia", "sm_121"), ("amd", "gfx1100")])
-def test_a_consumer_gpu_is_said_to_be_not_certifiable(vendor: str, arch: str) -> None:
+def test_a_consumer_gpu_is_said_to_be_not_certifiable(vendor, arch):
     one = device("10de:2204", arch=arch, units=82, memory_bytes=24 << 30)
     with pytest.raises(models.UnknownDeviceError, match=f"not certifiable: .* is {arch}, and devices.json"):
         models.identify(vendor, one)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
-def test_every_fact_of_a_row_has_a_source_and_every_absent_one_is_named(row: dict[str, Any]) -> None:
+def test_every_fact_of_a_row_has_a_source_and_every_absent_one_is_named(row):
     facts = ("pci_ids", "peak_tflops", "memory_gb_per_s", "compute_units", "memory_bytes", "power_w", "pcie")
     if row["vendor"] == "cpu" or "partition" in row:
         return
@@ -127,7 +124,7 @@ def test_every_fact_of_a_row_has_a_source_and_every_absent_one_is_named(row: dic
 
 
 @pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
-def test_a_row_lacks_the_links_that_it_does_not_have(row: dict[str, Any]) -> None:
+def test_a_row_lacks_the_links_that_it_does_not_have(row):
     """Else its checks are skipped, and the judge refuses the skip: a healthy machine could never pass."""
     assert row["pcie"] is not None or "pcie" in row["lacks"]
     assert row["link"] is not None or "link" in row["lacks"]
@@ -137,9 +134,7 @@ def test_a_row_lacks_the_links_that_it_does_not_have(row: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "row", [row for row in models.table() if row["pci_ids"]], ids=lambda row: row["model"]
 )
-def test_a_device_of_too_little_memory_is_still_its_product_and_one_of_more_is_not(
-    row: dict[str, Any],
-) -> None:
+def test_a_device_of_too_little_memory_is_still_its_product_and_one_of_more_is_not(row):
     """One row shares its id, units and mode with a larger product; a device of another id is nobody's."""
     one = device(row["pci_ids"][0], arch=row["arch"], units=row["compute_units"], memory_bytes=1)
     one = dataclasses.replace(one, partition=row.get("partition", {}))
@@ -154,7 +149,7 @@ def test_a_device_of_too_little_memory_is_still_its_product_and_one_of_more_is_n
         assert found == row
 
 
-def test_trainers_look_for_amds_library_where_the_suites_do() -> None:
+def test_trainers_look_for_amds_library_where_the_suites_do():
     """They share no code, so that a trainer can be read and run alone."""
     text = (ROOT / "trainers" / "energy.py").read_text(encoding="utf-8")
     begin = text.index("AMD_FOLDERS = (")

@@ -29,13 +29,13 @@ ROOT = Path(__file__).resolve().parents[3]
         ("6.4", (6, 4), None),
     ],
 )
-def test_both_numbers_of_a_driver_are_read(shown: str, release: object, module: object) -> None:
+def test_both_numbers_of_a_driver_are_read(shown, release, module):
     found = drivers.parse(shown)
     assert found == drivers.AmdDriver(release, module)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "N/A", "85F6A8C2CC7AEEAF1C3BD41", "Linux version 6.12.57 (gcc)"])
-def test_a_text_without_a_version_is_none(text: str) -> None:
+def test_a_text_without_a_version_is_none(text):
     assert drivers.parse(text) is None
 
 
@@ -59,13 +59,13 @@ def test_a_text_without_a_version_is_none(text: str) -> None:
         ("5.18.13", "6.0", "refused", "older than every driver"),
     ],
 )
-def test_drivers_of_amd(driver: str, rocm: str, state: str, words: str) -> None:
+def test_drivers_of_amd(driver, rocm, state, words):
     found = amd.driver_support(Host(vendor="amd", library="", driver=driver), rocm)
     assert (found.state, words in found.says) == (state, True), found
 
 
 @pytest.mark.parametrize("driver", [Absence.NOT_AVAILABLE, "85F6A8C2CC7AEEAF1C3BD41"])
-def test_the_kernels_own_amdgpu_is_not_listed_and_runs(driver: str) -> None:
+def test_the_kernels_own_amdgpu_is_not_listed_and_runs(driver):
     found = amd.driver_support(Host(vendor="amd", library="", driver=driver), "7.2.4")
     assert found.state == "unlisted"
     assert "the kernel's own amdgpu" in found.says
@@ -89,14 +89,14 @@ def test_the_kernels_own_amdgpu_is_not_listed_and_runs(driver: str) -> None:
         (None, "13.0", None, "refused", "cannot read the driver's version"),
     ],
 )
-def test_drivers_of_nvidia(driver: str | None, cuda: str, serves: str | None, state: str, words: str) -> None:
+def test_drivers_of_nvidia(driver, cuda, serves, state, words):
     absent = Absence.NOT_AVAILABLE
     seen = Host(vendor="nvidia", library="", driver=driver or absent, driver_runtime=serves or absent)
     found = nvidia.driver_support(seen, cuda)
     assert (found.state, words in found.says) == (state, True), found
 
 
-def test_drivers_are_in_order_and_agree_with_the_compatibility_rules() -> None:
+def test_drivers_are_in_order_and_agree_with_the_compatibility_rules():
     """images/compat.yaml lists the same windows by ROCm release, for `explain`."""
     rules = yaml.safe_load((ROOT / "images/compat.yaml").read_text(encoding="utf-8"))["tables"]
     (rule,) = (rule for rule in rules if rule["id"] == "R10-amdgpu")
@@ -127,7 +127,7 @@ def told(driver: str, runtime: str) -> results.RunResult:
     return results.parse(json.dumps(run).encode())
 
 
-def test_the_verdict_has_what_the_documents_say_by_this_checkout() -> None:
+def test_the_verdict_has_what_the_documents_say_by_this_checkout():
     found = bounds.look_up(told("31.60.0", "7.2.53211"), ROOT)
     assert found.driver == DriverSupport(
         state="unlisted", says="driver 31.60.0: not listed for ROCm 7.2, tested here"
@@ -138,7 +138,7 @@ def test_the_verdict_has_what_the_documents_say_by_this_checkout() -> None:
     assert (verdict.status, verdict.driver["state"]) == ("PASSED", "unlisted")
 
 
-def test_an_image_cannot_let_a_driver_pass_that_this_checkout_refuses() -> None:
+def test_an_image_cannot_let_a_driver_pass_that_this_checkout_refuses():
     run = told("6.7.0", "7.2.53211")
     needed = Requirements(checks=tuple(item.id for item in run.checks), image_config_digest=CONFIG_DIGEST)
     verdict = judge(run, needed, Bounds(driver=bounds.look_up(run, ROOT).driver))
@@ -165,7 +165,7 @@ MISSING = "NCCL INFO NVLS multicast support is not available on dev 0"
         (("cpu", 2), "0", None, "unavailable"),
     ],
 )
-def test_state_of_multicast(host, switch, log, state, monkeypatch) -> None:
+def test_state_of_multicast(host, switch, log, state, monkeypatch):
     if switch is None:
         monkeypatch.delenv(multicast.SWITCH, raising=False)
     else:

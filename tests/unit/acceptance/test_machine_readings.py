@@ -32,8 +32,8 @@ def device(index: int, **changes: Any) -> Device:
 
 @pytest.mark.parametrize(("cards", "needed"), [((), False), (("mlx5_0",), True)])
 def test_locked_memory_is_asked_for_only_where_a_network_card_can_use_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cards: tuple[str, ...], needed: bool
-) -> None:
+    tmp_path, monkeypatch, *, cards, needed
+):
     for card in cards:
         (tmp_path / card).mkdir()
     monkeypatch.setattr(container, "INFINIBAND", tmp_path)
@@ -46,12 +46,12 @@ def test_locked_memory_is_asked_for_only_where_a_network_card_can_use_it(
 # ---- Firmware ----------------------------------------------------------------------------------------------
 
 
-def test_firmware_that_one_device_does_not_tell_is_not_mixed() -> None:
+def test_firmware_that_one_device_does_not_tell_is_not_mixed():
     versions = [{"smc": "85"}, {"smc": Absence.NOT_AVAILABLE}, {"smc": "85"}, {}]
     test_devices.test_firmware_is_equal(tuple(device(i, firmware=one) for i, one in enumerate(versions)))
 
 
-def test_firmware_that_differs_makes_a_machine_unfit() -> None:
+def test_firmware_that_differs_makes_a_machine_unfit():
     versions = [{"smc": "85"}, {"smc": Absence.NOT_AVAILABLE}, {"smc": "86"}]
     with pytest.raises(InvalidRun, match="different smc firmware"):
         test_devices.test_firmware_is_equal(tuple(device(i, firmware=one) for i, one in enumerate(versions)))
@@ -60,13 +60,13 @@ def test_firmware_that_differs_makes_a_machine_unfit() -> None:
 # ---- PCI Express -------------------------------------------------------------------------------------------
 
 
-def test_a_link_that_sleeps_is_read_while_it_works() -> None:
+def test_a_link_that_sleeps_is_read_while_it_works():
     asleep = amd_device._generation(0)
     assert asleep == "0 MT/s"
     assert paths._most([asleep, 5, asleep], "PCIe generation") == 5
 
 
-def test_a_link_that_never_wakes_fails_in_words_and_not_by_a_crash() -> None:
+def test_a_link_that_never_wakes_fails_in_words_and_not_by_a_crash():
     with pytest.raises(pytest.fail.Exception, match="PCIe generation: 0 MT/s"):
         paths._most(["0 MT/s", "0 MT/s"], "PCIe generation")
 
@@ -85,7 +85,7 @@ def node(slow: tuple[int, int] | None = None) -> tuple[Host, dict[tuple[int, int
     return Host(vendor="amd", library="", driver="", links=links), rates
 
 
-def test_pairs_with_fewer_links_are_compared_with_their_like() -> None:
+def test_pairs_with_fewer_links_are_compared_with_their_like():
     host, rates = node()
     counted = links_of_pairs(host, [device(index) for index in range(4)])
     assert counted[3, 2] == 4
@@ -96,7 +96,7 @@ def test_pairs_with_fewer_links_are_compared_with_their_like() -> None:
     assert list(test_devices_links._uneven(rates, speed_outliers.medians(rates)))
 
 
-def test_a_slow_pair_is_seen_among_its_like() -> None:
+def test_a_slow_pair_is_seen_among_its_like():
     host, rates = node(slow=(2, 3))
     counted = links_of_pairs(host, [device(index) for index in range(4)])
     odd = speed_outliers.odd_pairs(rates, counted)
@@ -106,7 +106,7 @@ def test_a_slow_pair_is_seen_among_its_like() -> None:
 # ---- A part of a node -----------------------------------------------------------------------------------
 
 
-def test_only_what_the_container_was_given_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_the_container_was_given_is_ours(tmp_path, monkeypatch):
     """With two of eight render nodes, a library that lists all eight is cut down to two."""
     (tmp_path / "dri").mkdir()
     for minor in (130, 133):
@@ -142,7 +142,7 @@ class Library:
 @pytest.mark.parametrize(
     ("failures", "samples", "problem"), [(0, 1, None), (1, 1, MESSAGE), (99, 0, MESSAGE)]
 )
-def test_a_short_check_is_sampled_once_at_least(failures: int, samples: int, problem: str | None) -> None:
+def test_a_short_check_is_sampled_once_at_least(failures, samples, problem):
     library: Any = Library(failures)
     sampler = Sampler(library, [0])
     sampler._done.set()  # the check has ended before the first answer
@@ -151,7 +151,7 @@ def test_a_short_check_is_sampled_once_at_least(failures: int, samples: int, pro
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path, monkeypatch) -> Path:
     """Four GPUs of NVIDIA's driver, all of them given; a NIC and a display beside them."""
     for number in range(4):
         _device(tmp_path, f"0000:0{number}:00.0", "0x10de", "0x030200", "nvidia")
@@ -187,32 +187,30 @@ def _listed(*numbers: int) -> set[str]:
     return {f"0000:0{number}:00.0" for number in numbers}
 
 
-def test_a_healthy_machine_misses_nothing(machine: Path) -> None:
+def test_a_healthy_machine_misses_nothing(machine):
     assert machine.exists()
     assert nvidia_bus.unheld() == nvidia_bus.unlisted(_listed(0, 1, 2, 3)) == ()
 
 
-def test_a_gpu_that_did_not_start_is_missed(machine: Path) -> None:
+def test_a_gpu_that_did_not_start_is_missed(machine):
     assert machine.exists()
     assert nvidia_bus.unlisted(_listed(0, 1, 3)) == ("0000:02:00.0",)
 
 
-def test_a_gpu_without_a_driver_is_missed_and_one_of_a_virtual_machine_is_not(machine: Path) -> None:
+def test_a_gpu_without_a_driver_is_missed_and_one_of_a_virtual_machine_is_not(machine):
     _device(machine, "0000:04:00.0", "0x10de", "0x030200", "")
     _device(machine, "0000:05:00.0", "0x10de", "0x030200", "vfio-pci")
     assert nvidia_bus.unheld() == ("0000:04:00.0",)
 
 
-def test_a_container_of_two_gpus_misses_no_other(machine: Path) -> None:
+def test_a_container_of_two_gpus_misses_no_other(machine):
     for number in (2, 3):
         (machine / f"dev/nvidia{number}").unlink()
     _device(machine, "0000:04:00.0", "0x10de", "0x030200", "")
     assert nvidia_bus.unheld() == nvidia_bus.unlisted(_listed(0, 1)) == ()
 
 
-def test_a_container_of_all_gpus_misses_one_that_the_toolkit_could_not_give(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_of_all_gpus_misses_one_that_the_toolkit_could_not_give(machine, monkeypatch):
     """The toolkit shows neither the node nor the driver's file of what it did not give."""
     (machine / "dev/nvidia2").unlink()
     (machine / "proc/driver/nvidia/gpus/0000:02:00.0/information").unlink()
@@ -221,9 +219,7 @@ def test_a_container_of_all_gpus_misses_one_that_the_toolkit_could_not_give(
     assert nvidia_bus.unlisted(_listed(0, 1, 3)) == ("0000:02:00.0",)
 
 
-def test_an_image_that_says_all_by_itself_promises_nothing(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_that_says_all_by_itself_promises_nothing(machine, monkeypatch):
     """As CUDA's base images do; two nodes were bound by hand."""
     for number in (2, 3):
         (machine / f"dev/nvidia{number}").unlink()
@@ -232,7 +228,7 @@ def test_an_image_that_says_all_by_itself_promises_nothing(
     assert nvidia_bus.unheld() == nvidia_bus.unlisted(_listed(0, 1)) == ()
 
 
-def test_a_job_misses_no_gpu_of_others(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_misses_no_gpu_of_others(machine, monkeypatch):
     """As under Slurm: nodes that may not be opened, or a container that was promised all."""
 
     def refused(path: Path, flags: int) -> int:
@@ -246,7 +242,7 @@ def test_a_job_misses_no_gpu_of_others(machine: Path, monkeypatch: pytest.Monkey
     assert nvidia_bus.unlisted(_listed(0, 1)) == ()
 
 
-def test_the_release_is_the_one_that_the_installer_recorded(tmp_path: Path) -> None:
+def test_the_release_is_the_one_that_the_installer_recorded(tmp_path):
     assert nvidia_library.version(pynvml) == importlib.metadata.version("nvidia-ml-py")
     nowhere = SimpleNamespace(__file__=str(tmp_path / "pynvml.py"))
     assert nvidia_library.version(nowhere) == "of unknown version"

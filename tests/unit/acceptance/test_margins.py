@@ -43,7 +43,7 @@ def records(source: str) -> bool:
 
 
 @pytest.mark.parametrize("file", SUITES)
-def test_every_numeric_check_records_its_margin_and_cases(file: str) -> None:
+def test_every_numeric_check_records_its_margin_and_cases(file):
     checks = {name: source for name, source in functions(file).items() if name.startswith("test_")}
     silent = [name for name, source in checks.items() if not records(source) and name not in OTHERS]
     assert checks
@@ -52,12 +52,12 @@ def test_every_numeric_check_records_its_margin_and_cases(file: str) -> None:
     )
 
 
-def test_checks_of_other_suites_record_too() -> None:
+def test_checks_of_other_suites_record_too():
     assert all(records(functions(file)[check]) for file, check in ELSEWHERE.items())
     assert "cases.require(" in functions("test_collectives.py")["values"]
 
 
-def test_no_check_is_listed_that_is_gone() -> None:
+def test_no_check_is_listed_that_is_gone():
     assert set(OTHERS) <= {name for file in SUITES for name in functions(file)}
 
 
@@ -74,11 +74,11 @@ def test_no_check_is_listed_that_is_gone() -> None:
         (1.0, math.nan, math.nan),
     ],
 )
-def test_margin_is_error_over_gate(got: float, bound: float, margin: float) -> None:
+def test_margin_is_error_over_gate(got, bound, margin):
     assert margins.of(got, bound) == pytest.approx(margin, nan_ok=True)
 
 
-def test_one_margin_that_is_no_number_hides_behind_no_other() -> None:
+def test_one_margin_that_is_no_number_hides_behind_no_other():
     assert math.isnan(margins.worst([0.1, math.nan, 0.9]))
     assert math.isnan(margins.worst([math.nan, 0.1]))
     assert margins.worst([0.1, math.inf]) == math.inf
@@ -104,7 +104,7 @@ def is_named(check: str, faults: str) -> bool:
     return bool(found and re.search(rf"\w\.{found['operation']}\b", faults))
 
 
-def test_every_check_has_a_planted_fault() -> None:
+def test_every_check_has_a_planted_fault():
     faults = "\n".join(path.read_text(encoding="utf-8") for path in (TESTS / "faults").glob("*.py"))
     assert len(checks()) > 50
     without = [f"{file}::{name}" for name, file in checks().items() if not is_named(name, faults)]

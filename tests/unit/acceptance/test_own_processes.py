@@ -4,17 +4,16 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 import vendors
 from harness import session, unloaded
 from vendors import Absence, cpu, wire
+from waits import run_program
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "acceptance"))
 DEVICE = vendors.Device(
@@ -43,13 +42,13 @@ HOST = vendors.Host(
     [HOST, cpu.read(), cpu.sample((0, 1)), Absence.ALL_ONES],
     ids=["host", "cpu", "sample", "absence"],
 )
-def test_a_reading_comes_back_as_it_was(value: Any) -> None:
+def test_a_reading_comes_back_as_it_was(value):
     found = wire.decoded(json.loads(json.dumps(wire.encoded(value))))
     assert found == value
     assert type(found) is type(value)
 
 
-def test_an_absence_is_no_text() -> None:
+def test_an_absence_is_no_text():
     found = wire.decoded(json.loads(json.dumps(wire.encoded(HOST))))
     (device,) = found.devices
     assert isinstance(device.compute_units, Absence)
@@ -60,7 +59,7 @@ def test_an_absence_is_no_text() -> None:
 @pytest.mark.parametrize(
     "text", ['{"!": "Popen"}', '{"!": "Host"}', "{}", '{"!": "Device", "evil": 1}', '{"!": []}']
 )
-def test_anything_else_is_an_error(text: str) -> None:
+def test_anything_else_is_an_error(text):
     with pytest.raises((KeyError, TypeError, ValueError)):
         wire.decoded(json.loads(text))
 
@@ -87,20 +86,16 @@ print("the fork ended", flush=True)
 """
 
 
-def test_a_fork_finalizes_what_it_made_and_nothing_else() -> None:
+def test_a_fork_finalizes_what_it_made_and_nothing_else():
     environment = {"PYTHONPATH": str(ACCEPTANCE), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
+    ended = run_program([sys.executable, "-c", PROGRAM], env=environment, check=True)
     before_its_end, _, after = ended.stdout.partition("the fork ended\n")
     assert sorted(before_its_end.splitlines()) == ["made in the fork", "registered in the fork"]
     assert after == "made before\n"
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "passive"), ("active", "active")])
-def test_threads_sleep_unless_the_user_chose(
-    chosen: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_sleep_unless_the_user_chose(chosen, expected, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", chosen or "")  # so that it is as before when the test ends
     if chosen is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
@@ -119,7 +114,7 @@ OF_CONTROLLER = sorted(
 
 
 @pytest.mark.parametrize("path", OF_CONTROLLER, ids=lambda path: path.stem)
-def test_nothing_that_the_controller_calls_imports_torch(path: Path) -> None:
+def test_nothing_that_the_controller_calls_imports_torch(path):
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     modules = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
     modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -127,7 +122,7 @@ def test_nothing_that_the_controller_calls_imports_torch(path: Path) -> None:
     assert not names & set(unloaded.PACKAGES)
 
 
-def test_a_package_is_installed_only_if_another_finder_finds_it() -> None:
+def test_a_package_is_installed_only_if_another_finder_finds_it():
     """In a process of its own, where the names stand for packages."""
     program = (
         "from harness import unloaded; unloaded.install(); import torch, triton.language as tl;"
@@ -135,15 +130,11 @@ def test_a_package_is_installed_only_if_another_finder_finds_it() -> None:
         "print(*map(unloaded.is_installed, names), tl.constexpr.__name__)"
     )
     command = [sys.executable, "-S", "-c", program]
-    printed = subprocess.run(
-        command, cwd=ACCEPTANCE, capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    printed = run_program(command, cwd=ACCEPTANCE, check=True, timeout=60).stdout
     assert printed.split() == ["True", "False", "True", "False", "False", "triton.language.constexpr"]
 
 
-def test_a_process_that_has_loaded_torch_gets_no_names_for_parts_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_that_has_loaded_torch_gets_no_names_for_parts_of_it(monkeypatch):
     """As in a fork of a process with torch: a name for `torch.testing` would be half of another torch."""
     finder = unloaded._Finder()
     monkeypatch.delitem(sys.modules, "torch", raising=False)
@@ -157,7 +148,7 @@ def test_a_process_that_has_loaded_torch_gets_no_names_for_parts_of_it(
 NAMED = re.compile(r'"workloads\.(\w+):(\w+)"')
 
 
-def test_every_workload_that_a_check_names_is_defined() -> None:
+def test_every_workload_that_a_check_names_is_defined():
     named = {
         (path.name, *found)
         for path in ACCEPTANCE.glob("test_*.py")

@@ -27,7 +27,7 @@ def use_of(ranks: dict[str, Any], chosen: str, devices: int) -> str:
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("chosen", [order.GATE, *order.TIERS])
-def test_what_needs_whole_devices_from_a_tier_on_shares_them_before_it(chosen: str, devices: int) -> None:
+def test_what_needs_whole_devices_from_a_tier_on_shares_them_before_it(chosen, devices):
     shares = chosen in {order.GATE, "smoke"}
     assert use_of(FROM_STANDARD, chosen, devices) == ("shared" if shares else "whole")
     assert use_of(ALWAYS, chosen, devices) == "whole"

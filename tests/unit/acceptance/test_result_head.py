@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from harness import resultfile
 from stackcheck import vendors
 from vendors import cpu
@@ -19,7 +17,7 @@ def head(run_file: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def test_the_interpreter_is_the_one_that_runs() -> None:
+def test_the_interpreter_is_the_one_that_runs():
     found = head({"interpreter": {"package": "deb:python3 1", "path": "/evil", "sha256": "evil"}})
     file = Path(os.path.realpath(sys.executable))
     assert found["interpreter"] == {
@@ -30,11 +28,11 @@ def test_the_interpreter_is_the_one_that_runs() -> None:
     }
 
 
-def test_the_devices_are_those_that_the_suites_found_with_the_ids_of_the_host() -> None:
+def test_the_devices_are_those_that_the_suites_found_with_the_ids_of_the_host():
     found = head({"host": {"devices": [{"id": "of the host"}]}})
     assert found["seen_devices"] == [device.id for device in vendors.host("cpu").devices]
 
 
-def test_where_libraries_come_from_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_libraries_come_from_is_recorded(monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/rocm/lib")
     assert head({})["environment"]["LD_LIBRARY_PATH"] == "/opt/rocm/lib"

@@ -182,13 +182,13 @@ def least(rows: list, devices: int, workers: int, *, places: int = leases.MOST_S
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_schedule_is_near_the_shortest_one(name: str) -> None:
+def test_the_schedule_is_near_the_shortest_one(name):
     took, bound = simulated(*MACHINES[name]), least(*MACHINES[name])
     assert bound <= took <= NEAR * bound, f"{took:.0f} s, at least {bound:.0f} s are needed"
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_checks_that_need_all_devices_begin_after_those_that_share(name, monkeypatch) -> None:
+def test_checks_that_need_all_devices_begin_after_those_that_share(name, monkeypatch):
     took = simulated(*MACHINES[name])
     monkeypatch.setattr(order, "stage", lambda one, _: (order.phase(one), False))
     assert simulated(*MACHINES[name]) > took
@@ -220,20 +220,20 @@ RESULT = {
 }
 
 
-def test_the_chain_goes_back_from_the_last_check_through_those_it_waited_for() -> None:
+def test_the_chain_goes_back_from_the_last_check_through_those_it_waited_for():
     names = [span.name.rpartition("::")[2] for span in timeline.chain(timeline.spans(RESULT))]
     assert names == ["first", "second", "speed"]
 
 
-def test_a_device_that_two_checks_share_is_held_once() -> None:
+def test_a_device_that_two_checks_share_is_held_once():
     assert timeline.held_s(timeline.spans(RESULT)) == pytest.approx(38.0)
 
 
-def test_the_line_names_the_wall_time_and_what_limited_it() -> None:
+def test_the_line_names_the_wall_time_and_what_limited_it():
     words = timeline.words(RESULT)
     assert words.startswith("time: 40 s, first check after 2 s, a check had a device for 95%")
     assert words.endswith("limited by speed 20 s, second 10 s, first 8 s")
 
 
-def test_a_run_without_checks_has_no_chain() -> None:
+def test_a_run_without_checks_has_no_chain():
     assert timeline.words({**RESULT, "checks": []}) == "time: no check ran"

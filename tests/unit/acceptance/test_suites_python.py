@@ -59,7 +59,7 @@ AT_TOP = {
 
 
 @pytest.mark.parametrize("path", [*SUITES, *TRAINERS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_parses_and_imports_only_what_an_image_has(path) -> None:
+def test_every_module_parses_and_imports_only_what_an_image_has(path):
     name = str(path.relative_to(ROOT))
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=OLDEST)
     foreign = [
@@ -70,7 +70,7 @@ def test_every_module_parses_and_imports_only_what_an_image_has(path) -> None:
     assert not foreign, "\n".join(foreign)
 
 
-def test_no_module_uses_what_a_later_python_brought() -> None:
+def test_no_module_uses_what_a_later_python_brought():
     done = _vermin(ROOT / "tests/conftest.py", ROOT / "tests/acceptance", ROOT / "trainers", RESEARCH)
     assert done.returncode == 0, done.stdout
 
@@ -85,7 +85,7 @@ def test_no_module_uses_what_a_later_python_brought() -> None:
         "import contextlib\nwith contextlib.chdir('/'): pass\n",
     ],
 )
-def test_what_a_later_python_brought_is_found(text, tmp_path) -> None:
+def test_what_a_later_python_brought_is_found(text, tmp_path):
     planted = tmp_path / "late.py"
     planted.write_text(text, encoding="utf-8")
     assert _vermin(planted).returncode != 0
@@ -103,7 +103,7 @@ def test_what_a_later_python_brought_is_found(text, tmp_path) -> None:
         ("requests", True, False),
     ],
 )
-def test_what_may_be_imported_where(module, at_top, allowed) -> None:
+def test_what_may_be_imported_where(module, at_top, allowed):
     assert _may_import("tests/acceptance/test_devices.py", module, at_top=at_top) is allowed
 
 
@@ -147,7 +147,7 @@ MODULE = "a module that corrects distutils\n"
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path, monkeypatch) -> Path:
     """An environment with the hook, whose module is one of the known ones."""
     monkeypatch.setattr(startup, "HOOK_DIGESTS", (hashlib.sha256(MODULE.encode()).hexdigest(),))
     (tmp_path / startup.HOOK).write_text("import _virtualenv")
@@ -155,7 +155,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_hook_of_uv_is_accepted_as_uv_wrote_it(site: Path) -> None:
+def test_the_hook_of_uv_is_accepted_as_uv_wrote_it(site):
     assert startup.problems([str(site)]) == ([site / startup.HOOK], [])
 
 
@@ -168,25 +168,25 @@ def test_the_hook_of_uv_is_accepted_as_uv_wrote_it(site: Path) -> None:
         (startup.HOOK_MODULE, ""),
     ],
 )
-def test_a_changed_hook_is_a_problem_that_names_the_way_out(site: Path, name: str, body: str) -> None:
+def test_a_changed_hook_is_a_problem_that_names_the_way_out(site, name, body):
     (site / name).write_text(body)
     (problem,) = startup.problems([str(site)])[1]
     assert "no known virtualenv or uv wrote these bytes" in problem
     assert f"rm {site / startup.HOOK}" in problem
 
 
-def test_the_hook_without_its_module_and_another_name_are_problems(site: Path) -> None:
+def test_the_hook_without_its_module_and_another_name_are_problems(site):
     (site / "other.pth").write_text("import _virtualenv")
     (site / startup.HOOK_MODULE).unlink()
     assert len(startup.problems([str(site)])[1]) == 2
 
 
-def test_the_known_digests_are_digests() -> None:
+def test_the_known_digests_are_digests():
     assert len(set(startup.HOOK_DIGESTS)) == len(startup.HOOK_DIGESTS)
     assert all(len(digest) == len(bytes.fromhex(digest)) * 2 == 64 for digest in startup.HOOK_DIGESTS)
 
 
-def test_unmet_requirements_are_found_without_pip(tmp_path: Path) -> None:
+def test_unmet_requirements_are_found_without_pip(tmp_path):
     wanted = {
         "Torch": ("2.13.0+cpu", ("numpy>=2", "setuptools; extra == 'dev'", "sympy; python_version < '3'")),
         "numpy": ("1.26.4", ("missing_one",)),

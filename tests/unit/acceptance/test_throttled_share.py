@@ -36,9 +36,7 @@ def state(counter: int, ticks: int | Absence) -> dict[str, Any]:
 @example(begin=0xFFFF, ticks=1, grown=1, name=COUNTERS[0])
 @example(begin=0, ticks=1, grown=0xFFFF, name=COUNTERS[0])
 @example(begin=0, ticks=0xFFFF, grown=0xFFFF, name=COUNTERS[0])
-def test_the_vendors_reading_and_the_evidence_of_a_check_agree(
-    begin: int, ticks: int, grown: int, name: str
-) -> None:
+def test_the_vendors_reading_and_the_evidence_of_a_check_agree(begin, ticks, grown, name):
     assume(not {begin, begin + ticks, begin + grown} & set(amd_library.COUNTER_ONES))  # these are no counts
     expected = grown > 0 and grown >= UNFIT_SHARE * ticks
     read = amd_device.throttle("", metrics(begin, ticks, {name: grown}), metrics(begin, 0, {}))
@@ -48,7 +46,7 @@ def test_the_vendors_reading_and_the_evidence_of_a_check_agree(
 
 
 @given(begin=counts, grown=st.integers(1, 1 << 30), back=st.integers(0, 1 << 30))
-def test_without_time_between_two_readings_any_growth_is_unfit(begin: int, grown: int, back: int) -> None:
+def test_without_time_between_two_readings_any_growth_is_unfit(begin, grown, back):
     """The clock stands still, runs backwards (the firmware was loaded anew), or is not readable."""
     for early, late in (
         (begin, begin),
@@ -60,6 +58,6 @@ def test_without_time_between_two_readings_any_growth_is_unfit(begin: int, grown
 
 
 @given(begin=counts, ticks=counts, grown=st.integers(0, 1 << 30))
-def test_the_power_cap_alone_is_normal(begin: int, ticks: int, grown: int) -> None:
+def test_the_power_cap_alone_is_normal(begin, ticks, grown):
     (name,) = amd_device.NORMAL_ACCUMULATORS
     assert amd_device.throttle("", metrics(begin, ticks, {name: grown}), metrics(begin, 0, {})).unfit == ()

@@ -26,16 +26,16 @@ from workloads import time_limits
         ("cpu", 2, 120),
     ],
 )
-def test_limits_grow_with_vendor_and_ranks(vendor: str, ranks: int, limit: float) -> None:
+def test_limits_grow_with_vendor_and_ranks(vendor, ranks, limit):
     session = cast("Any", SimpleNamespace(vendor=vendor))
     assert AcceptanceSession.limit_s(session, 120, ranks) == limit
 
 
-def test_no_vendor_shortens_a_limit() -> None:
+def test_no_vendor_shortens_a_limit():
     assert all(vendors.module(name).TIME_LIMIT_FACTOR >= 1 for name in vendors.VENDORS)
 
 
-def test_the_limits_inside_a_workload_grow_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limits_inside_a_workload_grow_alike(monkeypatch):
     """A rank that gives up earlier than its launch would end a healthy run all the same."""
     monkeypatch.delenv(processes.PATIENCE, raising=False)
     assert time_limits.scaled(60) == 60
@@ -46,7 +46,7 @@ def test_the_limits_inside_a_workload_grow_alike(monkeypatch: pytest.MonkeyPatch
     assert processes.PATIENCE in server.READ_WHEN_USED  # or each launch would load torch anew
 
 
-def test_no_workload_has_a_limit_that_does_not_grow() -> None:
+def test_no_workload_has_a_limit_that_does_not_grow():
     """Every limit of a workload passes through `scaled`; what a check itself asks for does not."""
     asked = {"collective_hang.py": "limit_s = options.timeout_s"}  # how soon the library has to give up
     for path in sorted(Path(time_limits.__file__).parent.glob("*.py")):
@@ -85,9 +85,7 @@ class Ended:
         (-11, "", processes.WorkloadError),
     ],
 )
-def test_what_the_clock_ended_is_told_from_what_failed(
-    code: int | None, says: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_clock_ended_is_told_from_what_failed(code, says, error, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "kill", lambda *_: [])
     monkeypatch.setattr(processes, "keep_stacks", lambda *_: "")
     (tmp_path / "stderr.txt").write_text(f"[rank1]: {says}\n" + "[rank0]: a line\n" * 40)
@@ -99,7 +97,7 @@ def test_what_the_clock_ended_is_told_from_what_failed(
     assert str(failed.value).endswith("not clean")
 
 
-def test_every_workload_whose_limit_grows_says_so_in_known_words() -> None:
+def test_every_workload_whose_limit_grows_says_so_in_known_words():
     """A rank that its own limit ends must not look like one that failed."""
     said = {
         "collective_timing.py": "did not reach the barrier within",
@@ -129,9 +127,7 @@ def test_every_workload_whose_limit_grows_says_so_in_known_words() -> None:
     ],
     ids=str,
 )
-def test_the_cause_of_a_check_is_the_clocks_only_if_the_clock_ended_it(
-    raised: BaseException, cause: str | None
-) -> None:
+def test_the_cause_of_a_check_is_the_clocks_only_if_the_clock_ended_it(raised, cause):
     found = Check(vendor="amd", model="MI300X")
     AcceptanceSession._note(cast("Any", SimpleNamespace(host=None)), found, raised)
     assert found.cause == cause

@@ -37,7 +37,7 @@ def change(values: Any, way: tuple[int, ...], to: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("family", witness.FAMILIES)
-def test_one_changed_value_anywhere_is_found(family: str, seed: int) -> None:
+def test_one_changed_value_anywhere_is_found(family, seed):
     _, right = asked(family, seed)
     assert witness.worst(right, copy.deepcopy(right)) == 0
     source = random.Random(seed)
@@ -54,21 +54,21 @@ def flat(values: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("family", witness.FAMILIES)
-def test_the_answer_of_another_question_is_found(family: str) -> None:
+def test_the_answer_of_another_question_is_found(family):
     answers = [asked(family, seed)[1] for seed in range(8)]
     for number, right in enumerate(answers):
         assert all(witness.worst(right, other) > 1 for other in answers[:number])
 
 
 @pytest.mark.parametrize("family", witness.FAMILIES)
-def test_an_answer_of_another_form_is_found(family: str) -> None:
+def test_an_answer_of_another_form_is_found(family):
     _, right = asked(family, 1)
     name = next(iter(right))
     shapes: list[Any] = [None, [], "", {}, {**right, "more": []}, {**right, name: []}, {**right, name: {}}]
     assert all(witness.worst(right, answer) == math.inf for answer in shapes)
 
 
-def test_collectives_are_those_of_every_rank() -> None:
+def test_collectives_are_those_of_every_rank():
     numbers = witness.draw_collectives(random.Random(1), 3)
     right = witness.collectives(**numbers)
     for rank in range(3):
@@ -92,7 +92,7 @@ THEIRS = {
 }
 
 
-def test_the_program_of_a_user_has_no_word_of_the_suites_and_is_another_each_time() -> None:
+def test_the_program_of_a_user_has_no_word_of_the_suites_and_is_another_each_time():
     """What recognises it by a text has nothing to look for; each answer is understood all the same."""
     questions = {family: asked(family, 0)[0] for family in witness.FAMILIES}
     one, other = (typed.typed(random.Random(seed), questions) for seed in (1, 2))
@@ -138,7 +138,7 @@ def found(child: Child, seed: int, monkeypatch: pytest.MonkeyPatch) -> clock.Clo
     return clock.clocked(random.Random(seed), child, SIZE)
 
 
-def test_processes_compute_the_rows_that_one_computes() -> None:
+def test_processes_compute_the_rows_that_one_computes():
     found = []
     for workers in (2, 1):
         with clock._rows("seed", clock.Size(rows=8, width=64, checked=3, workers=workers)) as sums_of:
@@ -148,17 +148,17 @@ def test_processes_compute_the_rows_that_one_computes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_busy_host_is_no_contradiction(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_host_is_no_contradiction(seed, monkeypatch):
     drawn = random.Random(seed).uniform(0.0, 0.5)
     assert found(Child(outside_s=drawn), seed, monkeypatch).problem == ""
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_child_that_claims_to_be_faster_is_contradicted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_claims_to_be_faster_is_contradicted(seed, monkeypatch):
     source = random.Random(seed)
     child = Child(outside_s=source.uniform(0.0, 0.5), share=source.uniform(0.0, 0.49))
     assert "by the controller's clock" in found(child, seed, monkeypatch).problem
 
 
-def test_a_child_cannot_have_worked_longer_than_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_cannot_have_worked_longer_than_it_took(monkeypatch):
     assert "by the controller's clock" in found(Child(outside_s=0.0, share=1.1), 0, monkeypatch).problem

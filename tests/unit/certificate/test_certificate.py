@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 import result_files
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key
+from small_images import NOW, STACK_ID, certify, new_key
 from stackcheck.certificate import keys, predicates, signing
 from stackcheck.certificate.statement import (
     PROVENANCE,
@@ -40,11 +40,6 @@ from stackcheck.suite.requirements import Requirements
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> SmallImage:
-    return make_image(tmp_path / "oci")
-
-
-@pytest.fixture
 def key() -> ec.EllipticCurvePrivateKey:
     return new_key()
 
@@ -53,9 +48,7 @@ def predicates_of(envelopes: tuple[Envelope, ...]) -> dict[str, dict[str, Any]]:
     return {item.statement.predicate_type: item.statement.predicate for item in envelopes}
 
 
-def test_the_summary_names_device_driver_inputs_checks_and_figures(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey
-) -> None:
+def test_the_summary_names_device_driver_inputs_checks_and_figures(image, key):
     host = result_files.host("amd", "MI300X", "MI300X", driver="6.12.12")
     for device in host["devices"]:
         device["arch"] = "gfx942"
@@ -79,16 +72,12 @@ def test_the_summary_names_device_driver_inputs_checks_and_figures(
     assert said["experimental"] is False
 
 
-def test_the_test_result_names_the_python_that_ran_the_suites(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey
-) -> None:
+def test_the_test_result_names_the_python_that_ran_the_suites(image, key):
     said = predicates_of(certify(image, key))[TEST_RESULT]
     assert said["urn:stackcheck:run:v1"]["interpreter"] == result_files.INTERPRETER | {"libraries": {}}
 
 
-def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey
-) -> None:
+def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(image, key):
     given = result_files.waiver("test_a.py::test_one[2]")
     waiver = Waiver.model_validate(given)
     said = predicates_of(certify(image, key, outcome="failed", waivers=(waiver,)))
@@ -98,23 +87,19 @@ def test_a_waived_check_is_a_warned_test_and_its_waiver_is_signed(
     assert said[VSA]["urn:stackcheck:certificate:v1"]["waivers"] == [given]
 
 
-def test_a_failed_run_is_stated_as_failed(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
+def test_a_failed_run_is_stated_as_failed(image, key):
     said = predicates_of(certify(image, key, outcome="failed"))
     assert (said[VSA]["verificationResult"], said[VSA]["verifiedLevels"]) == ("FAILED", ["FAILED"])
     assert said[TEST_RESULT]["failedTests"] == ["test_a.py::test_one[2]"]
 
 
-def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey
-) -> None:
+def test_nothing_is_stated_about_an_image_that_ran_on_an_unfit_machine(image, key):
     with pytest.raises(MachineUnfitError):
         certify(image, key, outcome="invalid")
 
 
 @pytest.mark.parametrize("part", ["payload", "payloadType", "signatures"])
-def test_an_envelope_with_one_changed_part_does_not_open(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey, part: str
-) -> None:
+def test_an_envelope_with_one_changed_part_does_not_open(image, key, part):
     document = json.loads(certify(image, key)[-1].body)
     payload = bytearray(base64.b64decode(document["payload"]))
     payload[payload.index(b"PASSED")] ^= 1
@@ -130,7 +115,7 @@ def test_an_envelope_with_one_changed_part_does_not_open(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"payload": 1}', b"\xff", b"[" * 100_000])
-def test_what_is_no_envelope_is_refused(key: ec.EllipticCurvePrivateKey, body: bytes) -> None:
+def test_what_is_no_envelope_is_refused(key, body):
     with pytest.raises(CertificateError):
         open_envelope(body, key.public_key())
 
@@ -143,17 +128,13 @@ def test_what_is_no_envelope_is_refused(key: ec.EllipticCurvePrivateKey, body: b
         b'{"_type":"https://in-toto.io/Statement/v1","predicateType":"x","predicate":{},"subject":[{}]}',
     ],
 )
-def test_a_signed_payload_that_is_no_statement_is_refused(
-    key: ec.EllipticCurvePrivateKey, payload: bytes
-) -> None:
+def test_a_signed_payload_that_is_no_statement_is_refused(key, payload):
     body = sign(Statement(predicate_type="x", payload=payload), key).body
     with pytest.raises(CertificateError, match="malformed"):
         open_envelope(body, key.public_key())
 
 
-def test_a_revocation_is_later_than_what_it_revokes_even_when_the_clock_is_behind(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey
-) -> None:
+def test_a_revocation_is_later_than_what_it_revokes_even_when_the_clock_is_behind(image, key):
     passed = certify(image, key)[-1].statement
     failed = predicates.revocation(passed, [passed], reason="NaN", now=NOW - dt.timedelta(days=1))
     assert time_verified(failed) > time_verified(passed)
@@ -163,8 +144,8 @@ def test_a_revocation_is_later_than_what_it_revokes_even_when_the_clock_is_behin
 
 
 def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_next_command(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey, tmp_path: Path
-) -> None:
+    image, key, tmp_path
+):
     path = tmp_path / "some-stack" / "statements" / "0.dsse.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(certify(image, key)[0].body)
@@ -176,15 +157,13 @@ def test_a_stored_statement_of_a_different_key_is_refused_with_its_file_and_the_
     assert "stackcheck certify some-stack" in str(refused.value.next_step)
 
 
-def test_at_the_same_moment_failed_counts(image: SmallImage, key: ec.EllipticCurvePrivateKey) -> None:
+def test_at_the_same_moment_failed_counts(image, key):
     passed, failed = (certify(image, key, outcome=outcome)[-1].statement for outcome in ("passed", "failed"))
     assert newest([failed, passed]) == newest([passed, failed]) == failed
     assert sorted([passed, failed], key=recency) == sorted([failed, passed], key=recency) == [passed, failed]
 
 
-def test_a_key_is_made_once_private_and_outside_the_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_made_once_private_and_outside_the_checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     first = keys.load_or_create()
     path = tmp_path / "stackcheck" / "stackcheck.key"
@@ -193,12 +172,12 @@ def test_a_key_is_made_once_private_and_outside_the_checkout(
     assert keys.load_or_create().private_numbers() == first.private_numbers()
 
 
-def test_without_a_public_key_nothing_is_verified(tmp_path: Path) -> None:
+def test_without_a_public_key_nothing_is_verified(tmp_path):
     with pytest.raises(CertificateError, match="no public key"):
         keys.load_public(tmp_path / "absent.pub")
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_others_can_read_is_refused(tmp_path):
     path = tmp_path / "k.key"
     keys.load_or_create(path)
     path.chmod(0o644)
@@ -218,7 +197,7 @@ def pem(key: Any, password: bytes | None = None) -> bytes:
     [b"", b"no key", pem(ed25519.Ed25519PrivateKey.generate()), pem(ec.generate_private_key(ec.SECP384R1()))],
     ids=["empty", "text", "ed25519", "p384"],
 )
-def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_kind_of_key_is_refused(tmp_path, content):
     path = tmp_path / "k.key"
     path.touch(mode=0o600)
     path.write_bytes(content)
@@ -226,16 +205,14 @@ def test_another_kind_of_key_is_refused(tmp_path: Path, content: bytes) -> None:
         keys.load_private_key(path)
 
 
-def test_keys_side_by_side_keep_their_public_halves(tmp_path: Path) -> None:
+def test_keys_side_by_side_keep_their_public_halves(tmp_path):
     names = {"alice.key": "alice.pub", "release.v1": "release.v1.pub", "release.v2": "release.v2.pub"}
     for name, public in names.items():
         pem = keys.public_pem(keys.load_or_create(tmp_path / name).public_key())
         assert (tmp_path / public).read_bytes() == pem
 
 
-def test_a_public_key_that_finds_no_room_leaves_no_half_of_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_public_key_that_finds_no_room_leaves_no_half_of_a_key(tmp_path, monkeypatch):
     opened = pathlib.Path.open
 
     def on_a_full_disk(path: Path, mode: str) -> Any:
@@ -252,7 +229,7 @@ def test_a_public_key_that_finds_no_room_leaves_no_half_of_a_key(
 
 
 @pytest.mark.parametrize("name", ["bob.key", "bob"])
-def test_a_new_key_never_overwrites_a_public_key(tmp_path: Path, name: str) -> None:
+def test_a_new_key_never_overwrites_a_public_key(tmp_path, name):
     (tmp_path / "bob.pub").write_text("another's")
     with pytest.raises(ConfigurationError, match="in the way"):
         keys.load_or_create(tmp_path / name)
@@ -260,15 +237,13 @@ def test_a_new_key_never_overwrites_a_public_key(tmp_path: Path, name: str) -> N
     assert (tmp_path / "bob.pub").read_text() == "another's"
 
 
-def test_a_signing_key_is_not_named_as_a_public_one(tmp_path: Path) -> None:
+def test_a_signing_key_is_not_named_as_a_public_one(tmp_path):
     with pytest.raises(ConfigurationError, match="ends like that of a public key"):
         keys.load_or_create(tmp_path / "bob.pub")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_site_built_from_is_in_the_provenance_in_the_summary_and_in_verify(
-    image: SmallImage, key: ec.EllipticCurvePrivateKey
-) -> None:
+def test_what_a_site_built_from_is_in_the_provenance_in_the_summary_and_in_verify(image, key):
     made = {"baseFrom": "the packages of a host", "wheelsFrom": "2 wheels made from an environment"}
     said = predicates_of(certify(image, key, parameters={"torch": "2.11.0", **made}))
     assert said[PROVENANCE]["buildDefinition"]["externalParameters"] == {"torch": "2.11.0", **made}
@@ -301,7 +276,7 @@ def published(held: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("held", [HELD, OURS], ids=["host", "ours"])
-def test_its_statements_are_signed_and_are_of_the_result_beside_them(held: Path) -> None:
+def test_its_statements_are_signed_and_are_of_the_result_beside_them(held):
     envelopes = published(held) if held is OURS else [path.read_bytes() for path in FILES]
     by_type = {
         one.statement.predicate_type: one
@@ -318,7 +293,7 @@ def test_its_statements_are_signed_and_are_of_the_result_beside_them(held: Path)
     assert summary.statement.predicate["verificationResult"] == "PASSED"
 
 
-def test_the_gate_of_today_refuses_its_result_and_names_what_it_does_not_show() -> None:
+def test_the_gate_of_today_refuses_its_result_and_names_what_it_does_not_show():
     """It is of before the gate asked for attention as models call it, and for skips with a kind."""
     result = results.load_result(HELD / "result.json")
     assert result.image is not None

@@ -73,13 +73,11 @@ def admitted(document: dict[str, Any], image: SmallImage, **changes: Any) -> boo
         ({"max_age": dt.timedelta(hours=2)}, {"now": NOW - dt.timedelta(hours=3)}, False),
     ],
 )
-def test_the_conditions_for_kyverno_fit_what_certificates_say(
-    image: SmallImage, asked: dict[str, Any], certified: dict[str, Any], accepted: bool
-) -> None:
+def test_the_conditions_for_kyverno_fit_what_certificates_say(image, asked, certified, accepted):
     assert admitted(rendered("kyverno", **asked), image, **certified) == accepted
 
 
-def test_both_policies_hold_the_key_the_images_and_the_nodes() -> None:
+def test_both_policies_hold_the_key_the_images_and_the_nodes():
     pem = keys.public_pem(KEY.public_key()).decode()
     label = {"node_label": "nvidia.com/gpu.product=NVIDIA-H200*"}
     kyverno, controller = rendered("kyverno", **label), rendered("policy-controller", **label)
@@ -103,7 +101,7 @@ def test_both_policies_hold_the_key_the_images_and_the_nodes() -> None:
 
 
 @pytest.mark.parametrize("form", ["kyverno", "policy-controller"])
-def test_two_keys_are_refused_because_the_revocation_of_one_would_be_missed(form: Any) -> None:
+def test_two_keys_are_refused_because_the_revocation_of_one_would_be_missed(form):
     two = Keyring(tuple(TrustedKey(key=key.public_key()) for key in (KEY, new_key())))
     with pytest.raises(ConfigurationError, match="one key"):
         rendered(form, two)
@@ -111,7 +109,7 @@ def test_two_keys_are_refused_because_the_revocation_of_one_would_be_missed(form
         rendered(form, Keyring((TrustedKey(key=KEY.public_key(), retired=NOW),)))
 
 
-def test_what_an_engine_cannot_express_is_refused_and_not_left_out() -> None:
+def test_what_an_engine_cannot_express_is_refused_and_not_left_out():
     for form, changes in (
         ("policy-controller", {"max_age": dt.timedelta(days=1)}),
         ("cosign", {"max_age": dt.timedelta(days=1)}),

@@ -53,7 +53,7 @@ def opened() -> Iterator[list[str]]:
         yield names
 
 
-def test_a_manifest_of_thousands_of_layers_is_hashed_once(hashed: list[int]) -> None:
+def test_a_manifest_of_thousands_of_layers_is_hashed_once(hashed):
     layers = [Descriptor(media_type="x", digest=sha256(b"same"), size=4).as_json()] * 23_000
     manifest = Manifest(media_type=OCI_MANIFEST, body=compact_json({"layers": layers}))
     hashed.clear()
@@ -62,9 +62,7 @@ def test_a_manifest_of_thousands_of_layers_is_hashed_once(hashed: list[int]) -> 
     assert hashed == [len(manifest.body)]
 
 
-def test_a_blob_that_many_layers_name_is_read_no_more_often_than_one_that_one_names(
-    dist: Path, image: SmallImage, opened: list[str]
-) -> None:
+def test_a_blob_that_many_layers_name_is_read_no_more_often_than_one_that_one_names(dist, image, opened):
     once = attached_layers(dist, image, 1, opened)
     assert attached_layers(dist, image, 400, opened) == once
 
@@ -84,7 +82,7 @@ def attached_layers(dist: Path, image: SmallImage, count: int, opened: list[str]
     return opened.count(blob["digest"].removeprefix("sha256:"))
 
 
-def test_an_index_is_parsed_once_however_many_bundles_are_looked_up(dist: Path, image: SmallImage) -> None:
+def test_an_index_is_parsed_once_however_many_bundles_are_looked_up(dist, image):
     store = OciLayout(dist)
     with store.writing(quiet):
         bundles = [foreign_bundle(store, image, number) for number in range(50)]
@@ -104,9 +102,7 @@ def foreign_bundle(store: OciLayout, image: SmallImage, number: int) -> Manifest
 
 
 @pytest.mark.parametrize("cap", ["MOST_MANIFESTS", "MOST_LAYERS", "MOST_BYTES"])
-def test_more_attestations_than_years_of_renewals_give_are_refused(
-    dist: Path, image: SmallImage, monkeypatch: pytest.MonkeyPatch, cap: str
-) -> None:
+def test_more_attestations_than_years_of_renewals_give_are_refused(dist, image, monkeypatch, cap):
     store = OciLayout(dist)
     with store.writing(quiet):
         bundles = [foreign_bundle(store, image, number) for number in range(20)]
@@ -121,7 +117,7 @@ def test_more_attestations_than_years_of_renewals_give_are_refused(
         attachments.attach(store, store.read_manifest(STACK_ID), certify(image, KEY), KEY.public_key())
 
 
-def test_a_blob_that_an_image_names_twice_is_copied_once(tmp_path: Path) -> None:
+def test_a_blob_that_an_image_names_twice_is_copied_once(tmp_path):
     image = make_image(tmp_path / "oci")
     source, key = OciLayout(image.layout), new_key()
     document = source.only_manifest().document
@@ -150,7 +146,7 @@ def dripping(_request: BaseHTTPRequestHandler) -> Answer:
     return 200, {"Content-Type": "x"}, (b"{" for _ in range(100_000))
 
 
-def test_a_registry_that_sends_a_byte_at_a_time_is_given_up() -> None:
+def test_a_registry_that_sends_a_byte_at_a_time_is_given_up():
     patience = Patience(clock=clock(1.0))
     with serving(dripping) as (host, seen):
         with pytest.raises(RegistryError, match="does not answer") as caught:
@@ -159,27 +155,27 @@ def test_a_registry_that_sends_a_byte_at_a_time_is_given_up() -> None:
     assert "bytes in" in str(caught.value)
 
 
-def test_a_blob_that_drips_is_given_up_too() -> None:
+def test_a_blob_that_drips_is_given_up_too():
     patience = Patience(clock=clock(1.0))
     with serving(dripping) as (host, _), pytest.raises(RegistryError, match="does not answer"):
         list(repository(host, patience=patience).read_blob(sha256(b"x")))
 
 
-def test_headers_that_drip_are_given_up() -> None:
+def test_headers_that_drip_are_given_up():
     """The status line counts as well: it is read from the same connection."""
     patience = Patience(clock=clock(GRACE_S + 1))
     with serving(lambda _: (200, {}, b"{}")) as (host, _), pytest.raises(RegistryError, match="not answer"):
         repository(host, patience=patience).tags()
 
 
-def test_a_slow_registry_that_keeps_the_rate_is_waited_for() -> None:
+def test_a_slow_registry_that_keeps_the_rate_is_waited_for():
     body = b"x" * (SLOWEST_BYTES_PER_S * 200)
     patience = Patience(clock=clock(0.2))  # some 16 KiB in each read, at most
     with serving(lambda _: (200, {}, body)) as (host, _):
         assert b"".join(repository(host, patience=patience).read_blob(sha256(body))) == body
 
 
-def test_all_requests_of_a_verification_share_one_end(image: SmallImage) -> None:
+def test_all_requests_of_a_verification_share_one_end(image):
     patience = Patience(verify.TOTAL_S, clock=clock(1.0))
     with serving(lambda _: (200, {"Content-Type": OCI_MANIFEST}, b"{}")) as (host, seen):
         store = repository(host, patience=patience)
@@ -195,7 +191,7 @@ def read_without_end(store: Repository) -> None:
         store.read_manifest("x")
 
 
-def test_verify_sets_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_sets_that_end(monkeypatch):
     told: list[object] = []
 
     def opening(_target: str, **options: object) -> Any:
@@ -204,13 +200,11 @@ def test_verify_sets_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(verify, "open_store", opening)
     with pytest.raises(CertificateError, match="planted"):
-        asked.verified(
-            "127.0.0.1:1/a:b", public_key=KEY.public_key(), device_model="CPU", driver=None, now=NOW
-        )
+        asked.verified("127.0.0.1:1/a:b", public_key=KEY.public_key(), now=NOW)
     assert told == [verify.TOTAL_S]
 
 
-def test_a_busy_registry_is_asked_again_when_it_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_registry_is_asked_again_when_it_said_so(monkeypatch):
     waited: list[float] = []
     monkeypatch.setattr("stackcheck.oci.transport.time.sleep", waited.append)
     answers = iter([(429, {"Retry-After": "7"}), (429, {"Retry-After": "86400"}), (200, {})])

@@ -57,11 +57,11 @@ class Team(Publisher):
 
 
 @pytest.fixture
-def team(tmp_path: Path) -> Team:
+def team(tmp_path) -> Team:
     return Team(tmp_path)
 
 
-def test_it_is_accepted_and_says_what_was_taken_over(team: Team) -> None:
+def test_it_is_accepted_and_says_what_was_taken_over(team):
     team.publish_mine()
     found = team.verify_mine()
     assert found.digest == team.mine.manifest_digest
@@ -70,7 +70,7 @@ def test_it_is_accepted_and_says_what_was_taken_over(team: Team) -> None:
     assert found.facts["bounds"] == {"measured": 3}
 
 
-def test_a_later_certificate_of_the_image_below_does_not_bring_it_back(team: Team) -> None:
+def test_a_later_certificate_of_the_image_below_does_not_bring_it_back(team):
     """What was taken over is from before the revocation."""
     team.publish_mine()
     team.revoke(str(team.published.unique))
@@ -82,7 +82,7 @@ def test_a_later_certificate_of_the_image_below_does_not_bring_it_back(team: Tea
     assert team.verify_mine()
 
 
-def test_an_expired_certificate_of_the_image_below_ends_it_and_a_renewed_one_does_not(team: Team) -> None:
+def test_an_expired_certificate_of_the_image_below_ends_it_and_a_renewed_one_does_not(team):
     late = NOW + dt.timedelta(days=31)
     team.publish_mine(now=late - HOUR)
     with pytest.raises(CertificateError, match="too old"):
@@ -91,7 +91,7 @@ def test_an_expired_certificate_of_the_image_below_ends_it_and_a_renewed_one_doe
     assert team.verify_mine(late)
 
 
-def test_it_is_not_published_where_the_image_below_is_not(team: Team, tmp_path: Path) -> None:
+def test_it_is_not_published_where_the_image_below_is_not(team, tmp_path):
     other = Publisher(tmp_path / "elsewhere")
     other.key = team.key
     envelopes = certify(team.mine, team.key, derived=taken(team.below), name=MINE)
@@ -101,7 +101,7 @@ def test_it_is_not_published_where_the_image_below_is_not(team: Team, tmp_path: 
     assert "image below" in str(refused(team, team.mine, envelopes=envelopes))
 
 
-def test_promoting_it_needs_the_image_below_there_first(team: Team, tmp_path: Path) -> None:
+def test_promoting_it_needs_the_image_below_there_first(team, tmp_path):
     team.publish_mine()
     told: Any = {"public_key": team.key.public_key(), "report": quiet, "now": NOW + 3 * HOUR}
     target = f"oci:{tmp_path / 'there'}"
@@ -112,13 +112,13 @@ def test_promoting_it_needs_the_image_below_there_first(team: Team, tmp_path: Pa
     assert team.verify(f"{target}:{MINE}")
 
 
-def test_if_every_check_ran_the_image_below_does_not_matter(team: Team) -> None:
+def test_if_every_check_ran_the_image_below_does_not_matter(team):
     team.publish_mine(derived=taken(team.below, carried=[], why="a library"))
     team.revoke(str(team.published.unique))
     assert team.verify_mine()
 
 
-def test_a_check_that_ran_is_not_taken_over_too(team: Team) -> None:
+def test_a_check_that_ran_is_not_taken_over_too(team):
     with pytest.raises(Exception, match="malformed"):
         team.publish_mine(derived=taken(team.below, carried=[OWN]))
 
@@ -171,7 +171,7 @@ def plan(**changes: Any) -> Any:
 APART = Added(layers=2, paths=1, names=("/app",))
 
 
-def test_only_checks_that_passed_and_do_not_look_at_the_image_are_taken_over() -> None:
+def test_only_checks_that_passed_and_do_not_look_at_the_image_are_taken_over():
     found = derived.take_over(below(), APART, plan(), CHECKS)
     assert found.carried == {"test_kernels.py::test_b[1]", "test_kernels.py::test_c"}
     assert found.why == ""
@@ -199,15 +199,13 @@ OTHER = "sha256:" + "8" * 64
     ],
     ids=str,
 )
-def test_a_run_of_other_suites_or_on_another_machine_takes_nothing_over(
-    changed: dict[str, Any], word: str
-) -> None:
+def test_a_run_of_other_suites_or_on_another_machine_takes_nothing_over(changed, word):
     found = derived.take_over(below(), APART, plan(**changed), CHECKS)
     assert not found.carried
     assert word in found.why
 
 
-def test_what_a_check_can_see_lets_all_run() -> None:
+def test_what_a_check_can_see_lets_all_run():
     found = derived.take_over(
         below(), dataclasses.replace(APART, seen="/usr/lib/x was changed"), plan(), CHECKS
     )
@@ -215,7 +213,7 @@ def test_what_a_check_can_see_lets_all_run() -> None:
     assert "all 4 checks run" in found.words(4)
 
 
-def test_what_ran_all_the_same_is_not_stated_as_taken_over() -> None:
+def test_what_ran_all_the_same_is_not_stated_as_taken_over():
     found = derived.take_over(below(), APART, plan(), CHECKS)
     stated = found.signed(["test_image.py::test_a", "test_kernels.py::test_c"])
     assert stated["carried"] == ["test_kernels.py::test_b[1]"]

@@ -13,7 +13,7 @@ import result_files
 import small_images
 from small_dist import DAY, KEY, release, verified
 from small_images import NOW, STACK_ID, SmallImage, make_image, new_key, quiet
-from stackcheck.certificate import find, job, publish, pull, verify
+from stackcheck.certificate import find, job, pull, verify
 from stackcheck.certificate.find import Candidate, ImageQuery
 from stackcheck.errors import CertificateError, ConfigurationError, EngineError, PublishError
 from stackcheck.oci.layout import OciLayout
@@ -46,7 +46,7 @@ def only(dist: Path, wanted: ImageQuery, **changes: Any) -> Candidate:
         ImageQuery(torch=TORCH),
     ],
 )
-def test_what_fits_is_named_by_its_digest(tmp_path: Path, image: SmallImage, wanted: ImageQuery) -> None:
+def test_what_fits_is_named_by_its_digest(tmp_path, image, wanted):
     release(image, tmp_path / "dist", host=H200)
     candidate = only(tmp_path / "dist", wanted)
     assert candidate.refused is None
@@ -67,7 +67,7 @@ def test_what_fits_is_named_by_its_digest(tmp_path: Path, image: SmallImage, wan
         (ImageQuery(tier="soak"), "the certificate is of a lower tier"),
     ],
 )
-def test_what_does_not_fit_says_why(tmp_path: Path, image: SmallImage, wanted: ImageQuery, why: str) -> None:
+def test_what_does_not_fit_says_why(tmp_path, image, wanted, why):
     release(image, tmp_path / "dist", host=H200)
     candidate = only(tmp_path / "dist", wanted)
     assert candidate.refused is not None
@@ -75,7 +75,7 @@ def test_what_does_not_fit_says_why(tmp_path: Path, image: SmallImage, wanted: I
     assert candidate.reference is None
 
 
-def test_what_fits_comes_first_and_the_newest_of_it(tmp_path: Path) -> None:
+def test_what_fits_comes_first_and_the_newest_of_it(tmp_path):
     hosts = {
         "b-older": (H200, 0),
         "a-newest": (H200, 3),
@@ -92,9 +92,7 @@ def test_what_fits_comes_first_and_the_newest_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "..", "-x", "ä", "x" * 129, "a/b", "", "@sha256:1", ":", "\x1b[2J"])
-def test_a_tag_that_no_reference_can_have_is_listed_with_its_reason_and_hides_no_image(
-    tmp_path: Path, image: SmallImage, name: str
-) -> None:
+def test_a_tag_that_no_reference_can_have_is_listed_with_its_reason_and_hides_no_image(tmp_path, image, name):
     release(image, tmp_path / "dist", host=H200)
     index = tmp_path / "dist" / "index.json"
     listed = json.loads(index.read_text())
@@ -106,9 +104,7 @@ def test_a_tag_that_no_reference_can_have_is_listed_with_its_reason_and_hides_no
     assert [item.refused is None for item in bad] in ([False], [True])  # `:` and "" name the image itself
 
 
-def test_a_store_that_is_slow_for_each_tag_is_left_after_a_time_for_all(
-    tmp_path: Path, image: SmallImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_slow_for_each_tag_is_left_after_a_time_for_all(tmp_path, image, monkeypatch):
     release(image, tmp_path / "dist", host=H200)
     monkeypatch.setattr(find, "TOTAL_S", 0.0)
     candidate = only(tmp_path / "dist", ImageQuery())
@@ -127,11 +123,10 @@ def released(folder: Path, name: str, *, signed: str | None = None, tag: str | N
 
 
 def answered(reference: str) -> verify.Verified:
-    told: dict[str, Any] = {"public_key": OWN_KEY.public_key(), "device_model": "CPU", "driver": None}
-    return asked.verified(reference, now=NOW, **told)
+    return asked.verified(reference, public_key=OWN_KEY.public_key(), now=NOW)
 
 
-def test_a_tag_that_was_moved_to_another_certified_image_without_a_stack_is_refused(tmp_path: Path) -> None:
+def test_a_tag_that_was_moved_to_another_certified_image_without_a_stack_is_refused(tmp_path):
     released(tmp_path, GOOD)
     other = released(tmp_path, OTHER)
     store = OciLayout(tmp_path / "dist")
@@ -144,7 +139,7 @@ def test_a_tag_that_was_moved_to_another_certified_image_without_a_stack_is_refu
     )
 
 
-def test_a_tag_counts_beside_a_digest(tmp_path: Path) -> None:
+def test_a_tag_counts_beside_a_digest(tmp_path):
     good, other = released(tmp_path, GOOD), released(tmp_path, OTHER)
     target = f"oci:{tmp_path / 'dist'}"
     assert answered(f"{target}:{GOOD}@{good.manifest_digest}").digest == good.manifest_digest
@@ -153,43 +148,33 @@ def test_a_tag_counts_beside_a_digest(tmp_path: Path) -> None:
     assert answered(f"{target}@{other.manifest_digest}").digest == other.manifest_digest
 
 
-def test_an_image_is_published_under_the_name_that_was_signed_and_no_other(tmp_path: Path) -> None:
+def test_an_image_is_published_under_the_name_that_was_signed_and_no_other(tmp_path):
     with pytest.raises(PublishError, match="does not belong to the image"):
         released(tmp_path, GOOD, signed=OTHER)
     with pytest.raises(PublishError, match="does not belong to the image"):
         released(tmp_path, "cpu-torch2.13.0-py3.11-debian12", signed="cpu-torch2.13.0-py3.11-debian12")
 
 
-def test_an_image_without_a_stack_is_promoted_by_its_digest_under_its_signed_name(tmp_path: Path) -> None:
+def test_an_image_without_a_stack_is_promoted_by_its_digest_under_its_signed_name(tmp_path):
     good = released(tmp_path, GOOD)
-    done = publish.promote(
-        f"oci:{tmp_path / 'dist'}@{good.manifest_digest}",
-        target=f"oci:{tmp_path / 'other'}",
-        public_key=OWN_KEY.public_key(),
-        report=quiet,
-        now=NOW,
-    )
+    source = f"oci:{tmp_path / 'dist'}@{good.manifest_digest}"
+    done = small_images.promote(source, tmp_path / "other", OWN_KEY, now=NOW)
     assert done.reference.tag == GOOD
 
 
-def test_a_certificate_that_signed_no_name_is_found_by_digest_only(tmp_path: Path) -> None:
+def test_a_certificate_that_signed_no_name_is_found_by_digest_only(tmp_path):
     """Certificates of before names were signed: their image is certified, and which tag is theirs is not."""
     image = make_image(tmp_path / "old", b"old", stack_id=None)
     with pytest.raises(PublishError, match="does not belong to the image"):
         small_images.release(image, tmp_path / "dist", OWN_KEY, tag=GOOD, name="")
 
 
-def test_promoting_by_a_tag_of_another_image_is_refused(tmp_path: Path) -> None:
+def test_promoting_by_a_tag_of_another_image_is_refused(tmp_path):
     released(tmp_path, GOOD)
     other = released(tmp_path, OTHER)
+    source = f"oci:{tmp_path / 'dist'}:{GOOD}@{other.manifest_digest}"
     with pytest.raises((PublishError, ConfigurationError)):
-        publish.promote(
-            f"oci:{tmp_path / 'dist'}:{GOOD}@{other.manifest_digest}",
-            target=f"oci:{tmp_path / 'other'}",
-            public_key=OWN_KEY.public_key(),
-            report=quiet,
-            now=NOW,
-        )
+        small_images.promote(source, tmp_path / "other", OWN_KEY, now=NOW)
 
 
 class FakeEngine:
@@ -217,9 +202,7 @@ class FakeEngine:
         return 3
 
 
-def test_a_pull_gives_the_engine_exactly_the_verified_image_and_only_once(
-    dist: Path, image: SmallImage
-) -> None:
+def test_a_pull_gives_the_engine_exactly_the_verified_image_and_only_once(dist, image):
     engine: Any = FakeEngine(image.manifest_digest)
     name = pull.pull(verified(dist), engine, report=quiet)
     assert name == f"stackcheck/{STACK_ID}:{image.config_digest[7:19]}"
@@ -227,13 +210,13 @@ def test_a_pull_gives_the_engine_exactly_the_verified_image_and_only_once(
     assert engine.loaded == [name]
 
 
-def test_an_engine_that_made_another_image_of_it_is_an_error(dist: Path) -> None:
+def test_an_engine_that_made_another_image_of_it_is_an_error(dist):
     engine: Any = FakeEngine("sha256:" + "9" * 64)
     with pytest.raises(EngineError, match="not the one that was verified"):
         pull.pull(verified(dist), engine, report=quiet)
 
 
-def test_a_change_after_verification_does_not_reach_the_engine(dist: Path, image: SmallImage) -> None:
+def test_a_change_after_verification_does_not_reach_the_engine(dist, image):
     found = verified(dist)
     layer = OciLayout(dist).read_manifest(image.manifest_digest).descriptors("layers")[0]
     OciLayout(dist).blob_path(layer.digest).write_bytes(b"x" * layer.size)
@@ -243,7 +226,7 @@ def test_a_change_after_verification_does_not_reach_the_engine(dist: Path, image
     assert engine.loaded == []
 
 
-def test_a_run_sees_the_given_folder_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_sees_the_given_folder_and_nothing_else(tmp_path):
     from stackcheck.vendors import ContainerNeeds
 
     engine: Any = FakeEngine("x")

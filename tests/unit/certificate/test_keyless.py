@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[3]
 COMMITTED = ROOT / "docs" / "results" / "contributed"
 (SOURCE,) = COMMITTED.glob(f"h100*{contribution.END}")
 PAYLOAD = base64.b64decode(json.loads(SOURCE.read_bytes())["payload"])
-Capsys = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def sigstore() -> Sigstore:
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_network(monkeypatch) -> None:
     """Whoever connects to another host fails."""
     real = socket.socket.connect
 
@@ -48,7 +47,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def trusted(sigstore: Sigstore, tmp_path: Path) -> Identities:
+def trusted(sigstore: Sigstore, tmp_path) -> Identities:
     (tmp_path / "trusted_root.json").write_text(json.dumps(sigstore.trusted_root()))
     named = (
         f"trusted_root: trusted_root.json\nidentities:\n  - {{identity: {IDENTITY}, issuer: '{ISSUER}'}}\n"
@@ -69,9 +68,7 @@ def refused(bundle: dict[str, Any], trusted: Identities) -> bool:
     return False
 
 
-def test_a_bundle_of_the_identity_is_accepted_years_after_its_certificate(
-    sigstore: Sigstore, trusted: Identities
-) -> None:
+def test_a_bundle_of_the_identity_is_accepted_years_after_its_certificate(sigstore, trusted):
     for since in (None, dt.datetime.now(dt.UTC) - dt.timedelta(minutes=2)):
         found = opened(sigstore.bundle(PAYLOAD, since=since), trusted)
         assert found.statement.predicate_type == contribution.TYPE
@@ -84,7 +81,7 @@ def trusting(sigstore: Sigstore, trusted: Identities, **changes: Any) -> Identit
     return trusted
 
 
-def test_a_signed_timestamp_stands_for_the_time_of_the_log(trusted: Identities, tmp_path: Path) -> None:
+def test_a_signed_timestamp_stands_for_the_time_of_the_log(trusted, tmp_path):
     clock, minute = Sigstore().with_clock(), dt.timedelta(minutes=1)
     trusting(clock, trusted)
     now = dt.datetime.now(dt.UTC)
@@ -108,9 +105,7 @@ def test_a_signed_timestamp_stands_for_the_time_of_the_log(trusted: Identities, 
 
 
 @pytest.mark.parametrize("part", ["tlogs", "certificateAuthorities"])
-def test_a_log_or_authority_counts_for_its_time_alone(
-    part: str, sigstore: Sigstore, trusted: Identities
-) -> None:
+def test_a_log_or_authority_counts_for_its_time_alone(part, sigstore, trusted):
     at = dt.datetime.now(dt.UTC) - small_sigstore.YEAR / 2
     bundle, day = sigstore.bundle(PAYLOAD, since=at), dt.timedelta(days=1)
     for begin, end, good in (
@@ -158,7 +153,7 @@ def other(value: Any, where: int) -> Any:
     return b64(bytes(data))
 
 
-def test_no_member_can_be_taken_away_or_changed(sigstore: Sigstore, trusted: Identities) -> None:
+def test_no_member_can_be_taken_away_or_changed(sigstore, trusted):
     bundle = sigstore.bundle(PAYLOAD)
     tried = 0
     for path in leaves(bundle):
@@ -187,17 +182,13 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("given", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_signed_by_somebody_else_or_at_another_time_is_refused(
-    given: dict[str, Any], sigstore: Sigstore, trusted: Identities
-) -> None:
+def test_what_is_signed_by_somebody_else_or_at_another_time_is_refused(given, sigstore, trusted):
     with pytest.raises(CertificateError, match="a keyless signature is not accepted"):
         opened(sigstore.bundle(PAYLOAD, **given), trusted)
 
 
 @pytest.mark.parametrize("part", ["authority", "certificates", "log"])
-def test_a_service_that_the_root_does_not_name_is_refused(
-    part: str, sigstore: Sigstore, trusted: Identities
-) -> None:
+def test_a_service_that_the_root_does_not_name_is_refused(part, sigstore, trusted):
     strange = Sigstore()
     for name in ("authority", "certificates", "log", "root"):
         if name != part and (name, part) != ("root", "authority"):
@@ -206,7 +197,7 @@ def test_a_service_that_the_root_does_not_name_is_refused(
         opened(strange.bundle(PAYLOAD), trusted)
 
 
-def test_parts_of_another_artefact_are_refused(sigstore: Sigstore, trusted: Identities) -> None:
+def test_parts_of_another_artefact_are_refused(sigstore, trusted):
     """Each part is genuine, and about something else that the same identity signed."""
     bundle, second = (sigstore.bundle(payload) for payload in (PAYLOAD, PAYLOAD.replace(b"H100", b"H200")))
     for path in (
@@ -232,7 +223,7 @@ def test_parts_of_another_artefact_are_refused(sigstore: Sigstore, trusted: Iden
         opened(both, trusted)
 
 
-def test_other_forms_are_no_keyless_bundle(sigstore: Sigstore, trusted: Identities, tmp_path: Path) -> None:
+def test_other_forms_are_no_keyless_bundle(sigstore, trusted, tmp_path):
     bundle = sigstore.bundle(PAYLOAD)
     for kind in ("application/vnd.dev.sigstore.bundle+json;version=0.1", "application/json", None, 7):
         with pytest.raises(CertificateError):
@@ -254,9 +245,7 @@ def test_other_forms_are_no_keyless_bundle(sigstore: Sigstore, trusted: Identiti
             keyless.open_bundle(text, trusted)
 
 
-def test_a_second_identity_is_found_and_every_issuer_is_of_its_identity(
-    sigstore: Sigstore, trusted: Identities
-) -> None:
+def test_a_second_identity_is_found_and_every_issuer_is_of_its_identity(sigstore, trusted):
     second = TrustedIdentity(identity="second@example.org", issuer="https://second.example.org")
     both = replace(trusted, trusted=(*trusted.trusted, second))
     found = opened(sigstore.bundle(PAYLOAD, identity=second.identity, issuer=second.issuer), both)
@@ -275,9 +264,7 @@ def test_a_second_identity_is_found_and_every_issuer_is_of_its_identity(
         (f", issuer: '{ISSUER}'", "", "issuer"),
     ],
 )
-def test_a_wrong_file_of_identities_is_refused(
-    old: str, new: str, says: str, trusted: Identities, tmp_path: Path
-) -> None:
+def test_a_wrong_file_of_identities_is_refused(old, new, says, trusted, tmp_path):
     assert trusted.trusted
     path = tmp_path / contribution.IDENTITIES
     text = path.read_text()
@@ -287,9 +274,7 @@ def test_a_wrong_file_of_identities_is_refused(
         keyless.load_identities(path)
 
 
-def test_a_wrong_or_writable_trusted_root_is_refused(
-    sigstore: Sigstore, trusted: Identities, tmp_path: Path
-) -> None:
+def test_a_wrong_or_writable_trusted_root_is_refused(sigstore, trusted, tmp_path):
     bundle = sigstore.bundle(PAYLOAD)
     whole = json.loads(trusted.root.read_text())
     for part in ("tlogs", "ctlogs", "certificateAuthorities", "mediaType"):
@@ -306,8 +291,8 @@ def test_a_wrong_or_writable_trusted_root_is_refused(
 
 
 def test_a_contributor_signs_as_an_identity_and_a_repository_accepts_it(
-    sigstore: Sigstore, trusted: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
-) -> None:
+    sigstore, trusted, tmp_path, monkeypatch, capsys
+):
     """The whole way: a token, the services of a site, a bundle, and the check of a folder of both kinds."""
     assert trusted.root.parent == tmp_path
     monkeypatch.setenv("GITLAB_CI", "true")
@@ -335,9 +320,7 @@ def test_a_contributor_signs_as_an_identity_and_a_repository_accepts_it(
     assert (down.code, "cannot be signed without a key" in down.err) == (2, True), down.err
 
 
-def test_a_genuine_bundle_of_another_statement_is_no_contribution(
-    sigstore: Sigstore, trusted: Identities, tmp_path: Path
-) -> None:
+def test_a_genuine_bundle_of_another_statement_is_no_contribution(sigstore, trusted, tmp_path):
     path = tmp_path / SOURCE.name
     who = contribution.Contributors(identities=trusted)
     path.write_text(json.dumps(sigstore.bundle(PAYLOAD)))
@@ -349,7 +332,7 @@ def test_a_genuine_bundle_of_another_statement_is_no_contribution(
             contribution.read(path, ROOT, who)
 
 
-def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_configuration_that_is_not_there_is_named(tmp_path):
     absent = str(tmp_path / "nowhere.json")
     with pytest.raises(ConfigurationError, match="--keyless names a file that does not exist") as caught:
         keyless.sign(statement.Statement(predicate_type=contribution.TYPE, payload=PAYLOAD), absent)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from small_checkout import CPU_STACK, FakeEngine, call, verify
+from small_checkout import CPU_STACK, call, verify
 from small_images import new_key
 from small_registry import serving
 from stackcheck.certificate import key_sources, keyring, keys, passphrase, signers
@@ -23,13 +23,13 @@ from stackcheck.errors import CertificateError, ConfigurationError
 
 
 @pytest.fixture
-def signing(tmp_path: Path) -> Path:
+def signing(tmp_path) -> Path:
     path = tmp_path / "mine" / "x.key"
     keys.load_or_create(path)
     return path
 
 
-def test_one_key_twice_or_a_key_beside_a_private_one_is_refused(tmp_path: Path, signing: Path) -> None:
+def test_one_key_twice_or_a_key_beside_a_private_one_is_refused(tmp_path, signing):
     pem = keys.public_path(signing).read_bytes()
     (tmp_path / "two.pub").write_bytes(pem * 2)
     with pytest.raises(ConfigurationError) as caught:
@@ -41,13 +41,13 @@ def test_one_key_twice_or_a_key_beside_a_private_one_is_refused(tmp_path: Path, 
             load(signing)
 
 
-def test_a_pipe_is_no_key_and_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_no_key_and_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         keys.load_public(tmp_path / "pipe")
 
 
-def test_a_key_in_a_folder_that_everybody_can_write_to_is_refused(signing: Path) -> None:
+def test_a_key_in_a_folder_that_everybody_can_write_to_is_refused(signing):
     signing.parent.chmod(0o777)
     for load in (keys.load_private_key, keys.load_public):
         with pytest.raises(ConfigurationError, match="other users can replace this key file"):
@@ -56,25 +56,26 @@ def test_a_key_in_a_folder_that_everybody_can_write_to_is_refused(signing: Path)
     assert keys.load_private_key(signing)
 
 
-def test_a_public_key_that_everybody_can_write_is_refused(signing: Path) -> None:
-    public = keys.public_path(signing)
-    public.chmod(0o666)
-    with pytest.raises(ConfigurationError, match="other users can replace this key file"):
-        keys.load_public(public)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_key_of_another_user_is_refused(signing: Path) -> None:
-    os.chown(signing, 12345, 12345)
+@pytest.mark.parametrize(
+    ("kind", "owner", "group", "mode"),
+    [("pub", 0, 0, 0o666), ("pub", 0, 12345, 0o664), ("key", 12345, 12345, 0o600)],
+    ids=["everybody writes", "another group writes", "another user"],
+)
+def test_a_key_that_another_can_change_is_refused(signing, kind, owner, group, mode):
+    path = signing.with_suffix(f".{kind}")
+    os.chown(path, owner, group)
+    path.chmod(mode)
+    load = keys.load_public if kind == "pub" else keys.load_private_key
     with pytest.raises(ConfigurationError, match="other users can replace this key file") as caught:
-        keys.load_private_key(signing)
-    assert "12345" in str(caught.value)
+        load(path)
+    assert not owner or str(owner) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "way", ["a link to it", "a link to its folder", "two links", "a link between", "its folder's folder"]
 )
-def test_a_key_on_a_way_that_others_can_change_is_refused(tmp_path: Path, signing: Path, way: str) -> None:
+def test_a_key_on_a_way_that_others_can_change_is_refused(tmp_path, signing, way):
     """However the path leads there: by links of files and folders, and deep below an open folder."""
     safe, opened = tmp_path / "safe", tmp_path / "open"
     (opened / "closed").mkdir(parents=True)
@@ -100,26 +101,15 @@ def test_a_key_on_a_way_that_others_can_change_is_refused(tmp_path: Path, signin
         assert str(opened) in str(caught.value)
 
 
-def test_links_in_a_ring_are_no_key(tmp_path: Path) -> None:
+def test_links_in_a_ring_are_no_key(tmp_path):
     (tmp_path / "a.key").symlink_to(tmp_path / "b.key")
     (tmp_path / "b.key").symlink_to(tmp_path / "a.key")
     with pytest.raises(ConfigurationError):
         keys.load_private_key(tmp_path / "a.key")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another group")
-def test_a_key_that_another_group_can_write_is_refused(signing: Path) -> None:
-    public = keys.public_path(signing)
-    os.chown(public, 0, 12345)
-    public.chmod(0o664)
-    with pytest.raises(ConfigurationError, match="other users can replace this key file"):
-        keys.load_public(public)
-
-
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o660])
-def test_a_passphrase_that_others_can_use_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
+def test_a_passphrase_that_others_can_use_is_refused(tmp_path, monkeypatch, mode):
     file = tmp_path / "passphrase"
     file.write_text("word\n")
     monkeypatch.setenv(passphrase.FILE, str(file))
@@ -137,7 +127,7 @@ PEM = keys.public_pem(KEY)
 HINT = keyring.hint(KEY)
 
 
-def test_a_key_from_an_address_must_have_its_fingerprint() -> None:
+def test_a_key_from_an_address_must_have_its_fingerprint():
     with serving(lambda _: (200, {}, PEM)) as (host, _seen):
         for text in (HINT, base64.b64decode(HINT).hex()):
             assert key_sources.public(f"http://{host}/stackcheck.pub#sha256={text}") == KEY
@@ -159,14 +149,14 @@ def test_a_key_from_an_address_must_have_its_fingerprint() -> None:
         pytest.param(f"#{HINT}", id="bare"),
     ],
 )
-def test_an_address_without_a_fingerprint_is_not_asked(fragment: str) -> None:
+def test_an_address_without_a_fingerprint_is_not_asked(fragment):
     with serving(lambda _: (200, {}, PEM)) as (host, seen):
         with pytest.raises(ConfigurationError, match="no fingerprint"):
             key_sources.public(f"http://{host}/stackcheck.pub{fragment}")
         assert seen == []
 
 
-def test_a_key_is_not_fetched_over_plain_http_from_another_machine() -> None:
+def test_a_key_is_not_fetched_over_plain_http_from_another_machine():
     with pytest.raises(ConfigurationError, match="https only"):
         key_sources.public(f"http://registry.example.org/stackcheck.pub#sha256={HINT}")
 
@@ -176,19 +166,18 @@ def test_a_key_is_not_fetched_over_plain_http_from_another_machine() -> None:
     [b"", b"<html>", b"\xff\xfe", b"x" * 10**6, PEM + keys.public_pem(new_key().public_key())],
     ids=["empty", "page", "bytes", "long", "two"],
 )
-def test_an_address_that_gives_anything_else_is_refused(body: bytes) -> None:
+def test_an_address_that_gives_anything_else_is_refused(body):
     with serving(lambda _: (200, {}, body)) as (host, _seen), pytest.raises(CertificateError):
         key_sources.public(f"http://{host}/stackcheck.pub#sha256={HINT}")
 
 
-def test_an_address_that_does_not_answer_is_a_clear_error() -> None:
+def test_an_address_that_does_not_answer_is_a_clear_error():
     with serving(lambda _: (404, {}, b"")) as (host, _seen):
         with pytest.raises(CertificateError, match="there is no public key at this address") as caught:
             key_sources.public(f"http://{host}/stackcheck.pub#sha256={HINT}")
         assert "404" in str(caught.value.got)
 
 
-Capsys = pytest.CaptureFixture[str]
 PASSPHRASE = "korrekt-Pferd-Batterie-7351"
 # A token: it has the key, prints its signature, and has seen the bytes.
 TOKEN = """\
@@ -201,7 +190,7 @@ sys.stdout.buffer.write(key.sign(sys.stdin.buffer.read(), ec.ECDSA(hashes.SHA256
 
 
 @pytest.fixture
-def token(tmp_path: Path) -> tuple[str, ...]:
+def token(tmp_path) -> tuple[str, ...]:
     """The command of a program that signs with the key beside token.pub."""
     (tmp_path / "my_token.py").write_text(TOKEN)
     keys.load_or_create(tmp_path / "token.key")
@@ -213,12 +202,12 @@ def signature(folder: Path, *command: str) -> bytes:
     return found.sign(b"data", ec.ECDSA(hashes.SHA256()))
 
 
-def test_a_program_signs_with_a_key_that_never_comes_here(tmp_path: Path, token: tuple[str, ...]) -> None:
+def test_a_program_signs_with_a_key_that_never_comes_here(tmp_path, token):
     public = keys.load_public(tmp_path / "token.pub")
     assert keyring.signer(public, signature(tmp_path, *token), b"data")
 
 
-def test_a_signature_of_64_bytes_is_read_as_a_token_gives_it(tmp_path: Path) -> None:
+def test_a_signature_of_64_bytes_is_read_as_a_token_gives_it(tmp_path):
     key = keys.load_or_create(tmp_path / "token.key")
     r, s = decode_dss_signature(key.sign(b"data", ec.ECDSA(hashes.SHA256())))
     (tmp_path / "raw").write_bytes(r.to_bytes(32) + s.to_bytes(32))
@@ -236,9 +225,7 @@ def test_a_signature_of_64_bytes_is_read_as_a_token_gives_it(tmp_path: Path) -> 
         (("sh", "-c", "echo token locked >&2; exit 3"), "token locked"),
     ],
 )
-def test_a_program_that_gives_no_signature_is_refused(
-    tmp_path: Path, command: tuple[str, ...], got: str
-) -> None:
+def test_a_program_that_gives_no_signature_is_refused(tmp_path, command, got):
     keys.load_or_create(tmp_path / "token.key")
     if command == ("yes",):
         command = ("sh", "-c", "yes | head -c 100000")
@@ -248,9 +235,7 @@ def test_a_program_that_gives_no_signature_is_refused(
     assert got in str(caught.value.got)
 
 
-def test_a_program_with_another_key_or_a_retired_one_is_refused(
-    tmp_path: Path, token: tuple[str, ...]
-) -> None:
+def test_a_program_with_another_key_or_a_retired_one_is_refused(tmp_path, token):
     public = tmp_path / "token.pub"
     own = public.read_bytes()
     for content in (keys.public_pem(new_key().public_key()), b"retired: 2026-11-01\n" + own):
@@ -259,9 +244,7 @@ def test_a_program_with_another_key_or_a_retired_one_is_refused(
             signature(tmp_path, *token)
 
 
-def test_an_encrypted_key_opens_with_its_passphrase_and_with_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encrypted_key_opens_with_its_passphrase_and_with_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "k.key"
     monkeypatch.setenv("STACKCHECK_KEY_PASSPHRASE", PASSPHRASE)
     key = keys.load_or_create(path, encrypt=True)
@@ -285,7 +268,7 @@ def test_an_encrypted_key_opens_with_its_passphrase_and_with_nothing_else(
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def started(monkeypatch) -> Iterator[list[str]]:
     """The arguments and the environment of every process that was started."""
     found: list[str] = []
     whole = subprocess.Popen.__init__
@@ -313,15 +296,8 @@ def forms(key: ec.EllipticCurvePrivateKey) -> list[bytes]:
 @pytest.mark.usefixtures("own_home", "no_disk_flushes")
 @pytest.mark.parametrize("how", ["passphrase", "program"])
 def test_no_secret_is_in_an_argument_a_log_a_result_or_an_image(
-    tmp_path: Path,
-    fake_engine: FakeEngine,
-    started: list[str],
-    *,
-    token: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capsys,
-    how: str,
-) -> None:
+    tmp_path, fake_engine, started, *, token, monkeypatch, capsys, how
+):
     if how == "program":
         path, options = tmp_path / "token.key", ("--sign-with", " ".join(token))
         public = tmp_path / "token.pub"
@@ -370,8 +346,8 @@ def secret_forms_are_found(key: ec.EllipticCurvePrivateKey, path: Path) -> bool:
     ],
 )
 def test_a_program_that_prints_without_an_end_or_leaves_a_child_ends_soon_and_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
+    tmp_path, monkeypatch, script
+):
     """It would take up all memory, or hold up the run for as long as its child lives."""
     keys.load_or_create(tmp_path / "token.key")
     waited: list[float | None] = []

@@ -4,7 +4,6 @@ import copy
 import datetime as dt
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +55,7 @@ def summary_with(image: SmallImage, path: tuple[Any, ...], value: object) -> Env
     return sign(Statement(predicate_type=VSA, payload=compact_json(document)), KEY)
 
 
-def test_no_wrong_type_in_a_signed_summary_is_a_traceback(image: SmallImage) -> None:
+def test_no_wrong_type_in_a_signed_summary_is_a_traceback(image):
     """Most are refused as malformed. An empty list or an unknown field may be right, and is read as one."""
     refused = [1 for path, value in changes() if is_refused(image, path, value)]
     assert len(refused) > 150
@@ -131,9 +130,7 @@ def read_everywhere(image: SmallImage, statement: Statement) -> None:
     certified.for_host(for_host.Wanted(device_model="H200", driver="580.1"))
 
 
-def test_no_missing_or_wrong_member_of_a_signed_summary_is_a_traceback_in_any_reader(
-    image: SmallImage,
-) -> None:
+def test_no_missing_or_wrong_member_of_a_signed_summary_is_a_traceback_in_any_reader(image):
     """Every member of a summary that has all parts is taken away, and replaced by each wrong value."""
     whole = full_summary(image)
     count = 0
@@ -167,9 +164,7 @@ def test_no_missing_or_wrong_member_of_a_signed_summary_is_a_traceback_in_any_re
         (("verificationResult",), "passed"),
     ],
 )
-def test_a_malformed_summary_of_the_pinned_key_is_refused_and_not_passed_over(
-    dist: Path, image: SmallImage, path: tuple[str, ...], value: object
-) -> None:
+def test_a_malformed_summary_of_the_pinned_key_is_refused_and_not_passed_over(dist, image, path, value):
     """It may be the revocation."""
     store, bad = OciLayout(dist), summary_with(image, path, value)
     layer = attachments.legacy_layer(store, bad)
@@ -181,7 +176,7 @@ def test_a_malformed_summary_of_the_pinned_key_is_refused_and_not_passed_over(
     assert caught.value.exit_code == 7
 
 
-def test_duplicate_keys_in_a_signed_statement_are_refused(image: SmallImage) -> None:
+def test_duplicate_keys_in_a_signed_statement_are_refused(image):
     (good,) = (item for item in certify(image, KEY) if item.statement.predicate_type == VSA)
     twice = good.statement.payload[:-1] + b',"predicateType":"' + VSA.encode() + b'"}'
     assert json.loads(twice)
@@ -189,16 +184,14 @@ def test_duplicate_keys_in_a_signed_statement_are_refused(image: SmallImage) -> 
         open_envelope(sign(Statement(predicate_type=VSA, payload=twice), KEY).body, KEY.public_key())
 
 
-def test_a_passed_summary_without_the_level_of_a_certificate_is_refused(image: SmallImage) -> None:
+def test_a_passed_summary_without_the_level_of_a_certificate_is_refused(image):
     for levels in (["SLSA_BUILD_LEVEL_3"], ["STACKCHECK_CERTIFIED", "STACKCHECK_TIER_SOAK"]):
         with pytest.raises(CertificateError, match="malformed") as caught:
             open_envelope(summary_with(image, ("verifiedLevels",), levels).body, KEY.public_key())
         assert "verifiedLevels" in str(caught.value)
 
 
-def test_the_packages_of_a_revoked_image_are_shown_with_a_word_of_warning(
-    dist: Path, image: SmallImage
-) -> None:
+def test_the_packages_of_a_revoked_image_are_shown_with_a_word_of_warning(dist, image):
     from small_images import quiet
     from stackcheck.certificate.revoke import revoke
 
@@ -212,9 +205,7 @@ def test_the_packages_of_a_revoked_image_are_shown_with_a_word_of_warning(
     assert "NaN" in told[0]
 
 
-def test_a_changed_certificate_is_called_changed_and_not_one_of_another_key(
-    dist: Path, image: SmallImage
-) -> None:
+def test_a_changed_certificate_is_called_changed_and_not_one_of_another_key(dist, image):
     store: Any = MemoryRegistry()
     source = OciLayout(dist)
     subject = source.read_manifest(image.manifest_digest)

@@ -3,7 +3,6 @@
 import dataclasses
 import datetime as dt
 import runpy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> SmallImage:
+def stack(tmp_path_factory) -> SmallImage:
     return make_image(tmp_path_factory.mktemp("stack") / "oci")
 
 
@@ -70,7 +69,7 @@ GATED = sorted({f"{figure['check']} {figure['name']}" for figure in predecessor.
 
 
 @pytest.mark.parametrize("only", GATED)
-def test_a_loss_beyond_its_margin_of_any_figure_fails_a_certified_stack(stack: SmallImage, only: str) -> None:
+def test_a_loss_beyond_its_margin_of_any_figure_fails_a_certified_stack(stack, only):
     before = [certificate(stack, RUN, passed(stack))]
     share = 0.1 if only.split()[1] in {name for name, _ in predecessor.WIDER} else 0.05
     found = predecessor.held(passed(stack), slower(RUN, share, only), before)
@@ -79,12 +78,12 @@ def test_a_loss_beyond_its_margin_of_any_figure_fails_a_certified_stack(stack: S
     assert predecessor.held(passed(stack), RUN, before).status == "PASSED"
 
 
-def test_each_slower_figure_has_its_reason_although_a_check_has_several(stack: SmallImage) -> None:
+def test_each_slower_figure_has_its_reason_although_a_check_has_several(stack):
     found = predecessor.held(passed(stack), slower(RUN, 0.5), [certificate(stack, RUN, passed(stack))])
     assert len(found.reasons) == len(found.baselines) > len(found.failed) > 0
 
 
-def test_a_figure_that_is_not_measured_any_more_fails(stack: SmallImage) -> None:
+def test_a_figure_that_is_not_measured_any_more_fails(stack):
     before = [certificate(stack, RUN, passed(stack))]
     silent = slower(RUN, 0)
     checks = tuple(check.model_copy(update={"metrics": ()}) for check in silent.checks)
@@ -95,7 +94,7 @@ def test_a_figure_that_is_not_measured_any_more_fails(stack: SmallImage) -> None
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(-0.03, 0.03), min_size=1, max_size=6))
-def test_renewals_never_lower_what_a_stack_is_held_to(stack: SmallImage, changes: list[float]) -> None:
+def test_renewals_never_lower_what_a_stack_is_held_to(stack, changes):
     runs = [RUN, *(slower(RUN, share) for share in changes)]
     known: list[Statement] = []
     for month, run in enumerate(runs):
@@ -108,7 +107,7 @@ def test_renewals_never_lower_what_a_stack_is_held_to(stack: SmallImage, changes
     assert held_to == pytest.approx(expected)
 
 
-def test_a_stack_that_loses_2_percent_a_month_fails_in_the_third(stack: SmallImage) -> None:
+def test_a_stack_that_loses_2_percent_a_month_fails_in_the_third(stack):
     known, ended = [certificate(stack, RUN, passed(stack))], []
     for month in (1, 2, 3):
         run = slower(RUN, 0.02 * month)
@@ -120,7 +119,7 @@ def test_a_stack_that_loses_2_percent_a_month_fails_in_the_third(stack: SmallIma
     assert ended[-1] == "FAILED"
 
 
-def test_a_waived_check_starts_again_from_the_waived_run(stack: SmallImage) -> None:
+def test_a_waived_check_starts_again_from_the_waived_run(stack):
     waived = next(figure["check"] for figure in predecessor.judged(RUN))
     verdict = passed(stack, warned=(waived,))
     found = predecessor.held(verdict, slower(RUN, 0.03), [certificate(stack, RUN, passed(stack))])
@@ -128,12 +127,12 @@ def test_a_waived_check_starts_again_from_the_waived_run(stack: SmallImage) -> N
 
 
 @pytest.mark.parametrize("changes", [{"nvls": True}, {"devices": RUN.host.devices[:1]}])
-def test_another_machine_is_no_predecessor(stack: SmallImage, changes: Mapping[str, Any]) -> None:
+def test_another_machine_is_no_predecessor(stack, changes):
     other = RUN.model_copy(update={"host": RUN.host.model_copy(update=changes)})
     assert not predecessor.certified(other, [certificate(stack, RUN, passed(stack))])
 
 
-def test_certificates_are_read_from_where_they_are_published_or_the_run_ends(tmp_path: Path) -> None:
+def test_certificates_are_read_from_where_they_are_published_or_the_run_ends(tmp_path):
     key, dist = new_key(), tmp_path / "dist"
     image = make_image(tmp_path / "oci")
     assert predecessor.read(f"oci:{dist}", STACK_ID, key.public_key()) is None
@@ -143,7 +142,7 @@ def test_certificates_are_read_from_where_they_are_published_or_the_run_ends(tmp
         predecessor.read(f"oci:{dist}", STACK_ID, key.public_key())
 
 
-def test_of_the_recorded_runs_none_is_a_false_alarm_and_most_figures_show_5_percent() -> None:
+def test_of_the_recorded_runs_none_is_a_false_alarm_and_most_figures_show_5_percent():
     assert GATES["false_alarms"](RUNS, 400) < 1 / 200
     on_its_chips = GATES["found"](RUNS, 0.05, same_chips=True, draws=100)
     unseen = {(name, asked) for (_, name, _, asked), share in on_its_chips.items() if share < 1}

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import result_files
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
+from small_images import NOW, STACK_ID, SmallImage, certify, copy_to, make_image, new_key, promote, quiet
 from small_target import HOUR, Publisher, refused
 from stackcheck.certificate import attachments, publish, renew
 from stackcheck.certificate.statement import TEST_RESULT, VSA, Statement
@@ -25,7 +25,7 @@ from stackcheck.oci.layout import OciLayout
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 
-def test_what_was_tested_is_what_is_published_under_both_tags(publisher: Publisher) -> None:
+def test_what_was_tested_is_what_is_published_under_both_tags(publisher):
     image = publisher.image(b"first")
     done = publisher.publish(image)
     today = dt.datetime.now(dt.UTC).strftime("%Y%m%d")
@@ -35,7 +35,7 @@ def test_what_was_tested_is_what_is_published_under_both_tags(publisher: Publish
     assert publisher.verify().config_digest == image.config_digest
 
 
-def test_the_next_image_gets_the_next_number_and_the_floating_tag(publisher: Publisher) -> None:
+def test_the_next_image_gets_the_next_number_and_the_floating_tag(publisher):
     first, second = publisher.image(b"first"), publisher.image(b"second")
     one, two = publisher.publish(first), publisher.publish(second)
     assert f"-2.{second.manifest_digest[7:15]}" in str(two.unique)
@@ -43,31 +43,31 @@ def test_the_next_image_gets_the_next_number_and_the_floating_tag(publisher: Pub
     assert publisher.verify(str(one.unique)).digest == first.manifest_digest
 
 
-def test_a_renewed_certificate_keeps_the_unique_tag(publisher: Publisher) -> None:
+def test_a_renewed_certificate_keeps_the_unique_tag(publisher):
     image = publisher.image(b"first")
     assert publisher.publish(image).unique == publisher.publish(image, now=NOW + HOUR).unique
     assert publisher.verify().verified_at == NOW + HOUR
 
 
-def test_a_failed_image_is_refused_and_leaves_no_tag(publisher: Publisher) -> None:
+def test_a_failed_image_is_refused_and_leaves_no_tag(publisher):
     refused(publisher, publisher.image(b"first"), outcome="failed")
     assert publisher.tags() == {}
 
 
-def test_another_images_certificate_is_refused(publisher: Publisher) -> None:
+def test_another_images_certificate_is_refused(publisher):
     first, second = publisher.image(b"first"), publisher.image(b"second")
     refused(publisher, second, envelopes=certify(first, publisher.key))
     assert publisher.tags() == {}
 
 
-def test_a_certificate_for_this_manifest_but_another_config_is_refused(publisher: Publisher) -> None:
+def test_a_certificate_for_this_manifest_but_another_config_is_refused(publisher):
     image = publisher.image(b"first")
     other = SmallImage(image.layout, image.manifest_digest, "sha256:" + "e" * 64)
     refused(publisher, image, envelopes=certify(other, publisher.key))
 
 
 @pytest.mark.parametrize("foreign", [slice(None), slice(1), slice(-1, None)], ids=["all", "first", "last"])
-def test_a_certificate_of_another_key_is_refused(publisher: Publisher, foreign: slice) -> None:
+def test_a_certificate_of_another_key_is_refused(publisher, foreign):
     image = publisher.image(b"first")
     envelopes = list(certify(image, publisher.key))
     envelopes[foreign] = list(certify(image, new_key()))[foreign]
@@ -105,16 +105,7 @@ class Failing:
 
 
 def publish_to(store: Any, publisher: Publisher, image: SmallImage) -> None:
-    source = OciLayout(image.layout)
-    publish.copy_and_tag(
-        source,
-        source.only_manifest(),
-        certify(image, publisher.key, now=NOW + HOUR),
-        store,
-        tag=STACK_ID,
-        public_key=publisher.key.public_key(),
-        report=quiet,
-    )
+    copy_to(store, image, certify(image, publisher.key, now=NOW + HOUR), publisher.key)
 
 
 def calls_of_a_publication(folder: Path) -> tuple[int, int]:
@@ -135,9 +126,7 @@ def calls_of_a_publication(folder: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_failure_at_any_call_leaves_the_old_tag_on_the_old_digest_and_the_next_try_succeeds(
-    tmp_path: Path,
-) -> None:
+def test_a_failure_at_any_call_leaves_the_old_tag_on_the_old_digest_and_the_next_try_succeeds(tmp_path):
     calls, calls_of_a_last_look = calls_of_a_publication(tmp_path / "count")
     assert calls - calls_of_a_last_look > 30
     for n in range(1, calls + 1):
@@ -154,7 +143,7 @@ def test_a_failure_at_any_call_leaves_the_old_tag_on_the_old_digest_and_the_next
         assert publisher.verify().digest == second.manifest_digest
 
 
-def test_the_floating_tag_is_the_last_thing_that_is_written(publisher: Publisher) -> None:
+def test_the_floating_tag_is_the_last_thing_that_is_written(publisher):
     publisher.publish(publisher.image(b"first"))
     written: list[tuple[str, str]] = []
 
@@ -169,9 +158,7 @@ def test_the_floating_tag_is_the_last_thing_that_is_written(publisher: Publisher
     assert written[-1] == ("write_manifest", STACK_ID)
 
 
-def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other(
-    publisher: Publisher,
-) -> None:
+def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other(publisher):
     first, second = publisher.image(b"first"), publisher.image(b"second")
     original, others = OciLayout.write_manifest, [second]
     with OciLayout(publisher.folder / "dist").writing(quiet):
@@ -200,32 +187,26 @@ def test_two_hosts_that_publish_at_one_moment_take_no_unique_tag_from_each_other
         (None, STACK_ID),
     ],
 )
-def test_no_image_is_published_under_the_tag_of_another(
-    publisher: Publisher, stack_id: str | None, tag: str
-) -> None:
+def test_no_image_is_published_under_the_tag_of_another(publisher, stack_id, tag):
     image = make_image(publisher.folder / "image", stack_id=stack_id)
     with pytest.raises(PublishError, match="the tag does not belong to the image"):
         publisher.publish(image, tag=tag)
 
 
-def test_a_certificate_from_the_future_is_not_published(publisher: Publisher) -> None:
+def test_a_certificate_from_the_future_is_not_published(publisher):
     ahead = dt.datetime.now(dt.UTC) + HOUR
     assert "from the future" in refused(publisher, publisher.image(b"first"), now=ahead).what
 
 
-def test_a_certificate_that_nobody_would_accept_is_not_promoted(publisher: Publisher) -> None:
+def test_a_certificate_that_nobody_would_accept_is_not_promoted(publisher):
     publisher.publish(publisher.image(b"first"))
     with pytest.raises(PublishError, match="too old to be promoted"):
-        publish.promote(
-            publisher.reference,
-            target=f"oci:{publisher.folder / 'other'}",
-            public_key=publisher.key.public_key(),
-            report=quiet,
-            now=NOW + dt.timedelta(days=31),
+        promote(
+            publisher.reference, publisher.folder / "other", publisher.key, now=NOW + dt.timedelta(days=31)
         )
 
 
-def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(publisher: Publisher) -> None:
+def test_every_statement_is_in_both_forms_and_each_bundle_has_a_tag(publisher):
     image = publisher.image(b"first")
     publisher.publish(image)
     store = OciLayout(publisher.folder / "dist")
@@ -262,9 +243,7 @@ def kinds(known: list[Statement], digests: frozenset[str]) -> list[str]:
     return sorted(item.predicate_type for item in known if item.digest in digests)
 
 
-def test_a_newer_summary_of_the_same_configuration_replaces_the_older_and_its_test_result(
-    image: SmallImage,
-) -> None:
+def test_a_newer_summary_of_the_same_configuration_replaces_the_older_and_its_test_result(image):
     known = statements(image)
     found = renew.obsolete(known, summary(image, now=NOW + DAY))
     assert kinds(known, found) == sorted([TEST_RESULT, VSA])
@@ -280,9 +259,7 @@ def test_a_newer_summary_of_the_same_configuration_replaces_the_older_and_its_te
         {"tier": "smoke"},  # the older is of a higher one
     ],
 )
-def test_what_another_machine_or_a_higher_tier_says_is_kept(
-    image: SmallImage, changes: dict[str, Any]
-) -> None:
+def test_what_another_machine_or_a_higher_tier_says_is_kept(image, changes):
     known = statements(image, tier="standard")
     later = {"now": NOW + DAY, "tier": "standard"} | changes
     assert renew.obsolete(known, summary(image, **later)) == frozenset()
@@ -306,9 +283,7 @@ NAMES = st.sets(st.sampled_from([f"test_a.py::test_one[{number}]" for number in 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(old=NAMES, new=NAMES, same=st.booleans())
-def test_a_renewal_never_asks_for_fewer_checks(
-    image: SmallImage, old: set[str], new: set[str], *, same: bool
-) -> None:
+def test_a_renewal_never_asks_for_fewer_checks(image, old, new, *, same):
     """Compared as sets: as many other checks are no replacement."""
     suites = result_files.DIGEST if same else "sha256:" + "9" * 64
     earlier = asking(image, required=sorted(old))

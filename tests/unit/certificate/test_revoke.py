@@ -10,7 +10,7 @@ import pytest
 
 import result_files
 from small_images import NOW, STACK_ID, certify, new_key, quiet
-from small_target import HOUR, Publisher, refused
+from small_target import HOUR, refused
 from stackcheck.certificate import attachments, predicates, publish, revoke
 from stackcheck.certificate.statement import VSA, Revocations, evidence, revocations, sign, status
 from stackcheck.errors import CertificateError, PublishError
@@ -20,7 +20,7 @@ from stackcheck.oci.layout import OciLayout
 pytestmark = pytest.mark.usefixtures("no_disk_flushes")
 
 
-def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(publisher: Publisher) -> None:
+def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(publisher):
     first, second = publisher.image(b"first"), publisher.image(b"second")
     publisher.publish(first)
     two = publisher.publish(second)
@@ -31,21 +31,21 @@ def test_a_revoked_image_no_longer_verifies_and_its_tag_goes_back(publisher: Pub
         publisher.verify(str(two.unique))
 
 
-def test_a_tag_never_goes_back_to_an_image_that_was_revoked_before(publisher: Publisher) -> None:
+def test_a_tag_never_goes_back_to_an_image_that_was_revoked_before(publisher):
     images = [publisher.image(name) for name in (b"first", b"second", b"third")]
     published = [publisher.publish(image) for image in images]
     publisher.revoke(str(published[1].unique))
     assert publisher.revoke(publisher.reference).moved == {STACK_ID: images[0].manifest_digest}
 
 
-def test_only_the_key_that_certified_can_revoke(publisher: Publisher) -> None:
+def test_only_the_key_that_certified_can_revoke(publisher):
     publisher.publish(publisher.image(b"first"))
     with pytest.raises(CertificateError):
         revoke.revoke(publisher.reference, reason="x", key=new_key(), now=NOW, report=quiet)
     assert publisher.verify()
 
 
-def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(publisher: Publisher) -> None:
+def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(publisher):
     image = publisher.image(b"first")
     tested, elsewhere = (result_files.host("nvidia", "H200", driver=driver) for driver in ("580.1", "570.9"))
     old = certify(image, publisher.key, host=elsewhere)
@@ -60,9 +60,7 @@ def test_a_later_run_on_one_host_does_not_supersede_the_revocation_for_another(p
 
 
 @pytest.mark.parametrize(("here", "there"), [(None, 1), (2, 1), (1, 2)])
-def test_promoting_supersedes_no_revocation_that_only_the_target_has(
-    publisher: Publisher, here: int | None, there: int
-) -> None:
+def test_promoting_supersedes_no_revocation_that_only_the_target_has(publisher, here, there):
     """Each revocation is named by its digest; one that the publisher never saw cannot be among them."""
     image, other = publisher.image(b"first"), f"oci:{publisher.folder / 'other'}"
     publisher.publish(image)
@@ -82,8 +80,8 @@ CLOCKS = [dt.timedelta(minutes=minutes) for minutes in (-10, -3, 0, 3, 10)]
 @pytest.mark.parametrize("publisher_off", CLOCKS)
 @pytest.mark.parametrize("revoker_off", CLOCKS)
 def test_no_pair_of_clocks_lifts_a_revocation_with_a_run_from_before_it(
-    publisher: Publisher, revoker_off: dt.timedelta, publisher_off: dt.timedelta
-) -> None:
+    publisher, revoker_off, publisher_off
+):
     """Each host's clock is up to ten minutes off; `began` is when the run began after the revocation."""
     image, truth = publisher.image(b"first"), NOW + HOUR
     publisher.publish(image)
@@ -99,9 +97,7 @@ def test_no_pair_of_clocks_lifts_a_revocation_with_a_run_from_before_it(
 
 
 @pytest.mark.parametrize("names", ["none", "another", "one of two"])
-def test_only_a_certificate_that_names_each_revocation_by_its_digest_lifts_them(
-    publisher: Publisher, names: str
-) -> None:
+def test_only_a_certificate_that_names_each_revocation_by_its_digest_lifts_them(publisher, names):
     image = publisher.image(b"first")
     publisher.publish(image)
     for hours in (1, 2):
@@ -131,9 +127,7 @@ def test_only_a_certificate_that_names_each_revocation_by_its_digest_lifts_them(
         publisher.verify(f"{publisher.target}@{image.manifest_digest}")
 
 
-def test_nothing_of_a_revoked_image_that_cannot_be_read_or_is_gone_makes_it_valid(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_a_revoked_image_that_cannot_be_read_or_is_gone_makes_it_valid(publisher, monkeypatch):
     """Each file of a layout in which both forms were replayed, so that the mark alone says revoked."""
     image = publisher.image(b"first")
     publisher.publish(image)
@@ -162,7 +156,7 @@ def test_nothing_of_a_revoked_image_that_cannot_be_read_or_is_gone_makes_it_vali
                 publisher.verify(reference)
 
 
-def test_revoking_the_only_image_takes_its_tag_away(publisher: Publisher) -> None:
+def test_revoking_the_only_image_takes_its_tag_away(publisher):
     image = publisher.image(b"first")
     one = publisher.publish(image)
     assert publisher.revoke(publisher.reference).removed == (STACK_ID,)
@@ -171,7 +165,7 @@ def test_revoking_the_only_image_takes_its_tag_away(publisher: Publisher) -> Non
         publisher.verify(str(one.unique))
 
 
-def test_a_revocation_names_every_certificate_that_it_ends(publisher: Publisher) -> None:
+def test_a_revocation_names_every_certificate_that_it_ends(publisher):
     image = publisher.image(b"first")
     drivers = [result_files.host("nvidia", "H200", driver=driver) for driver in ("580.1", "570.9")]
     signed = [certify(image, publisher.key, host=host) for host in drivers]

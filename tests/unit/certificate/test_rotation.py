@@ -8,7 +8,7 @@ import pytest
 
 import asked
 from small_dist import DAY
-from small_images import NOW, STACK_ID, SmallImage, make_image, new_key, quiet, release
+from small_images import NOW, STACK_ID, make_image, new_key, quiet, release
 from stackcheck.certificate import attachments, keyring, keys, revoke, signers, verify
 from stackcheck.certificate.keyring import Keyring, TrustedKey
 from stackcheck.certificate.signers import Signer
@@ -32,21 +32,18 @@ def owner(retired: dt.datetime | None = None) -> Signer:
 
 
 def verified(dist: Path, public_key: Any, name: str = f":{STACK_ID}") -> verify.Verified:
-    told: dict[str, Any] = {"device_model": "CPU", "driver": None, "now": NOW + DAY}
-    return asked.verified(f"oci:{dist}{name}", public_key=public_key, **told)
+    return asked.verified(f"oci:{dist}{name}", public_key=public_key, now=NOW + DAY)
 
 
 @pytest.mark.parametrize("signer", [OLD, NEW], ids=["old", "new"])
-def test_of_two_valid_keys_both_are_accepted_and_no_other(
-    tmp_path: Path, image: SmallImage, signer: Any
-) -> None:
+def test_of_two_valid_keys_both_are_accepted_and_no_other(tmp_path, image, signer):
     release(image, tmp_path / "dist", signer)
     assert verified(tmp_path / "dist", ring())
     with pytest.raises(CertificateError, match="no certificate signed with the pinned key"):
         verified(tmp_path / "dist", Keyring((TrustedKey(key=OTHER.public_key()),)))
 
 
-def test_a_retired_key_counts_only_for_verdicts_from_before(tmp_path: Path, image: SmallImage) -> None:
+def test_a_retired_key_counts_only_for_verdicts_from_before(tmp_path, image):
     release(image, tmp_path / "dist", OLD)
     assert verified(tmp_path / "dist", ring(retired=NOW + HOUR))
     for moment in (NOW, NOW - HOUR):
@@ -57,14 +54,14 @@ def test_a_retired_key_counts_only_for_verdicts_from_before(tmp_path: Path, imag
     assert verified(tmp_path / "dist", ring(retired=NOW))
 
 
-def test_a_revocation_of_a_retired_key_still_counts(tmp_path: Path, image: SmallImage) -> None:
+def test_a_revocation_of_a_retired_key_still_counts(tmp_path, image):
     release(image, tmp_path / "dist", OLD)
     revoke.revoke(f"oci:{tmp_path / 'dist'}:{STACK_ID}", reason="NaN", key=OLD, now=NOW + HOUR, report=quiet)
     with pytest.raises(CertificateError, match="FAILED"):
         verified(tmp_path / "dist", ring(retired=NOW + HOUR / 2), f"@{image.manifest_digest}")
 
 
-def test_the_owner_of_the_new_key_revokes_what_the_old_one_signed(tmp_path: Path) -> None:
+def test_the_owner_of_the_new_key_revokes_what_the_old_one_signed(tmp_path):
     first, second = make_image(tmp_path / "1", b"1"), make_image(tmp_path / "2", b"2")
     dist = tmp_path / "dist"
     release(first, dist, OLD)
@@ -79,7 +76,7 @@ def test_the_owner_of_the_new_key_revokes_what_the_old_one_signed(tmp_path: Path
             verified(dist, ring(), f"@{image.manifest_digest}")
 
 
-def test_each_bundle_names_the_key_that_signed_it(tmp_path: Path, image: SmallImage) -> None:
+def test_each_bundle_names_the_key_that_signed_it(tmp_path, image):
     dist = tmp_path / "dist"
     release(image, dist, OLD)
     release(image, dist, owner(), now=NOW + HOUR)
@@ -96,7 +93,7 @@ def text(*parts: str | Any) -> str:
     return "".join(part if isinstance(part, str) else keys.public_pem(part).decode() for part in parts)
 
 
-def test_a_file_of_several_keys_says_which_one_is_retired_and_when(tmp_path: Path) -> None:
+def test_a_file_of_several_keys_says_which_one_is_retired_and_when(tmp_path):
     path = tmp_path / "stackcheck.pub"
     path.write_text(text(NEW.public_key(), "# before the move\nretired: 2026-11-01\n", OLD.public_key()))
     new, old = keyring.trusted(keys.load_public(path))
@@ -110,7 +107,7 @@ def test_a_file_of_several_keys_says_which_one_is_retired_and_when(tmp_path: Pat
 @pytest.mark.parametrize(
     "remark", ["retired 2026-11-01", "Retired: soon", "retired: 2026-13-01", "retired: 2026-11-01 # why"]
 )
-def test_a_retirement_that_is_not_clear_is_refused_and_not_passed_over(tmp_path: Path, remark: str) -> None:
+def test_a_retirement_that_is_not_clear_is_refused_and_not_passed_over(tmp_path, remark):
     path = tmp_path / "stackcheck.pub"
     for content in (text(f"{remark}\n", OLD.public_key()), text(OLD.public_key(), f"{remark}\n")):
         path.write_text(content)
@@ -118,7 +115,7 @@ def test_a_retirement_that_is_not_clear_is_refused_and_not_passed_over(tmp_path:
             keys.load_public(path)
 
 
-def test_a_key_that_is_retired_in_its_own_file_signs_nothing(tmp_path: Path) -> None:
+def test_a_key_that_is_retired_in_its_own_file_signs_nothing(tmp_path):
     path = tmp_path / "mine" / "x.key"
     keys.load_or_create(path)
     public = keys.public_path(path)

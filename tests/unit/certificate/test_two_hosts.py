@@ -17,12 +17,11 @@ import pytest
 
 import asked
 from memory_registry import TARGET, WRITES, Host, MemoryRegistry
-from small_images import NOW, STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attachments, publish, reader, revoke, verify
+from small_images import NOW, STACK_ID, SmallImage, certify, copy_to, make_image, new_key, quiet
+from stackcheck.certificate import attachments, reader, revoke, verify
 from stackcheck.certificate.statement import VSA, Envelope, open_envelope, status
 from stackcheck.errors import CertificateError, PublishError
 from stackcheck.oci.documents import IntegrityError, RegistryError
-from stackcheck.oci.layout import OciLayout
 
 Actor = Callable[..., Host]
 
@@ -48,14 +47,7 @@ class World:
         return self.made[referring].copy()
 
     def publish(self, store: Any, image: str, statements: str) -> None:
-        source = OciLayout(self.images[image].layout)
-        publish.copy_and_tag(
-            *(source, source.only_manifest(), self.statements[statements], store),
-            tag=STACK_ID,
-            public_key=PUBLIC,
-            report=quiet,
-            key=KEY,
-        )
+        copy_to(store, self.images[image], self.statements[statements], KEY)
 
     def digest(self, image: str) -> str:
         return self.images[image].manifest_digest
@@ -75,7 +67,7 @@ def signatures_checked_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory) -> World:
     folder = tmp_path_factory.mktemp("images")
     images = {name: make_image(folder / name, name.encode()) for name in ("good", "current", "newer")}
     signed = {
@@ -123,7 +115,7 @@ def opened(store: Any) -> Iterator[None]:
 def accepted(registry: MemoryRegistry, name: str) -> bool:
     with opened(registry), contextlib.suppress(CertificateError):
         later = NOW + 2 * HOUR
-        asked.verified(f"{TARGET}{name}", public_key=PUBLIC, device_model="CPU", driver=None, now=later)
+        asked.verified(f"{TARGET}{name}", public_key=PUBLIC, now=later)
         return True
     return False
 
@@ -163,9 +155,7 @@ def actors(world: World, second: str) -> dict[str, Actor]:
 
 @pytest.mark.parametrize("referring", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("second", [pytest.param("second renewal", marks=pytest.mark.slow), "newer"])
-def test_any_one_request_that_is_held_back_changes_nothing(
-    world: World, second: str, referring: bool
-) -> None:
+def test_any_one_request_that_is_held_back_changes_nothing(world, second, referring):
     """Each request of each host arrives only after both other hosts, in both orders, came to their end."""
     cast = actors(world, second)
     for held in cast:
@@ -186,7 +176,7 @@ def test_any_one_request_that_is_held_back_changes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("second", ["second renewal", "newer"])
-def test_any_two_writes_that_are_held_back_change_nothing(world: World, second: str) -> None:
+def test_any_two_writes_that_are_held_back_change_nothing(world, second):
     """A write of one host waits for a second host, of which a write waits for the third."""
     cast = actors(world, second)
     counts = {name: cast[name](world.registry(referring=False), calls=WRITES).count for name in cast}
@@ -211,9 +201,7 @@ def test_any_two_writes_that_are_held_back_change_nothing(world: World, second: 
 
 
 @pytest.mark.parametrize("second", ["second renewal", "newer"])
-def test_a_write_that_arrives_after_its_client_gave_up_never_makes_a_revoked_image_valid(
-    world: World, second: str
-) -> None:
+def test_a_write_that_arrives_after_its_client_gave_up_never_makes_a_revoked_image_valid(world, second):
     """It may undo what others wrote, in the forms of cosign too; the next command of anybody repairs that."""
     cast = actors(world, second)
     for held in cast:
@@ -234,7 +222,7 @@ def test_a_write_that_arrives_after_its_client_gave_up_never_makes_a_revoked_ima
 
 
 @pytest.mark.slow
-def test_two_late_writes_that_undo_both_forms_never_make_a_revoked_image_valid(world: World) -> None:
+def test_two_late_writes_that_undo_both_forms_never_make_a_revoked_image_valid(world):
     """One undoes the form of cosign 2, the other that of cosign 3: the mark is what is left."""
     cast = actors(world, "second renewal")
     names = ("renewal", "second renewal")
@@ -251,7 +239,7 @@ def test_two_late_writes_that_undo_both_forms_never_make_a_revoked_image_valid(w
         assert not accepted(registry, f"@{world.digest('current')}"), (one, two)
 
 
-def test_a_revocation_repairs_what_a_late_write_undid_while_it_moved_the_tags(world: World) -> None:
+def test_a_revocation_repairs_what_a_late_write_undid_while_it_moved_the_tags(world):
     cast, original = actors(world, "newer"), revoke.move_back
     count = cast["renewal"](world.registry(referring=False), calls=WRITES).count
     for at in range(1, count + 1):
@@ -267,7 +255,7 @@ def test_a_revocation_repairs_what_a_late_write_undid_while_it_moved_the_tags(wo
         check_revoked(world, registry, f"renewal, write {at}")
 
 
-def test_a_bundle_that_a_killed_writer_left_under_its_tag_alone_is_listed_by_the_next(world: World) -> None:
+def test_a_bundle_that_a_killed_writer_left_under_its_tag_alone_is_listed_by_the_next(world):
     registry = world.registry(referring=False)
     store: Any = registry
     digest = world.digest("current")
@@ -285,9 +273,7 @@ def test_a_bundle_that_a_killed_writer_left_under_its_tag_alone_is_listed_by_the
 
 @pytest.mark.parametrize("kind", [RegistryError, IntegrityError])
 @pytest.mark.parametrize("referring", [False, True])
-def test_a_request_of_a_revocation_that_fails_is_an_error_and_never_reads_as_none(
-    world: World, kind: type[RegistryError], *, referring: bool
-) -> None:
+def test_a_request_of_a_revocation_that_fails_is_an_error_and_never_reads_as_none(world, kind, *, referring):
     """Each request once: it ends with the error, or with the tag on the image that is certified."""
     count = revoker(world)(world.registry(referring=referring)).count
     reference = f"{TARGET}@{world.digest('current')}"
@@ -311,7 +297,7 @@ def test_a_request_of_a_revocation_that_fails_is_an_error_and_never_reads_as_non
     assert errors == count
 
 
-def test_a_publisher_whose_image_is_revoked_meanwhile_is_told_so(world: World) -> None:
+def test_a_publisher_whose_image_is_revoked_meanwhile_is_told_so(world):
     registry = world.registry(referring=False)
     writes = Host(registry, calls=WRITES)
     world.publish(writes, "current", "renewal")

@@ -41,7 +41,7 @@ def without(hidden: set[str], *words: str, cwd: Path, **more: str) -> subprocess
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
 
 
-def test_the_libraries_are_those_of_pyproject() -> None:
+def test_the_libraries_are_those_of_pyproject():
     """A library that is added to an extra is looked for before a verb begins."""
     distributions = importlib.metadata.packages_distributions()
     for extra, (_, libraries) in usage.EXTRAS.items():
@@ -51,12 +51,12 @@ def test_the_libraries_are_those_of_pyproject() -> None:
         assert len(libraries) == len(asked)
 
 
-def test_every_verb_of_an_extra_exists() -> None:
+def test_every_verb_of_an_extra_exists():
     assert {verb for verbs, _ in usage.EXTRAS.values() for verb in verbs} <= cli.VERBS.keys()
 
 
 @pytest.mark.parametrize("extra", usage.EXTRAS)
-def test_every_verb_names_the_extra_that_it_lacks(extra: str, tmp_path: Path) -> None:
+def test_every_verb_names_the_extra_that_it_lacks(extra, tmp_path):
     verbs, libraries = usage.EXTRAS[extra]
     for verb in verbs:
         with pytest.MonkeyPatch.context() as patch:
@@ -87,19 +87,19 @@ def test_every_verb_names_the_extra_that_it_lacks(extra: str, tmp_path: Path) ->
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
-def test_what_uses_images_needs_no_extra(words: tuple[str, ...], code: int, tmp_path: Path) -> None:
+def test_what_uses_images_needs_no_extra(words, code, tmp_path):
     done = without(ALL, *words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert "the extra" not in done.stderr
 
 
-def test_a_shell_completes_the_verbs_of_missing_extras(tmp_path: Path) -> None:
+def test_a_shell_completes_the_verbs_of_missing_extras(tmp_path):
     told = {"_STACKCHECK_COMPLETE": "complete_bash", "COMP_WORDS": "stackcheck h", "COMP_CWORD": "1"}
     done = without(ALL, cwd=tmp_path, **told)
     assert (done.stdout.split(), done.stderr) == (["history"], "")
 
 
-def test_a_missing_library_of_stackcheck_itself_is_a_defect(tmp_path: Path) -> None:
+def test_a_missing_library_of_stackcheck_itself_is_a_defect(tmp_path):
     """Only extras have a next step; anything else keeps its traceback."""
     done = without({"yaml"}, "list", cwd=tmp_path)
     assert "Traceback" in done.stderr
@@ -107,7 +107,7 @@ def test_a_missing_library_of_stackcheck_itself_is_a_defect(tmp_path: Path) -> N
     assert "stackcheck[fleet]" in str(usage.missing_library(ModuleNotFoundError(name="jinja2.ext")))
 
 
-def test_what_an_index_shows_agrees_with_the_project() -> None:
+def test_what_an_index_shows_agrees_with_the_project():
     shown = set(PROJECT["classifiers"])
     assert len(shown) == len(PROJECT["classifiers"])
     oldest = PROJECT["requires-python"].removeprefix(">=")

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import typer
 
 import result_files
 import small_fleet
-from small_checkout import CPU_STACK, FOREIGN, FakeEngine, call
+from small_checkout import CPU_STACK, FOREIGN, call
 from stackcheck import cli
 from stackcheck.fleet.job import Job, subject_of
 from stackcheck.oci import tags
@@ -22,12 +21,8 @@ from stackcheck.suite import interpreter
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
-Capsys = pytest.CaptureFixture[str]
 
-
-def test_an_image_whose_history_names_no_layers_is_a_clear_error(
-    fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_whose_history_names_no_layers_is_a_clear_error(fake_engine, capsys, monkeypatch):
     monkeypatch.setattr(fake_engine, "step_sizes", lambda _reference: ())
     done = call(capsys, "test", FOREIGN)
     assert done.code == 2
@@ -40,8 +35,8 @@ ACCEPTED = ("--accept-python", DIGEST)
 
 
 def test_a_pair_and_a_fleet_take_a_python_of_no_package_once_it_is_accepted(
-    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fake_engine, small_checkout, capsys, monkeypatch
+):
     fake_engine.image = {"/usr/local/bin/python3": COMPILED}
     pair = ("compare", FOREIGN, FOREIGN, "--paired", "--tier", "smoke")
     assert "belongs to no package" in call(capsys, *pair).err
@@ -64,7 +59,7 @@ def test_a_pair_and_a_fleet_take_a_python_of_no_package_once_it_is_accepted(
     assert interpreter.find(node_s.image.reference, fake_engine, node_s.accepted_python).package is None
 
 
-def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_reference() -> None:
+def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_reference():
     names = [CPU_STACK, CPU_STACK.replace("-debian12", ":debian12"), CPU_STACK.replace("-torch", "/torch")]
     labels = [label(name) for name in names]
     assert labels[0] == CPU_STACK
@@ -73,7 +68,7 @@ def test_no_reference_takes_the_folder_or_the_tag_of_a_stack_or_of_another_refer
     assert [tags.names(item, item, None) for item in labels] == [False, True, True]
 
 
-def test_the_tag_of_a_reference_is_never_read_as_one_that_stays() -> None:
+def test_the_tag_of_a_reference_is_never_read_as_one_that_stays():
     # Among so many hashes some are digits alone, as the number of a unique tag is.
     for number in range(1000):
         found = label(f"registry.example.org/pytorch{number}:nightly-20250101")
@@ -97,9 +92,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\rname\nfake: line\u202e\x9b31m"
         lambda: typer.echo(EVIL, err=True, color=True),
     ],
 )
-def test_no_verb_can_print_a_control_character_however_it_prints(
-    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
-) -> None:
+def test_no_verb_can_print_a_control_character_however_it_prints(capsys, monkeypatch, write):
     """The streams themselves hold it, so a verb that is added later holds it too."""
 
     def app(**_: object) -> None:
@@ -113,7 +106,7 @@ def test_no_verb_can_print_a_control_character_however_it_prints(
     assert all(char.isprintable() or char == "\n" for char in written)
 
 
-def test_only_the_job_of_a_user_writes_past_the_streams_that_take_text_alone() -> None:
+def test_only_the_job_of_a_user_writes_past_the_streams_that_take_text_alone():
     raw = re.compile(r"\.buffer\b|sys\.__std|os\.write\([12],|/dev/(tty|std)|fdopen\([12]")
     files = [path for path in (ROOT / "stackcheck").rglob("*.py") if raw.search(path.read_text())]
     assert {path.relative_to(ROOT / "stackcheck").as_posix() for path in files} <= {
@@ -124,7 +117,7 @@ def test_only_the_job_of_a_user_writes_past_the_streams_that_take_text_alone() -
 
 
 @pytest.mark.usefixtures("fake_engine")
-def test_publishing_with_a_mistyped_key_makes_no_key(small_checkout: Path, capsys: Capsys) -> None:
+def test_publishing_with_a_mistyped_key_makes_no_key(small_checkout, capsys):
     assert call(capsys, "certify", CPU_STACK).code == 0
     typo = small_checkout / "typo.key"
     done = call(capsys, "publish", CPU_STACK, "--key", typo)
@@ -132,9 +125,7 @@ def test_publishing_with_a_mistyped_key_makes_no_key(small_checkout: Path, capsy
     assert not typo.exists()
 
 
-def test_a_result_cannot_rewrite_what_judge_says_of_it(
-    small_checkout: Path, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_result_cannot_rewrite_what_judge_says_of_it(small_checkout, tmp_path, capsys):
     check = result_files.check("test_kernels.py::test_gemm", "failed", reason=EVIL)
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result_files.result(check)))

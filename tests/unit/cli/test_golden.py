@@ -413,7 +413,7 @@ def shown(changes: list[str], command: str, done: Done, root: Path) -> str:
     return "".join([*parts, f"--- exit {done.code}\n"])
 
 
-def test_every_verb_has_a_golden_file_and_no_file_is_without_a_verb() -> None:
+def test_every_verb_has_a_golden_file_and_no_file_is_without_a_verb():
     assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(f"{verb}.txt" for verb in cli.VERBS)
 
 
@@ -439,9 +439,7 @@ def step(world: World, changes: list[str], command: str) -> Done:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_prints_what_its_file_says(
-    path: Path, small_checkout: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
-) -> None:
+def test_a_script_prints_what_its_file_says(path, small_checkout, fake_engine, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("STACKCHECK_SUITE_PYTHON", sys.executable)
     monkeypatch.setattr("stackcheck.cli.make._program", lambda: "stackcheck")
@@ -468,7 +466,7 @@ def test_a_script_prints_what_its_file_says(
     assert text == script, f"{WRITE}=1 writes {path.name} anew; review the diff"
 
 
-def test_no_golden_file_shows_what_differs_from_run_to_run() -> None:
+def test_no_golden_file_shows_what_differs_from_run_to_run():
     for path in SCRIPTS:
         text = path.read_text(encoding="utf-8")
         assert not re.search("/tmp/|/[.]?venv/bin/stackcheck", text), path

@@ -58,7 +58,7 @@ def options(verb: str) -> Iterator[TyperOption]:
 
 
 @pytest.mark.parametrize("verb", list(cli.VERBS))
-def test_a_verb_lists_its_options_in_the_common_order(verb: str) -> None:
+def test_a_verb_lists_its_options_in_the_common_order(verb):
     names = [option.opts[0] for option in options(verb)]
     shared = [name for name in names if name in ORDER]
     assert shared == sorted(shared, key=ORDER.index)
@@ -66,7 +66,7 @@ def test_a_verb_lists_its_options_in_the_common_order(verb: str) -> None:
     assert names[: len(last)] == last, "a verb's own options come first"
 
 
-def test_an_option_of_several_verbs_says_the_same_in_each() -> None:
+def test_an_option_of_several_verbs_says_the_same_in_each():
     said: dict[str, set[str | None]] = {}
     for verb in cli.VERBS:
         for option in options(verb):
@@ -75,7 +75,7 @@ def test_an_option_of_several_verbs_says_the_same_in_each() -> None:
 
 
 @pytest.mark.parametrize("verb", list(cli.VERBS))
-def test_an_option_with_a_value_shows_its_default_or_is_required(verb: str) -> None:
+def test_an_option_with_a_value_shows_its_default_or_is_required(verb):
     for option in options(verb):
         if not option.is_flag and not option.required:
             shows = isinstance(option.show_default, str) or (option.show_default and option.default)
@@ -95,7 +95,7 @@ OTHER_CODES = {
 }
 
 
-def test_the_page_is_what_the_commands_say() -> None:
+def test_the_page_is_what_the_commands_say():
     page = HEAD + "".join(map(group, cli.GROUPS)) + exit_codes()
     if os.environ.get("STACKCHECK_WRITE_GOLDEN"):
         PAGE.write_text(page, encoding="utf-8")
@@ -125,7 +125,7 @@ def exit_codes() -> str:
     return "\n## Exit codes\n\n| code | meaning |\n|---|---|\n" + "".join(rows)
 
 
-def test_a_run_with_other_thresholds_is_held_to_the_bounds_of_this_checkout(tmp_path: Path) -> None:
+def test_a_run_with_other_thresholds_is_held_to_the_bounds_of_this_checkout(tmp_path):
     """Its own bounds differ by right, so they say nothing; its figures do."""
     document = json.loads((ROOT / "docs" / "results" / "suites-h100-x1-standard.json").read_text())
     path = tmp_path / "result.json"

@@ -25,11 +25,10 @@ MACHINES = {
     "h200-x2-old-driver": ("--machine", "H200:2", "--driver", "550.54.15"),
 }
 CPU_TIME_S = 6.0  # about 1.5 s where nothing else runs; the processor of a test may be slower
-Capsys = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_images_says_the_truth_about_a_machine_before_a_build(name: str, capsys: Capsys):
+def test_images_says_the_truth_about_a_machine_before_a_build(name, capsys):
     done = call(capsys, "images", "--dry-run", *MACHINES[name], "--root", ROOT)
     file = GOLDEN / f"{name}.txt"
     text = f"{done.out}--- exit {done.code}\n"
@@ -39,7 +38,7 @@ def test_images_says_the_truth_about_a_machine_before_a_build(name: str, capsys:
 
 
 @pytest.mark.parametrize("name", ["mi300x-x8", "h100-x8"])
-def test_it_is_said_in_seconds(name: str):
+def test_it_is_said_in_seconds(name):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [
         sys.executable,
@@ -56,7 +55,7 @@ def test_it_is_said_in_seconds(name: str):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < CPU_TIME_S
 
 
-def test_the_three_verbs_agree(capsys: Capsys):
+def test_the_three_verbs_agree(capsys):
     machine = MACHINES["h200-x2"]
     listed = json.loads(call(capsys, "list", *machine, "--json", "--root", ROOT).out)["stacks"]
     outlooks = {one["id"]: one["outlook"] for one in listed if one["vendor"] == "nvidia"}
@@ -70,7 +69,7 @@ def test_the_three_verbs_agree(capsys: Capsys):
     }
 
 
-def test_a_machine_that_is_not_here_is_no_place_to_build(capsys: Capsys):
+def test_a_machine_that_is_not_here_is_no_place_to_build(capsys):
     done = call(capsys, "images", "--machine", "H100:8", "--root", ROOT)
     assert done.code == 2
     assert "images builds on this one" in done.err
@@ -78,9 +77,7 @@ def test_a_machine_that_is_not_here_is_no_place_to_build(capsys: Capsys):
 
 
 @pytest.mark.usefixtures("own_home", "no_disk_flushes")
-def test_what_cannot_be_certified_is_built_only_anyway(
-    small_checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
-):
+def test_what_cannot_be_certified_is_built_only_anyway(small_checkout, monkeypatch, capsys):
     engine = FakeEngine()
     asked: list[None] = []
     monkeypatch.setattr(build, "connected", lambda *_a, **_k: asked.append(None) or engine)
@@ -93,7 +90,7 @@ def test_what_cannot_be_certified_is_built_only_anyway(
 # The verbs that only read the matrix and its rules.
 
 
-def test_explain_json_is_the_contract_and_exits_11_for_a_refusal(capsys: Capsys):
+def test_explain_json_is_the_contract_and_exits_11_for_a_refusal(capsys):
     done = call(capsys, "explain", "rocm=7.2", "torch=2.6.0", "--json", "--root", ROOT)
     answer = json.loads(done.out)
     assert done.code == 11
@@ -102,9 +99,7 @@ def test_explain_json_is_the_contract_and_exits_11_for_a_refusal(capsys: Capsys)
     assert answer["nearest"]
 
 
-def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_stacks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_outdated_names_each_pin_that_an_index_has_a_newer_version_of_and_its_stacks(monkeypatch, capsys):
     newest = {"numpy": "2.4.6", "torch": "2.13.0", "flash-attn": "2.9.0"}
     monkeypatch.setattr(
         "stackcheck.recipe.indexes.versions",

@@ -20,7 +20,7 @@ import result_files
 from kept_runs import GEMM, PASSED, body, failed
 from small_checkout import ROOT, call
 from small_dist import KEY, release
-from small_images import STACK_ID, SmallImage
+from small_images import STACK_ID
 from stackcheck import cli
 from stackcheck.certificate import keys
 from stackcheck.cli import output, times
@@ -32,7 +32,6 @@ from stackcheck.matrix import resolve
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
-Capsys = pytest.CaptureFixture[str]
 RANDOM = random.Random(34)
 IDS = [stack.id for stack in resolve.load_stacks(ROOT)]
 
@@ -61,7 +60,7 @@ def takes(words: str, option: str) -> bool:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_help_names_no_option_that_the_verb_does_not_have(words: str, capsys: Capsys) -> None:
+def test_help_names_no_option_that_the_verb_does_not_have(words, capsys):
     text = re.sub(r"-\n +", "-", call(capsys, *words.split(), "--help").out)  # a word over two lines
     # A command that the help proposes, `stackcheck key --policy`, has options of its own.
     own = re.sub(r"`?stackcheck [a-z]+[^`\n]*`?", "", text)
@@ -96,7 +95,7 @@ def wrong_id() -> tuple[str, str]:
 
 @pytest.mark.usefixtures("small_checkout", "fake_engine")
 @pytest.mark.parametrize("words", TAKE_A_STACK)
-def test_a_wrong_stack_id_names_the_likely_one(words: str, capsys: Capsys) -> None:
+def test_a_wrong_stack_id_names_the_likely_one(words, capsys):
     wrong, right = wrong_id()
     done = call(capsys, *words.split(), *NEEDS.get(words, ()), wrong)
     assert done.code in {2, 3}
@@ -104,28 +103,28 @@ def test_a_wrong_stack_id_names_the_likely_one(words: str, capsys: Capsys) -> No
 
 
 @pytest.mark.parametrize("part", sorted({part for name in IDS for part in name.split("-")})[::4])
-def test_a_part_of_a_stack_id_names_those_that_have_it(part: str, capsys: Capsys) -> None:
+def test_a_part_of_a_stack_id_names_those_that_have_it(part, capsys):
     done = call(capsys, "list", part, "--root", ROOT)
     assert done.code == 3
     named = done.err.partition("expected: did you mean ")[2].partition("?")[0].split(" or ")
     assert all(name in IDS and part in name for name in named)
 
 
-def test_a_number_goes_with_its_noun() -> None:
+def test_a_number_goes_with_its_noun():
     assert [counted(number, "image") for number in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
 
 
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "stackcheck" / "cli").glob("*.py")), ids=lambda path: path.stem
 )
-def test_no_length_stands_before_a_plural(path: Path) -> None:
+def test_no_length_stands_before_a_plural(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         for number, after in zip(getattr(node, "values", ()), getattr(node, "values", ())[1:], strict=False):
             if isinstance(number, ast.FormattedValue) and ast.unparse(number.value).startswith("len("):
                 assert not re.match(r" [a-z]+s\b", str(getattr(after, "value", ""))), ast.unparse(node)
 
 
-def test_a_dry_run_of_bisect_shows_no_python(capsys: Capsys) -> None:
+def test_a_dry_run_of_bisect_shows_no_python(capsys):
     runtimes = [name.partition("-")[0].rstrip("0123456789.") for name in IDS]
     pairs = [
         (a, b)
@@ -143,7 +142,7 @@ def test_a_dry_run_of_bisect_shows_no_python(capsys: Capsys) -> None:
     assert 0 in codes
 
 
-def test_a_passed_run_has_no_failed_check_in_the_list(small_checkout: Path, capsys: Capsys) -> None:
+def test_a_passed_run_has_no_failed_check_in_the_list(small_checkout, capsys):
     waived = PASSED | {"failed": [GEMM], "warned": [GEMM]}
     open_history(small_checkout).append(body(0), waived, None, source="test")
     (run,) = json.loads(call(capsys, "history", "--json").out)
@@ -167,15 +166,13 @@ PATHS = [(words, each) for words in COMMANDS for each in parameters(words) if is
 READ = [(words, each.opts[0], each.param_type_name) for words, each in PATHS if is_read(each)]
 
 
-def test_each_path_is_either_read_or_written() -> None:
+def test_each_path_is_either_read_or_written():
     assert {each.opts[0] for _, each in PATHS if not is_read(each)} == WRITTEN
     assert {name for _, name, _ in READ}.isdisjoint(WRITTEN)
 
 
 @pytest.mark.parametrize(("words", "name", "kind"), READ, ids=[f"{words} {name}" for words, name, _ in READ])
-def test_a_path_to_read_that_is_not_there_is_named_with_its_option(
-    words: str, name: str, kind: str, capsys: Capsys
-) -> None:
+def test_a_path_to_read_that_is_not_there_is_named_with_its_option(words, name, kind, capsys):
     done = call(capsys, *words.split(), *([name] if kind == "option" else []), "/nowhere/at-all")
     assert done.code == (125 if words == "run" else 2)
     assert "/nowhere/at-all" in done.err
@@ -191,7 +188,7 @@ def kept(small_checkout: Path) -> Path:
     return small_checkout
 
 
-def test_yesterday_begins_at_midnight_utc() -> None:
+def test_yesterday_begins_at_midnight_utc():
     now = dt.datetime.now(dt.UTC)
     found = times.since("yesterday", "--since")
     assert (found.hour, found.minute, found.second) == (0, 0, 0)
@@ -203,7 +200,7 @@ def test_yesterday_begins_at_midnight_utc() -> None:
     st.lists(st.tuples(*[st.text("abc é…", max_size=80)] * 4), max_size=5),
     st.integers(min_value=4 * output.LEAST + 3 * output.GAP, max_value=200),
 )
-def test_a_table_in_a_terminal_is_never_wider_than_it(rows: list[tuple[str, ...]], width: int) -> None:
+def test_a_table_in_a_terminal_is_never_wider_than_it(rows, width):
     names = ("A", "B", "C", "KEPT")
     for row, cut in zip(rows, output.fitted(names, rows, width), strict=True):
         for cell, short in zip(row, cut, strict=True):
@@ -214,7 +211,7 @@ def test_a_table_in_a_terminal_is_never_wider_than_it(rows: list[tuple[str, ...]
     assert [row[3] for row in output.fitted(names, rows, width, keep="KEPT")] == [row[3] for row in rows]
 
 
-def test_a_sparkline_has_one_character_a_value_up_to_its_width() -> None:
+def test_a_sparkline_has_one_character_a_value_up_to_its_width():
     assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
     assert sparkline([5.0, 5.0]) == "▅▅"
     assert sparkline([]) == ""
@@ -223,7 +220,7 @@ def test_a_sparkline_has_one_character_a_value_up_to_its_width() -> None:
 
 @pytest.mark.parametrize(("table", "rows"), [("metrics", 20), ("runs", 10)])
 @pytest.mark.usefixtures("kept")
-def test_the_same_rows_in_csv_and_parquet(capsys: Capsys, tmp_path: Path, table: str, rows: int) -> None:
+def test_the_same_rows_in_csv_and_parquet(capsys, tmp_path, table, rows):
     from pyarrow import parquet
 
     for name in ("t.csv", "t.parquet"):
@@ -242,7 +239,7 @@ def test_the_same_rows_in_csv_and_parquet(capsys: Capsys, tmp_path: Path, table:
 
 
 @pytest.mark.parametrize("text", ['=HYPERLINK("x")', "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", ("=1", "b")])
-def test_no_text_of_a_csv_file_is_a_formula_of_a_spreadsheet(text: object) -> None:
+def test_no_text_of_a_csv_file_is_a_formula_of_a_spreadsheet(text):
     """Numbers stay numbers, also those below zero."""
     assert str(export._text(text)).startswith("'")
     assert export._text(-1.5) == -1.5
@@ -250,14 +247,14 @@ def test_no_text_of_a_csv_file_is_a_formula_of_a_spreadsheet(text: object) -> No
 
 
 @pytest.mark.usefixtures("kept")
-def test_an_export_that_fails_leaves_no_half_file(capsys: Capsys, tmp_path: Path) -> None:
+def test_an_export_that_fails_leaves_no_half_file(capsys, tmp_path):
     (tmp_path / "t.csv").mkdir()
     assert call(capsys, "history", "export", "--to", tmp_path / "t.csv").code == 10
     assert [path.name for path in tmp_path.glob("*t.csv*")] == ["t.csv"]
 
 
 @pytest.fixture
-def public(tmp_path: Path) -> str:
+def public(tmp_path) -> str:
     path = tmp_path / "publisher.pub"
     path.write_bytes(keys.public_pem(KEY.public_key()))
     return str(path)
@@ -287,9 +284,7 @@ FACTS: dict[str, type | tuple[type, ...]] = {
 
 
 @pytest.mark.parametrize("model", ["CPU", "H200"])
-def test_each_fact_of_verify_as_json_has_its_type(
-    tmp_path: Path, image: SmallImage, public: str, capsys: pytest.CaptureFixture[str], model: str
-) -> None:
+def test_each_fact_of_verify_as_json_has_its_type(tmp_path, image, public, capsys, model):
     """A count is a number, several things are a list, a time has a zone, and what is not there is null."""
     gpu = model != "CPU"
     host = result_files.host("nvidia", model, driver="580.1") if gpu else result_files.host()

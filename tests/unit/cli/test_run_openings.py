@@ -2,7 +2,6 @@
 
 import errno
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,7 +12,6 @@ from small_checkout import call
 from stackcheck import vendors
 from stackcheck.cli import consumer, run
 from stackcheck.errors import ConfigurationError, FileError, StackcheckError
-from stackcheck.vendors import Vendor
 
 
 @pytest.mark.parametrize(
@@ -45,27 +43,21 @@ from stackcheck.vendors import Vendor
     ],
 )
 def test_a_job_sees_the_devices_of_its_shell_or_slurm_job_and_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-    vendor: Vendor,
-    asked: str | None,
-    environ: dict[str, str],
-    seen: dict[str, str],
-) -> None:
+    monkeypatch, vendor, asked, environ, seen
+):
     for name in ("amd", "nvidia"):
         monkeypatch.setattr(vendors.module(name), "devices", lambda: tuple(range(4)))
     assert vendors.chosen_devices(vendor, asked, environ) == seen
 
 
 @pytest.mark.parametrize("asked", ["5", "4", "device=9", "0,9", "GPU-other", ""])
-def test_more_than_a_process_has_is_not_given(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+def test_more_than_a_process_has_is_not_given(monkeypatch, asked):
     monkeypatch.setattr(vendors.module("nvidia"), "devices", lambda: tuple(range(8)))
     with pytest.raises(ConfigurationError, match="more GPUs are asked for"):
         vendors.chosen_devices("nvidia", asked, {"SLURM_JOB_GPUS": "1,2,3"})
 
 
-def test_variables_come_from_files_then_from_options_and_only_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_come_from_files_then_from_options_and_only_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"HERE": "of the shell", "SECRET": "x"})
     file = tmp_path / "vars"
     file.write_text("# words\n\nA=1=2\nB=of the file\nHERE\nABSENT\n")
@@ -78,7 +70,7 @@ def test_variables_come_from_files_then_from_options_and_only_by_name(
         run._variables([], [tmp_path / "absent"])
 
 
-def test_a_volume_is_something_that_is_there_at_a_whole_path(tmp_path: Path) -> None:
+def test_a_volume_is_something_that_is_there_at_a_whole_path(tmp_path):
     mount = run._volume(f"{tmp_path}:/data:ro")
     assert (mount.source, mount.target, mount.read_only) == (tmp_path, "/data", True)
     assert not run._volume(f"{tmp_path}:/data").read_only
@@ -94,27 +86,25 @@ def test_a_volume_is_something_that_is_there_at_a_whole_path(tmp_path: Path) -> 
     ("text", "size"),
     [("512m", 512 << 20), ("16g", 16 << 30), ("16GB", 16 << 30), ("1024", 1024), ("1k", 1024)],
 )
-def test_a_size_is_read_as_docker_reads_it(text: str, size: int) -> None:
+def test_a_size_is_read_as_docker_reads_it(text, size):
     assert run._bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "g", "-1g", "1.5g", "0", "1x", "1 g", "16gg"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_what_is_no_size_is_refused(text):
     with pytest.raises(ConfigurationError, match="no size"):
         run._bytes(text)
 
 
 @pytest.mark.parametrize("text", ["root", "0:root", "1000:", ":5", "-1", "1 2"])
-def test_a_user_is_a_number(text: str) -> None:
+def test_a_user_is_a_number(text):
     assert run._user("1000:44") == "1000:44"
     with pytest.raises(ConfigurationError, match="a user is a number"):
         run._user(text)
 
 
 @pytest.mark.parametrize("kind", [*StackcheckError.__subclasses__(), OSError])
-def test_each_error_of_ours_has_the_one_code_that_no_program_is_taken_for(
-    kind: type[Exception], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_error_of_ours_has_the_one_code_that_no_program_is_taken_for(kind, capsys, monkeypatch):
     error = OSError(errno.ENOSPC, "full") if kind is OSError else kind.__new__(kind)
     if isinstance(error, StackcheckError):
         StackcheckError.__init__(error, "what is wrong", next_step="do this")
@@ -124,7 +114,7 @@ def test_each_error_of_ours_has_the_one_code_that_no_program_is_taken_for(
     assert "next: " in done.err
 
 
-def test_without_gpus_a_job_gets_no_node_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_a_job_gets_no_node_of_a_gpu(monkeypatch):
     from stackcheck.certificate import job, pull
     from stackcheck.engine import client
 

@@ -20,6 +20,7 @@ from small_images import new_key
 from stackcheck.certificate import keys
 from stackcheck.errors import FileError
 from stackcheck.files import users
+from waits import run_program
 
 MAIN = "from stackcheck.cli import main; main()"
 VERBS = {
@@ -179,9 +180,7 @@ def plain(verb: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("verb", "changes"), draws(), ids=[str(n) for n in range(len(draws()))])
-def test_an_environment_changes_no_answer(
-    verb: str, changes: tuple[Callable[[Place], None], ...], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_environment_changes_no_answer(verb, changes, tmp_path_factory):
     usual = plain(verb, tmp_path_factory.getbasetemp())
     place = made(tmp_path_factory.mktemp("stranger"))
     for change in changes:
@@ -196,7 +195,7 @@ def test_an_environment_changes_no_answer(
 
 
 @pytest.mark.parametrize("name", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
-def test_certificates_that_are_not_there_are_named(name: str, tmp_path: Path) -> None:
+def test_certificates_that_are_not_there_are_named(name, tmp_path):
     place = made(tmp_path)
     place.set(**{name: "/no/such.pem"})
     own = place.folder / "home" / ".config" / "stackcheck" / "stackcheck.pub"
@@ -207,7 +206,7 @@ def test_certificates_that_are_not_there_are_named(name: str, tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
-def test_where_a_users_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_users_files_are(monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     monkeypatch.setenv("HOME", "/somebody")
     assert str(users.folder("XDG_CONFIG_HOME")) == "/somebody/.config"
@@ -219,7 +218,7 @@ def test_where_a_users_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(caught.value.where) == f"user {2**31 - 7}"
 
 
-def test_what_other_programs_print_may_have_any_bytes() -> None:
+def test_what_other_programs_print_may_have_any_bytes():
     for path in sorted((ROOT / "stackcheck").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = {word.arg for word in node.keywords} if isinstance(node, ast.Call) else set()
@@ -235,19 +234,13 @@ def test_what_other_programs_print_may_have_any_bytes() -> None:
         ("mount -t tmpfs -o size=1m none $TMPDIR", "has 1 MiB free, 64 are needed: TMPDIR names another"),
     ],
 )
-def test_the_suites_say_what_the_machine_lacks(line: str, words: str, tmp_path: Path) -> None:
+def test_the_suites_say_what_the_machine_lacks(line, words, tmp_path):
     place = made(tmp_path)
     machine(line)(place)
     program = f'{place.before}; "$@"'
     command = [sys.executable, "-m", "pytest", "tests/", "--gpu-vendor=cpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*place.within, "bash", "-c", program, "bash", *command],
-        cwd=ROOT,
-        env=place.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    done = run_program(
+        [*place.within, "bash", "-c", program, "bash", *command], cwd=ROOT, env=place.environment, timeout=300
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert f"ERROR: the machine lacks what every run needs: {words}" in done.stderr.replace(

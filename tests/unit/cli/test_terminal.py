@@ -3,7 +3,6 @@
 import io
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from stackcheck.cli import output
 from stackcheck.cli.output import Printable, Progress, print_error, print_note, print_styled, print_table
 from stackcheck.errors import ConfigurationError
+from waits import run_program
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 ROWS = [("cuda13.0-torch2.13.0-py3.12-debian12", "FAILED", "a reason that is longer than a terminal " * 4)]
@@ -31,7 +31,7 @@ def everything() -> None:
 
 
 @pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[io.StringIO], str]:
+def printed(monkeypatch) -> Callable[[io.StringIO], str]:
     """What `everything` writes to a stream."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -46,7 +46,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[io.StringIO], str]:
     return into
 
 
-def test_only_a_terminal_has_colour(printed: Callable[[io.StringIO], str]) -> None:
+def test_only_a_terminal_has_colour(printed):
     coloured = printed(Terminal())
     assert "\x1b[1;32mVERIFIED\x1b[0m" in coloured
     assert "\x1b[1;31merror:\x1b[0m" in coloured
@@ -54,17 +54,13 @@ def test_only_a_terminal_has_colour(printed: Callable[[io.StringIO], str]) -> No
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_a_user_can_refuse_colour(
-    printed: Callable[[io.StringIO], str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_a_user_can_refuse_colour(printed, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert "\x1b" not in printed(Terminal())
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_a_table_is_as_wide_as_the_terminal_and_loses_nothing(
-    printed: Callable[[io.StringIO], str], monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_a_table_is_as_wide_as_the_terminal_and_loses_nothing(printed, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
     lines = printed(Terminal()).splitlines()
@@ -74,9 +70,7 @@ def test_a_table_is_as_wide_as_the_terminal_and_loses_nothing(
     assert all(words.count(word) >= ROWS[0][2].split().count(word) for word in ("reason", "longer"))
 
 
-def test_foreign_text_cannot_steer_the_terminal_in_a_coloured_line_either(
-    printed: Callable[[io.StringIO], str],
-) -> None:
+def test_foreign_text_cannot_steer_the_terminal_in_a_coloured_line_either(printed):
     printed(stream := Terminal())
     stream.truncate(0)
     print_table(("a",), [("\x1b]0;owned\x07",)])
@@ -84,9 +78,7 @@ def test_foreign_text_cannot_steer_the_terminal_in_a_coloured_line_either(
     assert not re.search(r"\x1b(?!\[[0-9;]*m)|\x07", stream.getvalue())
 
 
-def test_quiet_keeps_results_and_errors_and_verbose_says_where(
-    printed: Callable[[io.StringIO], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quiet_keeps_results_and_errors_and_verbose_says_where(printed, monkeypatch):
     monkeypatch.setitem(output.volume, "quiet", True)
     text = printed(io.StringIO())
     Progress()("a step")
@@ -113,7 +105,7 @@ def copied(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, *, quiet: bool 
     return stream.getvalue()
 
 
-def test_a_long_copy_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_copy_has_a_bar_that_goes_away(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     drawn = copied(Terminal(), monkeypatch)
     assert "/20.0 MB" in SGR.sub("", drawn)
@@ -121,7 +113,7 @@ def test_a_long_copy_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     assert drawn.rstrip().endswith(("\x1b[2K", "\x1b[?25h")), "its line is cleared"
 
 
-def test_a_bar_is_for_a_terminal_a_long_copy_and_who_wants_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_for_a_terminal_a_long_copy_and_who_wants_to_see_it(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     assert copied(io.StringIO(), monkeypatch) == ""
     assert copied(Terminal(), monkeypatch, quiet=True) == ""
@@ -135,7 +127,7 @@ def test_a_bar_is_for_a_terminal_a_long_copy_and_who_wants_to_see_it(monkeypatch
     assert copied(Terminal(), monkeypatch) == ""
 
 
-def test_an_error_in_a_copy_ends_its_bar_and_stays_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_copy_ends_its_bar_and_stays_the_error(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", Printable(terminal))
@@ -157,15 +149,10 @@ ENDINGS = [("list", ""), ("nope", "no such command"), ("lock nope", "next:")]
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(("verb", "said"), ENDINGS)
-def test_a_signal_to_an_interpreter_that_ends_is_no_traceback(
-    verb: str, said: str, number: signal.Signals
-) -> None:
+def test_a_signal_to_an_interpreter_that_ends_is_no_traceback(verb, said, number):
     command = [sys.executable, "-c", LATE.format(int(number)), *verb.split()]
-    done = subprocess.run(
+    done = run_program(
         command,
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=ROOT,
         timeout=60,
         preexec_fn=lambda: [signal.signal(known, signal.SIG_DFL) for known in SIGNALS],

@@ -15,7 +15,6 @@ from stackcheck.imaging.wheels.wheel_cache import WheelCache
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
-Capsys = pytest.CaptureFixture[str]
 DOCKERFILE = f"images/{CPU_STACK}/Dockerfile"
 LOCK = f"images/{CPU_STACK}/requirements.lock"
 LOCKED = f"torch==2.13.0 \\\n    --hash=sha256:{'0' * 64}\n"
@@ -56,14 +55,8 @@ def measured(root: Path) -> tuple[str, ...]:
     ids=["render", "lock", "baseline", "build"],
 )
 def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
-    small_checkout: Path,
-    capsys: Capsys,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    prepare: Callable[[Path], tuple[str, ...]],
-    path: str,
-    number: int,
-) -> None:
+    small_checkout, capsys, monkeypatch, *, prepare, path, number
+):
     monkeypatch.setattr("stackcheck.recipe.lock.ask", lambda *_arguments: LOCKED)
     command = prepare(small_checkout)
     before = files(small_checkout)
@@ -79,9 +72,7 @@ def test_a_disk_that_takes_no_bytes_is_exit_10_and_leaves_every_file_as_it_was(
     assert all(name.is_relative_to(small_checkout / "build") for name in after.keys() - before.keys())
 
 
-def test_a_wheel_cache_on_a_full_disk_is_exit_10_and_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_cache_on_a_full_disk_is_exit_10_and_holds_nothing(tmp_path, monkeypatch):
     output = tmp_path / "output"
     output.mkdir()
     (output / "small-1.0-py3-none-any.whl").write_bytes(b"wheel")

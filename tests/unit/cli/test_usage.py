@@ -18,7 +18,6 @@ from stackcheck.files import checkout
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
-Capsys = pytest.CaptureFixture[str]
 RANDOM = random.Random(34)
 
 
@@ -49,13 +48,13 @@ def typo(word: str) -> str:
             return wrong
 
 
-def test_the_version_is_that_of_the_package(capsys: Capsys) -> None:
+def test_the_version_is_that_of_the_package(capsys):
     done = call(capsys, "--version")
     assert (done.code, done.out) == (0, f"stackcheck {__version__}\n")
 
 
 @pytest.mark.parametrize("verb", ["", *cli.VERBS])
-def test_h_is_help(verb: str, capsys: Capsys) -> None:
+def test_h_is_help(verb, capsys):
     words = [verb] if verb else []
     short, long = call(capsys, *words, "-h"), call(capsys, *words, "--help")
     assert short.code == 0
@@ -63,9 +62,7 @@ def test_h_is_help(verb: str, capsys: Capsys) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 300])
-def test_help_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
-    columns: int, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     widths = [len(line) for line in call(capsys, "verify", "--help").out.splitlines()]
     assert max(widths) <= min(columns, cli.WIDEST)
@@ -73,14 +70,14 @@ def test_help_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
 
 
 @pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if len(verb) > 4])
-def test_a_verb_with_one_wrong_letter_names_the_verb(verb: str, capsys: Capsys) -> None:
+def test_a_verb_with_one_wrong_letter_names_the_verb(verb, capsys):
     done = call(capsys, typo(verb))
     assert done.code == 2
     assert verb in done.err.partition("expected: ")[2].partition("\n")[0]
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_a_wrong_option_has_a_next_step(verb: str, capsys: Capsys) -> None:
+def test_a_wrong_option_has_a_next_step(verb, capsys):
     done = call(capsys, verb, "--no-such-option")
     assert done.code == (125 if verb == "run" else 2)
     assert f"next: stackcheck {verb} --help" in done.err
@@ -94,9 +91,7 @@ def raising(kind: type[StackcheckError]) -> StackcheckError:
 
 
 @pytest.mark.parametrize("verb", WITH_JSON)
-def test_every_error_of_every_verb_is_json_and_has_a_next_step(
-    verb: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_error_of_every_verb_is_json_and_has_a_next_step(verb, capsys, monkeypatch):
     for kind in kinds():
         monkeypatch.setattr(cli.VerbGroup, "resolve_command", mock.Mock(side_effect=raising(kind)))
         done = call(capsys, verb, "--json")
@@ -109,9 +104,7 @@ def test_every_error_of_every_verb_is_json_and_has_a_next_step(
         assert "\x1b" not in done.out + done.err
 
 
-def test_a_verb_that_printed_its_document_prints_no_second_one(
-    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verb_that_printed_its_document_prints_no_second_one(capsys, monkeypatch):
     def fail(*_arguments: object, **_options: object) -> None:
         output.print_json({"found": []})
         raise ConfigurationError("and yet")
@@ -120,14 +113,12 @@ def test_a_verb_that_printed_its_document_prints_no_second_one(
     assert json.loads(call(capsys, "find", "--json").out) == {"found": []}
 
 
-def test_a_command_of_run_may_have_json_of_its_own(capsys: Capsys) -> None:
+def test_a_command_of_run_may_have_json_of_its_own(capsys):
     assert not call(capsys, "run", "oci:nowhere:x", "--", "tool", "--json").out
 
 
 @pytest.mark.parametrize("below", ["docs", "images/cpu/parts", "build/a b"])
-def test_a_verb_works_below_the_checkout(
-    below: str, small_checkout: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verb_works_below_the_checkout(below, small_checkout, capsys, monkeypatch):
     here = call(capsys, "list", "--json")
     folder = small_checkout / below
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +128,7 @@ def test_a_verb_works_below_the_checkout(
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nowhere(tmp_path, monkeypatch) -> Path:
     """An empty folder, far from every checkout."""
     folder = tmp_path / "empty"
     folder.mkdir()
@@ -147,9 +138,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("verb", sorted({"history", "compat", "list", "explain", "report"}))
-def test_outside_a_checkout_state_is_in_the_users_data_folder(
-    verb: str, nowhere: Path, capsys: Capsys
-) -> None:
+def test_outside_a_checkout_state_is_in_the_users_data_folder(verb, nowhere, capsys):
     words = {"explain": ["rocm=7.2.1", "torch=2.13.0", "arch=gfx950"]}.get(verb, [])
     assert call(capsys, verb, *words).code == 0
     assert not list(nowhere.iterdir())
@@ -157,7 +146,7 @@ def test_outside_a_checkout_state_is_in_the_users_data_folder(
 
 
 @pytest.mark.parametrize("verb", ["lock", "render", "prove"])
-def test_a_verb_that_writes_a_checkout_asks_for_one(verb: str, nowhere: Path, capsys: Capsys) -> None:
+def test_a_verb_that_writes_a_checkout_asks_for_one(verb, nowhere, capsys):
     done = call(capsys, verb)
     assert done.code == 2
     assert "--root DIR" in done.err.partition("next: ")[2]
@@ -165,7 +154,7 @@ def test_a_verb_that_writes_a_checkout_asks_for_one(verb: str, nowhere: Path, ca
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_the_data_folder_follows_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_follows_the_installed_version(monkeypatch):
     folder = checkout.users_own()
     (folder / "images").unlink()
     (folder / "images").symlink_to("/an/older/version")

@@ -21,7 +21,6 @@ from stackcheck.recipe import lock, render
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
-Capsys = pytest.CaptureFixture[str]
 OLD = "cpu-torch2.13.0-py3.11-debian12-old"
 GEMM = CHECKS[2]
 SEARCH = ("bisect", "--good", OLD, "--bad", CPU_STACK, "--check", GEMM, "--tier", "smoke")
@@ -39,7 +38,7 @@ ENTRY = f"""
 
 
 @pytest.fixture
-def checkout(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(small_checkout: Path, monkeypatch) -> Path:
     """A checkout with both stacks; a lock names the direct packages alone, without an index."""
     file = small_checkout / "matrix.yaml"
     file.write_text(file.read_text().replace("\ninclude:\n", f"\ninclude:{ENTRY}", 1))
@@ -91,9 +90,7 @@ def versions(told: dict[str, Any]) -> frozenset[str]:
 
 
 @pytest.mark.usefixtures("checkout")
-def test_the_package_to_blame_is_named_and_the_search_goes_on_where_it_was(
-    fake_engine: FakeEngine, capsys: Capsys, checkout: Path
-) -> None:
+def test_the_package_to_blame_is_named_and_the_search_goes_on_where_it_was(fake_engine, capsys, checkout):
     ran = suites(fake_engine, ("psutil==7.2.2",))
     done = call(capsys, *SEARCH, "--json")
     assert done.code == 0, done.err
@@ -114,9 +111,7 @@ def test_the_package_to_blame_is_named_and_the_search_goes_on_where_it_was(
 
 
 @pytest.mark.usefixtures("checkout")
-def test_components_that_break_it_together_and_ends_that_are_not_what_they_should_be(
-    fake_engine: FakeEngine, capsys: Capsys
-) -> None:
+def test_components_that_break_it_together_and_ends_that_are_not_what_they_should_be(fake_engine, capsys):
     suites(fake_engine, ("numpy==2.4.6", "pyyaml==6.0.3"))
     done = call(capsys, *SEARCH)
     assert done.code == 0, done.err
@@ -135,7 +130,7 @@ def test_components_that_break_it_together_and_ends_that_are_not_what_they_shoul
 
 
 @pytest.mark.usefixtures("checkout")
-def test_a_dry_run_lists_the_steps(capsys: Capsys, fake_engine: FakeEngine) -> None:
+def test_a_dry_run_lists_the_steps(capsys, fake_engine):
     done = call(capsys, *SEARCH, "--dry-run")
     assert [line.split()[:2] for line in done.out.splitlines()[1:]] == [
         ["1", "numpy"],
@@ -165,36 +160,36 @@ class Asked:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 20])
-def test_every_single_step_is_found_in_few_questions(count: int) -> None:
+def test_every_single_step_is_found_in_few_questions(count):
     for step in range(count):
         ask = broken_by({step})
         assert walk(count, ask) == Culprit(kind="one", steps=(step,))
         assert ask.count <= 3 + math.ceil(math.log2(count))  # both ends, the halves, the step alone
 
 
-def test_every_pair_that_only_fails_together_is_found() -> None:
+def test_every_pair_that_only_fails_together_is_found():
     for first, second in itertools.combinations(range(7), 2):
         found = walk(7, broken_by({first, second}))
         assert found == Culprit(kind="together", steps=(second, first))
 
 
-def test_of_two_culprits_one_is_named() -> None:
+def test_of_two_culprits_one_is_named():
     found = walk(9, broken_by({2}, {6}))
     assert found in {Culprit(kind="one", steps=(2,)), Culprit(kind="one", steps=(6,))}
 
 
-def test_three_that_only_fail_together_are_not_told_as_two() -> None:
+def test_three_that_only_fail_together_are_not_told_as_two():
     found = walk(6, broken_by({0, 2, 4}))
     assert found.kind == "more"
     assert {0, 2, 4} <= set(found.steps)
 
 
-def test_ends_that_are_not_what_they_were_said_to_be() -> None:
+def test_ends_that_are_not_what_they_were_said_to_be():
     assert walk(4, broken_by(set())).kind == "good fails"
     assert walk(4, broken_by({99})).kind == "bad passes"
     assert walk(4, broken_by({1}, unknown=lambda steps: not steps)).kind == "good fails"
 
 
-def test_what_cannot_be_built_leaves_a_range() -> None:
+def test_what_cannot_be_built_leaves_a_range():
     found = walk(8, broken_by({4}, unknown=lambda steps: len(steps) in {4, 5}))
     assert found == Culprit(kind="one of", steps=(3, 4, 5))

@@ -4,7 +4,6 @@ import datetime as dt
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from small_checkout import CHECKS, CPU_STACK, FOREIGN, FakeEngine, call, verify
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes", "small_checkout")
 
-Capsys = pytest.CaptureFixture[str]
 SPEED = CHECKS[-1]
 
 
@@ -37,7 +35,7 @@ def speed(loss: float, noise: float, outcome: str = "passed") -> Callable[[dict[
 
 
 @pytest.mark.parametrize(("loss", "code"), [(0.0, 0), (0.02, 6), (0.05, 6)])
-def test_a_slower_image_is_named(fake_engine: FakeEngine, capsys: Capsys, loss: float, code: int) -> None:
+def test_a_slower_image_is_named(fake_engine, capsys, loss, code):
     fake_engine.answer = speed(loss, noise=0.001)
     done = call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--json")
     assert done.code == code
@@ -49,9 +47,7 @@ def test_a_slower_image_is_named(fake_engine: FakeEngine, capsys: Capsys, loss: 
     assert all(len(each["a"]) == len(each["b"]) == len(each["itself"][1]) == 5 for each in found)
 
 
-def test_the_runs_take_turns_and_choose_their_checks(
-    fake_engine: FakeEngine, capsys: Capsys, small_checkout: Path
-) -> None:
+def test_the_runs_take_turns_and_choose_their_checks(fake_engine, capsys, small_checkout):
     fake_engine.answer = speed(0.0, noise=0.0)
     call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--checks", "gemm or copy")
     images = ["A" if "cpu-torch" in spec.image else "B" for spec in fake_engine.runs]
@@ -65,8 +61,8 @@ def test_the_runs_take_turns_and_choose_their_checks(
 
 @pytest.mark.parametrize(("outcome", "code"), [("failed", 6), ("invalid", 9)])
 def test_a_check_that_misses_its_bound_is_compared_and_an_unfit_machine_is_not(
-    fake_engine: FakeEngine, capsys: Capsys, outcome: str, code: int
-) -> None:
+    fake_engine, capsys, outcome, code
+):
     fake_engine.answer = speed(0.05, noise=0.0, outcome=outcome)
     done = call(capsys, "compare", "--paired", CPU_STACK, FOREIGN, "--rounds", "3")
     assert done.code == code
@@ -102,7 +98,7 @@ def suites(loss: float, noise: float) -> Callable[[dict[str, Any]], str]:
 
 
 @pytest.fixture
-def certified(own_home: None, fake_engine: FakeEngine, capsys: Capsys) -> None:  # noqa: ARG001  # the folder first
+def certified(own_home: None, fake_engine: FakeEngine, capsys) -> None:  # noqa: ARG001  # the folder first
     """A certified image in the target."""
     fake_engine.answer = suites(0.0, 0.0005)
     done = call(capsys, "images", CPU_STACK)
@@ -110,9 +106,7 @@ def certified(own_home: None, fake_engine: FakeEngine, capsys: Capsys) -> None: 
 
 
 @pytest.mark.usefixtures("certified")
-def test_an_image_as_fast_as_the_reference_is_certified_and_says_so(
-    capsys: Capsys, fake_engine: FakeEngine
-) -> None:
+def test_an_image_as_fast_as_the_reference_is_certified_and_says_so(capsys, fake_engine):
     before = len(fake_engine.runs)
     done = call(capsys, "certify", CANDIDATE, "--against", REFERENCE, "--json")
     assert done.code == 0, done.err
@@ -128,9 +122,7 @@ def test_an_image_as_fast_as_the_reference_is_certified_and_says_so(
 
 
 @pytest.mark.usefixtures("certified")
-def test_a_slower_image_is_refused_and_cannot_be_published(
-    capsys: Capsys, fake_engine: FakeEngine, small_checkout: Path
-) -> None:
+def test_a_slower_image_is_refused_and_cannot_be_published(capsys, fake_engine, small_checkout):
     fake_engine.answer = suites(0.0, 0.0005)
     assert call(capsys, "certify", CANDIDATE).code == 0  # bounds alone let it pass
     fake_engine.answer = suites(0.02, 0.0005)
@@ -142,9 +134,7 @@ def test_a_slower_image_is_refused_and_cannot_be_published(
 
 
 @pytest.mark.usefixtures("certified")
-def test_a_node_on_which_nothing_can_be_told_signs_nothing(
-    capsys: Capsys, fake_engine: FakeEngine, small_checkout: Path
-) -> None:
+def test_a_node_on_which_nothing_can_be_told_signs_nothing(capsys, fake_engine, small_checkout):
     assert call(capsys, "certify", CANDIDATE).code == 0
     fake_engine.answer = suites(0.0, 0.05)
     done = call(capsys, "certify", CANDIDATE, "--against", REFERENCE, "--force")

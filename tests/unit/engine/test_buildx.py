@@ -19,7 +19,7 @@ def read(path: Path) -> tuple[BuildLog, list[str]]:
     return log, lines
 
 
-def test_progress_is_one_short_line_a_step() -> None:
+def test_progress_is_one_short_line_a_step():
     _, lines = read(FAILED)
     assert lines == [
         "[base 1/2] ADD rootfs.tar /",
@@ -45,7 +45,7 @@ SEVERAL = """\
 """
 
 
-def test_with_several_targets_each_step_counts_once_for_its_stage() -> None:
+def test_with_several_targets_each_step_counts_once_for_its_stage():
     lines: list[str] = []
     log = BuildLog(lines.append)
     for line in SEVERAL.splitlines():
@@ -62,7 +62,7 @@ def test_with_several_targets_each_step_counts_once_for_its_stage() -> None:
     ]
 
 
-def test_the_steps_of_a_lone_stage_are_reported_and_counted_too() -> None:
+def test_the_steps_of_a_lone_stage_are_reported_and_counted_too():
     lines: list[str] = []
     log = BuildLog(lines.append)
     for line in ("#5 [1/2] ADD rootfs.tar /", "#5 CACHED", "#6 [2/2] RUN date", "#6 0.1 ERROR"):
@@ -71,7 +71,7 @@ def test_the_steps_of_a_lone_stage_are_reported_and_counted_too() -> None:
     assert log.stages() == {("", ""): (1, 1)}
 
 
-def test_the_step_that_failed_first_is_the_failure() -> None:
+def test_the_step_that_failed_first_is_the_failure():
     log = BuildLog(lambda _line: None)
     for line in (
         "#5 [stage-a-1 a 1/1] RUN false",
@@ -84,7 +84,7 @@ def test_the_step_that_failed_first_is_the_failure() -> None:
     assert (log.failure().stage, log.failure().last_lines) == ("a 1/1", ("no such thing",))
 
 
-def test_a_failure_knows_its_stage_line_and_last_words() -> None:
+def test_a_failure_knows_its_stage_line_and_last_words():
     log, _ = read(FAILED)
     failure = log.failure()
     assert (failure.stage, failure.file, failure.line) == ("wheels 1/2", "Dockerfile", 38)
@@ -92,7 +92,7 @@ def test_a_failure_knows_its_stage_line_and_last_words() -> None:
     assert failure.message.startswith("failed to solve")
 
 
-def test_a_full_disk_is_called_that(monkeypatch) -> None:
+def test_a_full_disk_is_called_that(monkeypatch):
     monkeypatch.setattr(buildx.host_setup, "socket_answers", lambda: True)
     log = BuildLog(lambda _line: None)
     log.feed("ERROR: failed to solve: write /var/lib/docker/x: no space left on device\n")
@@ -109,9 +109,7 @@ def test_a_full_disk_is_called_that(monkeypatch) -> None:
         ("ERROR: No matching distribution found for torch==2.13.0", "package indexes"),
     ],
 )
-def test_what_cannot_be_reached_is_named_with_what_to_configure(
-    monkeypatch: pytest.MonkeyPatch, said: str, meant: str
-) -> None:
+def test_what_cannot_be_reached_is_named_with_what_to_configure(monkeypatch, said, meant):
     monkeypatch.setattr(buildx.host_setup, "socket_answers", lambda: True)
     log = BuildLog(lambda _line: None)
     log.feed(f"ERROR: {said}\n")
@@ -121,13 +119,13 @@ def test_what_cannot_be_reached_is_named_with_what_to_configure(
     assert error.next_step
 
 
-def test_a_daemon_that_went_away_is_an_engine_error(monkeypatch) -> None:
+def test_a_daemon_that_went_away_is_an_engine_error(monkeypatch):
     monkeypatch.setattr(buildx.host_setup, "socket_answers", lambda: False)
     log, _ = read(FAILED)
     assert buildx._error(log, None, None).exit_code == 4
 
 
-def test_a_build_without_end_is_called_that() -> None:
+def test_a_build_without_end_is_called_that():
     log, _ = read(FAILED)
     assert "at most 5 s" in str(buildx._error(log, None, 5.0))
 
@@ -141,7 +139,7 @@ FROM_CACHE = f"{STEP}#4 CACHED\n{EXPORT}"
 
 
 @pytest.fixture
-def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def builder(tmp_path, monkeypatch) -> Callable[..., Path]:
     """A docker client whose n-th run prints the n-th text, and fails where there is an error in it."""
 
     def say(*texts: str) -> Path:
@@ -161,9 +159,7 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 
 @pytest.mark.parametrize("step", ["", *OWN])
-def test_a_build_that_only_the_builders_own_time_limit_ended_runs_again(
-    builder: Callable[..., Path], step: str
-) -> None:
+def test_a_build_that_only_the_builders_own_time_limit_ended_runs_again(builder, step):
     failed = f"#6 [image-1 internal] {step}\n#6 ERROR: context deadline exceeded\n" if step else ""
     first = FIRST_RUN.replace(TOO_LATE, failed + TOO_LATE)
     folder = builder(first, FROM_CACHE)
@@ -174,7 +170,7 @@ def test_a_build_that_only_the_builders_own_time_limit_ended_runs_again(
     assert (folder / "build.log").read_text() == first + FROM_CACHE
 
 
-def test_a_builder_that_stays_too_busy_fails_after_three_runs(builder: Callable[..., Path]) -> None:
+def test_a_builder_that_stays_too_busy_fails_after_three_runs(builder):
     folder = builder(*[FIRST_RUN] * 4)
     with pytest.raises(BuildError, match="too busy") as caught:
         buildx.bake({}, ["image-1"], report=str)
@@ -190,7 +186,7 @@ def test_a_builder_that_stays_too_busy_fails_after_three_runs(builder: Callable[
     ],
     ids=["a step failed", "a registry was too slow"],
 )
-def test_what_failed_for_another_reason_runs_once(builder: Callable[..., Path], said: str) -> None:
+def test_what_failed_for_another_reason_runs_once(builder, said):
     folder = builder(said, FROM_CACHE)
     with pytest.raises(BuildError) as caught:
         buildx.bake({}, ["image-1"], report=str)
@@ -198,9 +194,7 @@ def test_what_failed_for_another_reason_runs_once(builder: Callable[..., Path], 
     assert len(list(folder.glob("ran-*"))) == 1
 
 
-def test_a_newer_buildx_may_read_secrets_and_write_layouts_outside_of_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_buildx_may_read_secrets_and_write_layouts_outside_of_its_folder(tmp_path, monkeypatch):
     """As buildx 0.20 and newer: it refuses both, unless its check is switched off."""
     docker = tmp_path / "docker"
     docker.write_text('#!/bin/sh\ncat > /dev/null\n[ "$BUILDX_BAKE_ENTITLEMENTS_FS" = 0 ]\n')

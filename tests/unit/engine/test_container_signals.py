@@ -100,7 +100,7 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.fixture(params=["run", "read"])
-def use(request: pytest.FixtureRequest) -> Callable[[Daemon], None]:
+def use(request) -> Callable[[Daemon], None]:
     """A container that runs, or one that is never started, from which files are read."""
     function: Callable[[Daemon], None] = getattr(Daemon, request.param)
     return function
@@ -108,9 +108,7 @@ def use(request: pytest.FixtureRequest) -> Callable[[Daemon], None]:
 
 @pytest.mark.parametrize("number", interrupts.SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("request_", ["create", "start", "remove"])
-def test_a_signal_in_any_request_leaves_no_container_and_is_not_lost(
-    use: Callable[[Daemon], None], request_: str, number: signal.Signals
-) -> None:
+def test_a_signal_in_any_request_leaves_no_container_and_is_not_lost(use, request_, number):
     daemon = Daemon()
     daemon.during = lambda name: os.kill(os.getpid(), number) if name == request_ else None
     with pytest.raises(EndedError):
@@ -118,9 +116,7 @@ def test_a_signal_in_any_request_leaves_no_container_and_is_not_lost(
     assert daemon.names == set()
 
 
-def test_a_second_signal_while_the_container_is_removed_does_not_stop_that(
-    use: Callable[[Daemon], None],
-) -> None:
+def test_a_second_signal_while_the_container_is_removed_does_not_stop_that(use):
     """Slurm sends SIGTERM twice when the time of a job is over, and people press Ctrl-C twice."""
     daemon = Daemon()
     sent: list[str] = []
@@ -137,7 +133,7 @@ def test_a_second_signal_while_the_container_is_removed_does_not_stop_that(
     assert daemon.names == set()
 
 
-def test_a_handler_that_chose_to_ignore_what_follows_keeps_its_choice() -> None:
+def test_a_handler_that_chose_to_ignore_what_follows_keeps_its_choice():
     def once(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise EndedError
@@ -150,7 +146,7 @@ def test_a_handler_that_chose_to_ignore_what_follows_keeps_its_choice() -> None:
     assert (daemon.names, signal.getsignal(signal.SIGTERM)) == (set(), signal.SIG_IGN)
 
 
-def test_a_signal_whose_handler_returns_ends_nothing() -> None:
+def test_a_signal_whose_handler_returns_ends_nothing():
     came: list[int] = []
     signal.signal(signal.SIGALRM, lambda number, _frame: came.append(number))
     daemon = Daemon()
@@ -160,7 +156,7 @@ def test_a_signal_whose_handler_returns_ends_nothing() -> None:
     signal.signal(signal.SIGALRM, raising)
 
 
-def test_a_removal_that_the_engine_refuses_at_first_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_the_engine_refuses_at_first_is_tried_again(monkeypatch):
     slept: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
     monkeypatch.setattr(leftovers, "time", clock)
@@ -174,7 +170,7 @@ def test_a_removal_that_the_engine_refuses_at_first_is_tried_again(monkeypatch: 
     assert sum(slept) >= leftovers.REMOVAL_TIMEOUT_S
 
 
-def test_the_next_run_removes_what_a_killed_process_left_and_nothing_else() -> None:
+def test_the_next_run_removes_what_a_killed_process_left_and_nothing_else():
     told = "from stackcheck.engine import leftovers; print(leftovers.labels()[leftovers.OWNER], end='')"
     dead = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
     own = leftovers.labels()[leftovers.OWNER]
@@ -193,9 +189,7 @@ def test_the_next_run_removes_what_a_killed_process_left_and_nothing_else() -> N
     assert daemon.names == {"own", "elsewhere", "odd", "stuck"}, "a new run is not about it"
 
 
-def test_the_time_of_a_container_begins_when_what_it_waits_for_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_of_a_container_begins_when_what_it_waits_for_is_there(monkeypatch):
     order: list[str] = []
 
     class Timer:

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -12,7 +11,7 @@ from stackcheck.errors import EngineError
 
 
 @pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_engine(monkeypatch) -> None:
     def refuse() -> Engine:
         raise EngineError("there is no container engine", got="nothing answers")
 
@@ -21,7 +20,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_what_is_lacking_has_the_command_that_mends_it(tmp_path: Path) -> None:
+def test_what_is_lacking_has_the_command_that_mends_it(tmp_path):
     findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
     assert not findings["engine"].ok
     assert findings["engine"].fix == "sudo stackcheck doctor --fix"
@@ -30,7 +29,7 @@ def test_what_is_lacking_has_the_command_that_mends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_a_host_that_cannot_build_exits_with_4_and_still_lists_everything(tmp_path: Path) -> None:
+def test_a_host_that_cannot_build_exits_with_4_and_still_lists_everything(tmp_path):
     result = CliRunner().invoke(app, ["doctor", "--json", "--root", str(tmp_path)])
     assert isinstance(result.exception, EngineError)
     assert result.exception.exit_code == 4
@@ -41,22 +40,20 @@ def test_a_host_that_cannot_build_exits_with_4_and_still_lists_everything(tmp_pa
 @pytest.mark.parametrize(
     ("version", "repeats"), [("20.10.24", False), ("24.0.7", False), ("26.1.5+dfsg1", True), ("29.1.3", True)]
 )
-def test_an_engine_whose_builds_have_no_fixed_digest_is_named(
-    version: str, repeats: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_whose_builds_have_no_fixed_digest_is_named(version, repeats, tmp_path, monkeypatch):
     client = mock.Mock(**{"info.return_value": {"ServerVersion": version}})
     monkeypatch.setattr(Engine, "connect", lambda: Engine(client))
     found = next(one for one in doctor.examine(tmp_path) if one.name == "same digest")
     assert (found.ok, found.needed, found.fix is None) == (repeats, False, repeats)
 
 
-def test_an_unreachable_registry_is_not_needed_but_said(tmp_path: Path) -> None:
+def test_an_unreachable_registry_is_not_needed_but_said(tmp_path):
     finding = doctor.examine(tmp_path, ["127.0.0.1:9"])[-1]
     assert (finding.name, finding.ok, finding.needed) == ("registry 127.0.0.1:9", False, False)
 
 
 @pytest.mark.parametrize("pid", [None, 4711])
-def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int | None) -> None:
+def test_a_full_disk_is_found(tmp_path, monkeypatch, pid):
     monkeypatch.setattr(host_setup, "daemon_pid", lambda: pid)
     findings = doctor.examine(tmp_path, room_bytes=10**18)
     finding = next(finding for finding in findings if finding.name == "disk")
@@ -65,7 +62,7 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
     assert finding.fix.startswith("free space under" if pid else "docker builder prune")
 
 
-def test_the_disk_that_must_be_free_can_be_named(tmp_path: Path) -> None:
+def test_the_disk_that_must_be_free_can_be_named(tmp_path):
     result = CliRunner().invoke(app, ["doctor", "--json", "--root", str(tmp_path), "--room", "1000000000"])
     assert isinstance(result.exception, EngineError)
     disk = next(finding for finding in json.loads(result.stdout) if finding["name"] == "disk")
@@ -73,9 +70,7 @@ def test_the_disk_that_must_be_free_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", ["", "#!/bin/sh\nprintf '\\377'", "#!/bin/sh\nexit 3"])
-def test_a_docker_that_is_none_lacks_buildx(
-    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_docker_that_is_none_lacks_buildx(body, tmp_path, monkeypatch):
     (tmp_path / "docker").write_text(body)
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -84,9 +79,7 @@ def test_a_docker_that_is_none_lacks_buildx(
 
 
 @pytest.mark.parametrize("config", ["[]", "5", '{"proxies": [1]}', "[" * 100_000])
-def test_dockers_settings_of_any_shape_are_an_error(
-    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dockers_settings_of_any_shape_are_an_error(config, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(config)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")

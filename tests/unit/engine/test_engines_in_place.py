@@ -103,13 +103,13 @@ def asked(host: Drawn, socket: Path) -> tuple[list[tuple[str, ...]], str | None]
 
 
 @pytest.fixture(scope="module")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def socket(tmp_path_factory) -> Path:
     """Where the local engine's socket is."""
     return tmp_path_factory.mktemp("run") / "docker.sock"
 
 
 @given(host=hosts())
-def test_podman_is_refused_before_anything_is_installed(host: Drawn, socket: Path) -> None:
+def test_podman_is_refused_before_anything_is_installed(host, socket):
     installed, error = asked(host, socket)
     silent = host.named is None and not host.answers
     if host.answers == "podman" or (silent and "podman-docker" in host.packages):
@@ -119,7 +119,7 @@ def test_podman_is_refused_before_anything_is_installed(host: Drawn, socket: Pat
 
 
 @given(host=hosts())
-def test_who_may_not_install_is_told_the_way_to_what_is_there(host: Drawn, socket: Path) -> None:
+def test_who_may_not_install_is_told_the_way_to_what_is_there(host, socket):
     installed, error = asked(host, socket)
     if host.answers == "docker" and host.buildx:
         assert (installed, error) == ([], None)

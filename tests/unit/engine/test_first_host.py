@@ -21,7 +21,7 @@ STACK = "rocm7.1.0-torch2.10.0-fa2.8.3-py3.12-ubuntu24.04"
 PAGE = (ROOT / "docs/guides/first-amd-host.md").read_text(encoding="utf-8")
 
 
-def test_the_steps_are_those_of_the_page_in_its_order() -> None:
+def test_the_steps_are_those_of_the_page_in_its_order():
     rows = dict(re.findall(r"^\| (\d+)\. [\w ,]+ \| (.+?) \| ", PAGE, re.MULTILINE))
     wanted = first_host.steps(STACK, ROOT)
     assert [step.number for step in wanted] == sorted(step.number for step in wanted)
@@ -50,7 +50,7 @@ def at(exits: Sequence[int], calls: list[tuple[str, ...]], root: Path, verdict: 
 
 
 @pytest.mark.parametrize("stop", range(9))
-def test_the_first_surprise_ends_the_hour(stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_surprise_ends_the_hour(stop, tmp_path, monkeypatch):
     calls: list[tuple[str, ...]] = []
     (tmp_path / "build").mkdir()
     stale = tmp_path / "build/first-host-3.json"
@@ -77,9 +77,7 @@ GO_ON = ([9, 9, 9, 9], [9, 0, 0, 9], [0, 9, 0, 0], [6, 6, 6, 6])
 
 
 @pytest.mark.parametrize("ends", GO_ON, ids=str)
-def test_only_bounds_are_no_surprise_and_the_machine_measures_its_own(
-    ends: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_bounds_are_no_surprise_and_the_machine_measures_its_own(ends, tmp_path, monkeypatch):
     calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(first_host, "_run", at([0, 0, 0, 0, *ends, 0], calls, tmp_path, BOUNDS))
     monkeypatch.setattr(vendors, "kernel_record", lambda: ({}, ()))
@@ -100,9 +98,7 @@ def test_only_bounds_are_no_surprise_and_the_machine_measures_its_own(
 
 @pytest.mark.parametrize("verdict", [None, {"only_bounds": False}], ids=str)
 @pytest.mark.parametrize("code", [6, 9])
-def test_a_verdict_with_another_reason_ends_the_hour(
-    verdict: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_with_another_reason_ends_the_hour(verdict, code, tmp_path, monkeypatch):
     stale = tmp_path / "build" / STACK / "verdict.json"
     stale.parent.mkdir(parents=True)
     stale.write_text(json.dumps(BOUNDS))
@@ -126,7 +122,7 @@ PLACES = ("{}", "at {}: no answer", "[{}]", "--to={},x", '"{}"', "({})", "tcp://
 
 
 @given(IDENTITIES, st.sampled_from(PLACES))
-def test_what_has_the_form_of_an_identity_is_removed(identity: str, place: str) -> None:
+def test_what_has_the_form_of_an_identity_is_removed(identity, place):
     cleaned = first_host.private({"checks": [{"reason": place.format(identity)}]}, ())
     assert identity not in json.dumps(cleaned)
 
@@ -142,18 +138,16 @@ def test_what_has_the_form_of_an_identity_is_removed(identity: str, place: str) 
         "test_devices.py::test_memory_is_healthy[8]",
     ],
 )
-def test_what_is_no_identity_stays(text: str) -> None:
+def test_what_is_no_identity_stays(text):
     assert first_host.private([text], ("ode-1",)) == [text]
 
 
-def test_what_a_verdict_rests_on_stays() -> None:
+def test_what_a_verdict_rests_on_stays():
     result = {"software": {"rccl": "2.27.7.1"}, "driver": "6.12.12.1", "devices": [{"model": "MI300X"}]}
     assert first_host.private(result, ("MI300X",)) == result
 
 
-def test_the_verb_ends_as_the_step_that_stopped_and_leaves_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verb_ends_as_the_step_that_stopped_and_leaves_the_file(tmp_path, monkeypatch):
     calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(first_host, "_run", at([0, 11], calls, tmp_path))
     monkeypatch.setattr(vendors, "kernel_record", lambda: ({"module/amdgpu/version": "6.12.12"}, ()))
@@ -167,7 +161,7 @@ def test_the_verb_ends_as_the_step_that_stopped_and_leaves_the_file(
     assert [call[-2] for call in calls] == ["--root", "--root"]
 
 
-def test_a_command_is_this_tool_and_its_lines_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_is_this_tool_and_its_lines_are_shown(capsys):
     code, output = first_host._run(("explain", STACK, "--root", str(ROOT)), sys.stdout.write)
     assert code == 0
     assert "allowed" in output

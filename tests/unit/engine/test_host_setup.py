@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from stackcheck.errors import EngineError
 
 
 @pytest.fixture(autouse=True)
-def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def packages(monkeypatch) -> set[str]:
     """The engines' packages that this host has; none, unless a test adds some."""
     there: set[str] = set()
     monkeypatch.setattr(host_setup, "_installed", lambda asked: there & set(asked))
@@ -21,7 +20,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_engine(monkeypatch) -> None:
     monkeypatch.setattr(host_setup, "socket_answers", lambda: False)
     monkeypatch.setattr(host_setup, "has_buildx", lambda: False)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
@@ -53,9 +52,7 @@ def release(monkeypatch: pytest.MonkeyPatch, **fields: str) -> None:
     ],
     ids=["debian12", "debian13", "ubuntu"],
 )
-def test_each_distribution_gives_its_own_packages(
-    monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], packages: tuple[str, ...], suite: str | None
-) -> None:
+def test_each_distribution_gives_its_own_packages(monkeypatch, fields, packages, suite):
     release(monkeypatch, **fields)
     assert host_setup.recipe_for_host() == host_setup.Recipe(packages=packages, second_suite=suite)
 
@@ -64,8 +61,8 @@ def test_each_distribution_gives_its_own_packages(
 @pytest.mark.parametrize("lacking", [{"buildx"}, {"docker", "buildx"}, {"dockerd"}, set()])
 @pytest.mark.parametrize("publisher", host_setup.OTHER_PACKAGES)
 def test_beside_dockers_own_packages_only_their_own_parts_are_installed(
-    distribution: str, lacking: set[str], publisher: str, packages: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    distribution, lacking, publisher, packages, monkeypatch
+):
     """apt would take Docker's packages away, with what runs in them, for the distribution's."""
     release(monkeypatch, ID=distribution, VERSION_CODENAME="trixie")
     packages.add(publisher)
@@ -78,9 +75,7 @@ def test_beside_dockers_own_packages_only_their_own_parts_are_installed(
     assert not found & {"docker.io", "docker-cli", "docker-buildx"}
 
 
-def test_podman_in_dockers_place_is_refused_with_what_to_type(
-    packages: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_podman_in_dockers_place_is_refused_with_what_to_type(packages, monkeypatch):
     release(monkeypatch, ID="debian", VERSION_CODENAME="trixie")
     packages.add("podman-docker")
     with pytest.raises(EngineError, match="apt-get remove podman-docker"):
@@ -94,21 +89,21 @@ def test_podman_in_dockers_place_is_refused_with_what_to_type(
     ("printed", "real"),
     [("github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3", True), ("buildah 1.39.3", False), ("", False)],
 )
-def test_podmans_buildx_is_no_buildx(printed: str, real: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_podmans_buildx_is_no_buildx(printed, real, monkeypatch):
     answered = subprocess.CompletedProcess((), 0, stdout=printed.encode())
     monkeypatch.setattr(host_setup.shutil, "which", lambda _name: "/usr/bin/docker")
     monkeypatch.setattr(host_setup.subprocess, "run", lambda *_args, **_options: answered)
     assert host_setup.has_buildx() is real
 
 
-def test_an_unknown_distribution_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_distribution_is_not_touched(monkeypatch):
     release(monkeypatch, ID="plan9", PRETTY_NAME="Plan 9")
     with pytest.raises(EngineError, match="cannot set one up"):
         host_setup.recipe_for_host()
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_without_root_the_commands_to_type_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_commands_to_type_are_given(monkeypatch):
     release(monkeypatch, ID="debian", VERSION_CODENAME="trixie")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(EngineError) as caught:
@@ -121,16 +116,14 @@ def test_without_root_the_commands_to_type_are_given(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_a_named_daemon_that_is_silent_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_daemon_that_is_silent_is_never_replaced(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "tcp://build.example.org:2375")
     monkeypatch.setattr(host_setup, "install", lambda *_: pytest.fail("installed beside a named daemon"))
     with pytest.raises(EngineError, match="DOCKER_HOST"):
         host_setup.ensure_engine(print)
 
 
-def test_settings_of_an_engine_that_could_not_be_installed_are_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_an_engine_that_could_not_be_installed_are_taken_back(tmp_path, monkeypatch):
     def refuse(packages: tuple[str, ...]) -> None:
         assert (tmp_path / "docker/daemon.json").exists()
         raise EngineError("apt-get failed", got=" ".join(packages))
@@ -142,7 +135,7 @@ def test_settings_of_an_engine_that_could_not_be_installed_are_taken_back(
     assert not (tmp_path / "docker/daemon.json").exists()
 
 
-def test_apt_says_why_in_its_own_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apt_says_why_in_its_own_last_words(monkeypatch):
     def refuse(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(
             command, 100, stdout="", stderr="E: Unable to locate package docker.io"
@@ -154,7 +147,7 @@ def test_apt_says_why_in_its_own_last_words(monkeypatch: pytest.MonkeyPatch) -> 
     assert "Unable to locate package docker.io" in str(caught.value)
 
 
-def test_a_reused_pid_is_not_taken_for_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reused_pid_is_not_taken_for_the_daemon(tmp_path, monkeypatch):
     monkeypatch.setattr(host_setup, "PID_FILE", tmp_path / "pid")
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
@@ -168,7 +161,7 @@ def test_a_reused_pid_is_not_taken_for_the_daemon(tmp_path: Path, monkeypatch: p
 
 
 @pytest.fixture
-def dockerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def dockerd(tmp_path, monkeypatch) -> Callable[[str], None]:
     """Puts a script in dockerd's place; the daemon answers from when it has made the file `up`."""
     monkeypatch.setattr(host_setup, "INIT_FOLDER", tmp_path / "no-init")
     monkeypatch.setattr(host_setup, "PID_FILE", tmp_path / "pid")
@@ -184,16 +177,14 @@ def dockerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return write
 
 
-def test_a_daemon_that_does_not_have_its_name_yet_is_waited_for(
-    dockerd: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_a_daemon_that_does_not_have_its_name_yet_is_waited_for(dockerd, tmp_path):
     dockerd("echo $$ > started; (sleep 0.6; touch up) & exec sleep 600")
     host_setup.start_daemon(lambda _: None)
     assert host_setup.daemon_pid() is None  # it goes by the name of sleep
     os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
 
 
-def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(dockerd: Callable[[str], None]) -> None:
+def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(dockerd):
     dockerd("echo no such storage driver; exit 1")
     with pytest.raises(EngineError, match="did not start") as caught:
         host_setup.start_daemon(lambda _: None)
@@ -201,7 +192,7 @@ def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(dockerd: Callabl
 
 
 @pytest.fixture
-def pruned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def pruned(monkeypatch) -> list[str]:
     """What `docker` was asked to keep at each prune, in a daemon that this tool started."""
     kept: list[str] = []
 
@@ -218,17 +209,13 @@ def pruned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("prunes_needed", "kept"), [(0, []), (1, ["10000000000"]), (9, ["10000000000", "0"])]
 )
-def test_build_cache_goes_only_as_far_as_room_is_needed(
-    pruned: list[str], prunes_needed: int, kept: list[str]
-) -> None:
+def test_build_cache_goes_only_as_far_as_room_is_needed(pruned, prunes_needed, kept):
     host_setup.free_build_cache(lambda: len(pruned) >= prunes_needed, lambda _: None)
     assert pruned == kept
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_cache_that_cannot_be_removed_is_an_error_with_a_next_step(
-    pruned: list[str], monkeypatch: pytest.MonkeyPatch, *, hangs: bool
-) -> None:
+def test_a_cache_that_cannot_be_removed_is_an_error_with_a_next_step(pruned, monkeypatch, *, hangs):
     def fail(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
         if hangs:
             raise subprocess.TimeoutExpired(command, timeout)
@@ -241,9 +228,7 @@ def test_a_cache_that_cannot_be_removed_is_an_error_with_a_next_step(
     assert pruned == []
 
 
-def test_the_cache_of_another_daemon_is_left_alone(
-    pruned: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_of_another_daemon_is_left_alone(pruned, monkeypatch):
     monkeypatch.setattr(host_setup, "daemon_pid", lambda: None)
     host_setup.free_build_cache(lambda: False, lambda _: None)
     assert pruned == []

@@ -37,7 +37,7 @@ def printed_words(line: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia", "cpu"])
 @pytest.mark.parametrize("form", ["docker", "podman", "apptainer"])
-def test_a_shell_reads_the_command_as_it_was_given(tmp_path: Path, form: Any, vendor: str) -> None:
+def test_a_shell_reads_the_command_as_it_was_given(tmp_path, form, vendor):
     for nodes in (1, 2):
         words = printed_words(launch_lines.render(form, job(vendor, nodes=nodes)), tmp_path)
         assert tuple(words[-len(COMMAND) :]) == COMMAND
@@ -47,7 +47,7 @@ def test_a_shell_reads_the_command_as_it_was_given(tmp_path: Path, form: Any, ve
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_only_several_nodes_get_the_hosts_network_infiniband_and_pinned_memory(form: Any) -> None:
+def test_only_several_nodes_get_the_hosts_network_infiniband_and_pinned_memory(form):
     alone, many = launch_lines.render(form, job()), launch_lines.render(form, job(nodes=2))
     assert not [word for word in TOGETHER if word in alone]
     assert [word for word in TOGETHER if word in many]
@@ -60,11 +60,11 @@ def test_only_several_nodes_get_the_hosts_network_infiniband_and_pinned_memory(f
             assert word in many
 
 
-def test_the_certified_libraries_of_an_image_are_not_covered_by_the_hosts() -> None:
+def test_the_certified_libraries_of_an_image_are_not_covered_by_the_hosts():
     assert "--rocm" not in launch_lines.render("apptainer", job("amd"))
 
 
-def test_a_batch_script_is_a_shell_script_whose_tasks_know_their_rank(tmp_path: Path) -> None:
+def test_a_batch_script_is_a_shell_script_whose_tasks_know_their_rank(tmp_path):
     script = launch_lines.render("slurm", job(nodes=2))
     assert "#SBATCH --nodes=2\n" in script
     assert "#SBATCH --gpus-per-node=8\n" in script
@@ -83,7 +83,7 @@ def test_a_batch_script_is_a_shell_script_whose_tasks_know_their_rank(tmp_path: 
     assert tuple(words[-len(COMMAND) :]) == COMMAND
 
 
-def test_a_script_for_pyxis_starts_the_same_command_with_its_rank(tmp_path: Path) -> None:
+def test_a_script_for_pyxis_starts_the_same_command_with_its_rank(tmp_path):
     script = launch_lines.render("pyxis", job(nodes=2, name="llama-8b"))
     assert "#SBATCH --job-name=llama-8b\n" in script
     assert f"--container-image='docker://registry.example.org#{IMAGE.partition('/')[2]}'" in script
@@ -100,7 +100,7 @@ def test_a_script_for_pyxis_starts_the_same_command_with_its_rank(tmp_path: Path
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia", "cpu"])
-def test_a_pod_on_one_node_is_what_the_restricted_level_asks_for(vendor: str) -> None:
+def test_a_pod_on_one_node_is_what_the_restricted_level_asks_for(vendor):
     """As kubernetes.io/docs/concepts/security/pod-security-standards has it."""
     (document,) = yaml.safe_load_all(launch_lines.render("kubernetes", job(vendor, name="mine")))
     assert document["metadata"]["name"] == "mine"
@@ -117,7 +117,7 @@ def test_a_pod_on_one_node_is_what_the_restricted_level_asks_for(vendor: str) ->
     assert container["resources"]["requests"].keys() == {"cpu", "memory"}
 
 
-def test_a_manifest_asks_for_the_devices_and_gives_each_pod_its_rank() -> None:
+def test_a_manifest_asks_for_the_devices_and_gives_each_pod_its_rank():
     (alone,) = yaml.safe_load_all(launch_lines.render("kubernetes", job("amd")))
     pod = alone["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -134,6 +134,6 @@ def test_a_manifest_asks_for_the_devices_and_gives_each_pod_its_rank() -> None:
 
 
 @pytest.mark.parametrize("form", ["slurm", "pyxis", "kubernetes"])
-def test_other_nodes_cannot_fetch_an_image_that_is_in_no_registry(form: Any) -> None:
+def test_other_nodes_cannot_fetch_an_image_that_is_in_no_registry(form):
     with pytest.raises(ConfigurationError, match="in a registry"):
         launch_lines.render(form, job(image="stackcheck/x:1", in_registry=False))

@@ -49,7 +49,7 @@ def interrupted(path: Path, number: int) -> bool:
 
 
 @pytest.mark.timeout(60)  # a library interrupted while it holds a lock would wait for ever
-def test_a_writer_interrupted_at_any_instruction_leaves_the_whole_file_or_nothing(tmp_path: Path) -> None:
+def test_a_writer_interrupted_at_any_instruction_leaves_the_whole_file_or_nothing(tmp_path):
     number = 1
     while interrupted(tmp_path / "file", number):
         left = {found.name: found.read_bytes() for found in tmp_path.iterdir()}
@@ -60,7 +60,7 @@ def test_a_writer_interrupted_at_any_instruction_leaves_the_whole_file_or_nothin
     assert (tmp_path / "file").read_bytes() == BODY
 
 
-def test_a_failing_source_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failing_source_leaves_nothing(tmp_path):
     def chunks() -> Any:
         yield b"half"
         raise RegistryError("the source ended early")
@@ -70,7 +70,7 @@ def test_a_failing_source_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_writer_left_goes_away_with_the_next_one(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_goes_away_with_the_next_one(tmp_path):
     layout = OciLayout(tmp_path / "dist")
     with layout.writing(quiet):
         pass
@@ -82,7 +82,7 @@ def test_what_a_killed_writer_left_goes_away_with_the_next_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", sorted(UNUSABLE))
-def test_a_disk_that_cannot_be_written_is_exit_10_and_named(tmp_path: Path, number: int) -> None:
+def test_a_disk_that_cannot_be_written_is_exit_10_and_named(tmp_path, number):
     def chunks() -> Any:
         yield b"half"
         raise OSError(number, "no room")
@@ -93,7 +93,7 @@ def test_a_disk_that_cannot_be_written_is_exit_10_and_named(tmp_path: Path, numb
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_names_no_file_names_the_folder_of_builds(tmp_path: Path) -> None:
+def test_a_write_that_names_no_file_names_the_folder_of_builds(tmp_path):
     with pytest.raises(FileError) as caught, checkout_lock.exclusive(tmp_path, "a test", print):
         raise OSError(errno.ENOSPC, "no room")
     assert caught.value.where == str(tmp_path / "build")

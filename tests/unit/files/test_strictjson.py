@@ -4,7 +4,6 @@ import gc
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ LARGE = (
 
 @pytest.mark.parametrize("number", LARGE)
 @pytest.mark.parametrize("around", ["{}", "[{}]", "[1,\n {}]", '{{"a" :\t{}}}', " {} "])
-def test_a_number_that_no_float_holds_is_refused_wherever_it_stands(number: str, around: str) -> None:
+def test_a_number_that_no_float_holds_is_refused_wherever_it_stands(number, around):
     text = around.format(number)
     if "." not in number and "e" not in number.lower():
         strictjson.check(text.encode())  # a whole number of any length is one
@@ -32,12 +31,12 @@ def test_a_number_that_no_float_holds_is_refused_wherever_it_stands(number: str,
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "[NaN]", "[-Infinity]", "[1", '"\xff"'])
-def test_ambiguous_or_broken_text_is_refused(text: str) -> None:
+def test_ambiguous_or_broken_text_is_refused(text):
     with pytest.raises(ValueError, match=r"."):
         strictjson.check(text.encode("latin-1"))
 
 
-def test_healthy_text_passes_also_with_words_that_look_like_large_numbers() -> None:
+def test_healthy_text_passes_also_with_words_that_look_like_large_numbers():
     words = {"got 1.798e+308, bound 1": "e123", "digest": "1e999" + "0" * 400, "n": [1.5e99, -2, 1e-400]}
     strictjson.check(json.dumps(words).encode())
 
@@ -58,7 +57,7 @@ def read_nothing() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_is_as_before_also_after_an_error(*, enabled: bool) -> None:
+def test_the_collector_is_as_before_also_after_an_error(*, enabled):
     if not enabled:
         gc.disable()
     with pytest.raises(KeyError), without_collector():
@@ -66,7 +65,7 @@ def test_the_collector_is_as_before_also_after_an_error(*, enabled: bool) -> Non
     assert gc.isenabled() == enabled
 
 
-def test_only_documents_that_are_kept_are_left_out_of_later_collections() -> None:
+def test_only_documents_that_are_kept_are_left_out_of_later_collections():
     gc.unfreeze()
     with without_collector():
         pass
@@ -83,7 +82,7 @@ class Small(Closed):
 @pytest.mark.parametrize(
     "text", ["", "{", '{"number": "x"}', '{"number": 1, "number": 1}', '{"number": NaN}']
 )
-def test_another_document_is_refused_with_its_path(text: str, tmp_path: Path) -> None:
+def test_another_document_is_refused_with_its_path(text, tmp_path):
     path = tmp_path / "small.json"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match="it is damaged") as refused:
@@ -91,7 +90,7 @@ def test_another_document_is_refused_with_its_path(text: str, tmp_path: Path) ->
     assert (refused.value.where, refused.value.next_step) == (str(path), "make it again")
 
 
-def test_what_cannot_be_read_is_an_error_of_the_disk(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_an_error_of_the_disk(tmp_path):
     with pytest.raises(ConfigurationError):
         load_json(Small, tmp_path / "absent.json", "it is damaged")
     with pytest.raises(IsADirectoryError):

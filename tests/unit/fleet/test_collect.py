@@ -23,7 +23,6 @@ from stackcheck.suite.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
-Capsys = pytest.CaptureFixture[str]
 HURRY = JobPatience(poll_s=0, queue_s=None, start_s=600, settle_s=0)
 GEMM = "test_kernels.py::test_gemm"
 
@@ -33,7 +32,7 @@ def silent(_line: str) -> None:
 
 
 @pytest.fixture
-def built(small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys) -> Path:  # noqa: ARG001
+def built(small_checkout: Path, fake_engine: FakeEngine, capsys) -> Path:  # noqa: ARG001
     assert call(capsys, "build", CPU_STACK).code == 0
     return small_checkout
 
@@ -59,7 +58,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_processes_judge_as_one_does(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_judge_as_one_does(built, monkeypatch):
     job, subject = small_fleet.make_job(built, 40)
     for rank in range(39):
         small_fleet.leave(
@@ -74,9 +73,7 @@ def test_processes_judge_as_one_does(built: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads((job.folder / "fleet.json").read_text()) == json.loads(json.dumps(alone))
 
 
-def test_a_process_with_threads_is_never_copied_to_judge(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_with_threads_is_never_copied_to_judge(built, monkeypatch):
     """A thread that watches Kubernetes may hold a lock, which a copy of the process would wait for."""
     job, subject = small_fleet.make_job(built, 4)
     for rank in range(4):
@@ -95,7 +92,7 @@ def test_a_process_with_threads_is_never_copied_to_judge(
     assert not copies
 
 
-def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:
+def test_what_a_node_says_of_itself_is_compared(built):
     job, subject = small_fleet.make_job(built, 12, devices=1)
     folders = [small_fleet.leave(job, rank) for rank in range(12)]
     told = json.loads((folders[0] / "run.json").read_text())
@@ -133,7 +130,7 @@ def test_what_a_node_says_of_itself_is_compared(built: Path) -> None:
     assert reasons(done, 6) == "PASSED: "
 
 
-def test_a_node_that_took_two_ranks_counts_once(built: Path) -> None:
+def test_a_node_that_took_two_ranks_counts_once(built):
     job, subject = small_fleet.make_job(built, 4, array=True)
     for rank in range(4):
         small_fleet.leave(job, rank)
@@ -150,13 +147,13 @@ def test_a_node_that_took_two_ranks_counts_once(built: Path) -> None:
     assert "own words" in reasons(done, 3)
 
 
-def test_a_node_that_lost_a_gpu_has_failed(built: Path) -> None:
+def test_a_node_that_lost_a_gpu_has_failed(built):
     job, subject = small_fleet.make_job(built, 1, devices=2)
     small_fleet.leave(job, 0)
     assert "the node shows 1 devices, the job asked for 2" in reasons(judged(job, subject), 0)
 
 
-def test_a_selection_of_checks_measures_and_never_passes(built: Path) -> None:
+def test_a_selection_of_checks_measures_and_never_passes(built):
     job, subject = small_fleet.make_job(built, 2, only="gemm")
     small_fleet.leave(job, 0)
     small_fleet.leave(job, 1, (GEMM, "failed"))
@@ -164,7 +161,7 @@ def test_a_selection_of_checks_measures_and_never_passes(built: Path) -> None:
     assert [(node.rank, node.status) for node in done.nodes] == [(1, "FAILED"), (0, "MEASURED")]
 
 
-def test_a_job_is_followed_until_nothing_more_can_come(built: Path) -> None:
+def test_a_job_is_followed_until_nothing_more_can_come(built):
     job, _ = small_fleet.make_job(built, 3)
     lines: list[str] = []
     names = small_fleet.names(3)
@@ -191,7 +188,7 @@ def test_a_job_is_followed_until_nothing_more_can_come(built: Path) -> None:
 
 
 @pytest.mark.parametrize("known", range(4))
-def test_nodes_that_began_and_ended_between_two_looks_have_their_racks(known: int, built: Path) -> None:
+def test_nodes_that_began_and_ended_between_two_looks_have_their_racks(known, built):
     job, _ = small_fleet.make_job(built, 3)
     word = JobState(phase="running", word="RUNNING", nodes=small_fleet.names(known))
     for rank in range(3):
@@ -200,7 +197,7 @@ def test_nodes_that_began_and_ended_between_two_looks_have_their_racks(known: in
     assert [found.facts_of(rank).rack for rank in range(3)] == ["rack0"] * 3
 
 
-def test_a_job_without_nodes_and_a_node_without_a_word_have_their_time(built: Path) -> None:
+def test_a_job_without_nodes_and_a_node_without_a_word_have_their_time(built):
     job, _ = small_fleet.make_job(built, 2)
     waiting = small_fleet.SteadyEngine(JobState(phase="waiting", word="PENDING"))
     waiting.states.pop()
@@ -223,7 +220,7 @@ def test_a_job_without_nodes_and_a_node_without_a_word_have_their_time(built: Pa
     assert engine.told[-1] == "cancel 9"
 
 
-def test_ctrl_c_pressed_twice_still_cancels_the_job(built: Path) -> None:
+def test_ctrl_c_pressed_twice_still_cancels_the_job(built):
     class Impatient(small_fleet.SteadyEngine):
         def nodes(self, _names: object) -> Any:
             signal.raise_signal(signal.SIGINT)
@@ -243,9 +240,7 @@ def test_ctrl_c_pressed_twice_still_cancels_the_job(built: Path) -> None:
     assert engine.told == ["cancel 9"]
 
 
-def test_a_thousand_nodes_are_judged_in_seconds_with_their_racks_and_stragglers(
-    built: Path, capsys: Capsys
-) -> None:
+def test_a_thousand_nodes_are_judged_in_seconds_with_their_racks_and_stragglers(built, capsys):
     from stackcheck.cli import fleet_outcome
 
     job, subject = small_fleet.make_job(built, 1000)

@@ -56,7 +56,7 @@ def compared(folder: Path, value: float, *values: float, **changes: Any) -> own_
     return own_past.compare(results.parse(body(99, value)), history(folder, *values, **changes))
 
 
-def test_the_first_gates_of_a_node_compare_nothing_and_say_so(tmp_path: Path) -> None:
+def test_the_first_gates_of_a_node_compare_nothing_and_say_so(tmp_path):
     found = compared(tmp_path, 1.0, *(50.0,) * 6)
     assert (found.gates, found.figures, found.slower) == (6, 0, ())
     assert "6 earlier gates of this node: 7 are needed" in found.words
@@ -73,11 +73,11 @@ def test_the_first_gates_of_a_node_compare_nothing_and_say_so(tmp_path: Path) ->
     ],
     ids=str,
 )
-def test_only_fit_gates_of_this_node_image_and_driver_count(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_only_fit_gates_of_this_node_image_and_driver_count(tmp_path, changes):
     assert compared(tmp_path, 40.0, *PAST, **changes).gates == 0
 
 
-def test_the_speed_of_a_processor_refuses_no_node(tmp_path: Path) -> None:
+def test_the_speed_of_a_processor_refuses_no_node(tmp_path):
     """Other work took its cores on a busy machine: a third of the usual rate, twice in a row."""
     cpu = {"host": result_files.host()}
     made = history(tmp_path, *PAST, **cpu)
@@ -86,9 +86,7 @@ def test_the_speed_of_a_processor_refuses_no_node(tmp_path: Path) -> None:
 
 
 @given(past=st.lists(st.floats(1.0, 1e6), min_size=7, max_size=20), value=st.floats(0.0, 2e6))
-def test_a_figure_is_refused_exactly_if_it_lost_more_than_the_nodes_spread_explains(
-    past: list[float], value: float
-) -> None:
+def test_a_figure_is_refused_exactly_if_it_lost_more_than_the_nodes_spread_explains(past, value):
     metric = results.Metric.model_validate(result_files.metric(value=value) | {"repeats": ()})
     found = own_past._held(metric, past)
     limit = max(regressions.FLOOR, regressions.BASELINE_FACTOR * regressions.spread(past))
@@ -126,16 +124,12 @@ def gates(
     return made, lines
 
 
-def test_a_slow_figure_is_measured_again_where_the_time_suffices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_figure_is_measured_again_where_the_time_suffices(tmp_path, monkeypatch):
     (found,), _ = gates(tmp_path, monkeypatch, 40.0, 50.0, limit_s=60)
     assert found.state == "fit"
 
 
-def test_without_the_time_one_slow_run_drains_nobody_and_a_second_gate_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_time_one_slow_run_drains_nobody_and_a_second_gate_does(tmp_path, monkeypatch):
     """As Slurm's health program, which has 55 s, and comes again."""
     (first, second), lines = gates(tmp_path, monkeypatch, 40.0, 41.0, limit_s=50)
     assert (first.state, first.drains) == ("unfit", False)
@@ -145,14 +139,12 @@ def test_without_the_time_one_slow_run_drains_nobody_and_a_second_gate_does(
     assert "GPU 1: h2d_device_gb_per_s 41" in second.words
 
 
-def test_a_slow_run_that_the_next_gate_does_not_repeat_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_run_that_the_next_gate_does_not_repeat_is_forgotten(tmp_path, monkeypatch):
     found, _ = gates(tmp_path, monkeypatch, 40.0, 50.0, 40.0, limit_s=50)
     assert [(one.state, one.drains) for one in found] == [("unfit", False), ("fit", False), ("unfit", False)]
 
 
-def test_a_node_keeps_its_newest_gates_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_keeps_its_newest_gates_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(fitness, "KEPT", 8)
     gates(tmp_path, monkeypatch, *(50.0,) * 12, limit_s=60)
     kept = history(tmp_path / "state")
@@ -165,7 +157,7 @@ def test_a_node_keeps_its_newest_gates_alone(tmp_path: Path, monkeypatch: pytest
     assert kept.runs(Query()) == runs
 
 
-def test_links_and_ports_are_named_with_their_addresses() -> None:
+def test_links_and_ports_are_named_with_their_addresses():
     addresses = ["0000:1b:00.0", "0000:43:00.0"]
     assert fitness._part("link", "devices 0-1: pcie, 1 active", None, addresses).name == (
         "link 0-1 at 0000:1b:00.0 and 0000:43:00.0"
@@ -180,7 +172,7 @@ def looking(tmp_path: Path, **changes: Any) -> fitness.NodeGate:
     return fitness.NodeGate(**({"root": tmp_path, "state": tmp_path / "state"} | given_ | changes))
 
 
-def test_a_node_without_a_gpu_says_so_and_does_not_pass(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_node_without_a_gpu_says_so_and_does_not_pass(tmp_path, monkeypatch):
     monkeypatch.setattr("stackcheck.vendors.detect", lambda: "cpu")
     with pytest.raises(MachineUnfitError, match="this node has no GPU"):
         looking(tmp_path).look(None, lambda: pytest.fail("no engine is needed"))
@@ -188,15 +180,13 @@ def test_a_node_without_a_gpu_says_so_and_does_not_pass(tmp_path: Path, monkeypa
         looking(tmp_path, vendor="nvidia").look(None, lambda: pytest.fail("no engine is needed"))
 
 
-def test_a_python_without_torch_is_the_operators_error(tmp_path: Path) -> None:
+def test_a_python_without_torch_is_the_operators_error(tmp_path):
     with pytest.raises(ConfigurationError, match="a Python with torch and pytest"):
         looking(tmp_path, vendor="cpu").look(None, lambda: pytest.fail("no engine is needed"))
 
 
 @pytest.mark.parametrize("words", ["x" * 300, "a\nb"])
-def test_a_plug_in_of_node_problem_detector_prints_one_short_line(
-    words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plug_in_of_node_problem_detector_prints_one_short_line(words, capsys):
     assert verb._npd(1, " ".join(words.split())) == 1
     out = capsys.readouterr().out
     assert out.count("\n") == 1

@@ -38,7 +38,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(gate, "time", made)
     return made
@@ -89,7 +89,7 @@ def told(attempt: Path) -> Report:
 
 
 @pytest.mark.usefixtures("no_disk_flushes")
-def test_the_time_of_a_group_begins_when_its_last_container_is_up(tmp_path: Path, clock: Clock) -> None:
+def test_the_time_of_a_group_begins_when_its_last_container_is_up(tmp_path, clock):
     attempt, plan, node = linked(tmp_path, clock)
 
     def starts_late(now: float) -> None:
@@ -106,9 +106,7 @@ def test_the_time_of_a_group_begins_when_its_last_container_is_up(tmp_path: Path
 
 
 @pytest.mark.usefixtures("no_disk_flushes")
-def test_a_node_that_never_comes_up_is_named_and_one_that_refused_is_not_waited_for(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_a_node_that_never_comes_up_is_named_and_one_that_refused_is_not_waited_for(tmp_path, clock):
     attempt, plan, node = linked(tmp_path, clock)
     node.play()
     assert told(attempt).error == "waited for b (not up within 300 s)"
@@ -124,9 +122,7 @@ def test_a_node_that_never_comes_up_is_named_and_one_that_refused_is_not_waited_
 
 
 @pytest.mark.usefixtures("no_disk_flushes")
-def test_training_tells_the_error_of_a_node_that_refused_and_resumes_nothing_without_it(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_training_tells_the_error_of_a_node_that_refused_and_resumes_nothing_without_it(tmp_path, clock):
     job, plan = training.make(small_fleet.bare_job(tmp_path), ("a", "b"), ADDRESSES)
     training.save(job, plan)
     attempt = job.attempt(0)

@@ -19,7 +19,7 @@ from stackcheck.fleet.spread import outliers
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 16, 33])
-def test_every_link_is_tried_once_in_few_rounds(count: int) -> None:
+def test_every_link_is_tried_once_in_few_rounds(count):
     nodes = [f"n{number:02d}" for number in range(count)]
     found = rounds(nodes)
     assert len(found) == (count if count % 2 else count - 1)
@@ -44,9 +44,7 @@ def fleet(sizes: list[int], seed: int = 0) -> tuple[list[str], dict[str, str]]:
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=leaf_sizes, seed=st.integers(0, 99))
-def test_a_large_fleet_meets_in_its_leaves_and_between_them_in_few_rounds(
-    sizes: list[int], seed: int
-) -> None:
+def test_a_large_fleet_meets_in_its_leaves_and_between_them_in_few_rounds(sizes, seed):
     nodes, racks = fleet(sizes, seed)
     found = rounds(nodes, racks)
     for each in found:
@@ -65,7 +63,7 @@ def test_a_large_fleet_meets_in_its_leaves_and_between_them_in_few_rounds(
 
 
 @pytest.mark.parametrize("sizes", [[32] * 8, [7, 20, 33, 14], [1] * 50, [16] * 60])
-def test_a_bad_part_of_a_large_fleet_is_named_and_nothing_else(sizes: list[int]) -> None:
+def test_a_bad_part_of_a_large_fleet_is_named_and_nothing_else(sizes):
     nodes, racks = fleet(sizes)
     pairs = [pair for each in rounds(nodes, racks) for pair in each]
     chosen = random.Random(1)
@@ -84,7 +82,7 @@ def test_a_bad_part_of_a_large_fleet_is_named_and_nothing_else(sizes: list[int])
             assert [(each.kind, each.names) for each in found] == [blame]
 
 
-def test_ten_thousand_nodes_without_known_leaves_take_16_rounds() -> None:
+def test_ten_thousand_nodes_without_known_leaves_take_16_rounds():
     assert len(rounds([f"n{number}" for number in range(10_000)])) == 16
 
 
@@ -93,14 +91,14 @@ def speeds(nodes: list[str], bad: dict[tuple[str, str], float]) -> dict[tuple[st
     return {pair: bad.get(pair, noise.gauss(48.0, 0.3)) for pair in itertools.combinations(nodes, 2)}
 
 
-def test_a_slow_link_is_named_and_neither_of_its_nodes() -> None:
+def test_a_slow_link_is_named_and_neither_of_its_nodes():
     nodes = list("abcdefgh")
     (found,) = culprits({}, speeds(nodes, {("b", "f"): 30.0}))
     assert (found.kind, found.names) == ("link", ("b", "f"))
     assert "worse than the median of 28" in found.because
 
 
-def test_stragglers_are_found_by_the_median_and_not_hidden_by_each_other() -> None:
+def test_stragglers_are_found_by_the_median_and_not_hidden_by_each_other():
     noise = random.Random(4)
     values = {f"n{number}": noise.gauss(100.0, 0.5) for number in range(100)}
     assert outliers(values, "min") == {}
@@ -116,7 +114,7 @@ def test_stragglers_are_found_by_the_median_and_not_hidden_by_each_other() -> No
     assert outliers({"a": 1.0, "b": 2.0, "c": 100.0, "d": 1.0}, "max") == {}, "four tell nothing"
 
 
-def test_of_few_pairs_a_link_far_below_the_median_is_named_and_an_unsteady_one_is_not() -> None:
+def test_of_few_pairs_a_link_far_below_the_median_is_named_and_an_unsteady_one_is_not():
     """Five of which one is a sixth: the spread alone would take it for noise."""
     three = {("a", "b"): 0.3, ("a", "c"): 0.03, ("b", "c"): 0.2}
     (found,) = culprits({}, three)
@@ -150,7 +148,7 @@ def write(attempt: Path, plan: LinkPlan, changes: dict[frozenset[str], Report]) 
                 path.write_text(told.model_dump_json())
 
 
-def test_pairs_come_before_the_whole_set_and_no_two_groups_of_a_round_share_a_port(tmp_path: Path) -> None:
+def test_pairs_come_before_the_whole_set_and_no_two_groups_of_a_round_share_a_port(tmp_path):
     job, plan = planned(tmp_path)
     assert (job.id, job.stage, job.nodes) == ("0-links", "links", 6)
     assert [len(groups) for groups in plan.rounds] == [3, 3, 3, 3, 3, 1]
@@ -164,7 +162,7 @@ def test_pairs_come_before_the_whole_set_and_no_two_groups_of_a_round_share_a_po
     assert [len(groups) for groups in two.rounds] == [1], "of two nodes the pair is the whole set"
 
 
-def test_a_bad_link_and_a_bad_node_are_named_from_the_reports(tmp_path: Path) -> None:
+def test_a_bad_link_and_a_bad_node_are_named_from_the_reports(tmp_path):
     _, plan = planned(tmp_path)
     slow = Report(ranks=2, busbw_gb_per_s={"16777216": 2.0})
     write(tmp_path, plan, {frozenset("be"): slow})
@@ -195,7 +193,7 @@ def test_a_bad_link_and_a_bad_node_are_named_from_the_reports(tmp_path: Path) ->
         (Report(error="exit code 1: refused").model_dump_json(), "a: exit code 1: refused"),
     ],
 )
-def test_a_pair_without_a_good_report_has_failed(tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_pair_without_a_good_report_has_failed(tmp_path, text, words):
     job, _ = planned(tmp_path)
     _, plan = link_stage.make(job, ("a", "b"), ADDRESSES)
     write(tmp_path, plan, {})
@@ -208,7 +206,7 @@ def test_a_pair_without_a_good_report_has_failed(tmp_path: Path, text: str | Non
     assert not found.is_good
 
 
-def test_the_report_is_the_last_line_that_is_one() -> None:
+def test_the_report_is_the_last_line_that_is_one():
     line = Report(ranks=2, busbw_gb_per_s={"1": 5.0}).model_dump_json()
     assert link_stage.parse_line(["{not this}", line, "a warning of torch"]).ranks == 2
     assert "printed no report" in str(link_stage.parse_line(["a", "b"]).error)

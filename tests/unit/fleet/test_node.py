@@ -35,12 +35,7 @@ def same_signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def planned(
-    small_checkout: Path,
-    fake_engine: FakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> tuple[Job, Subject]:
+def planned(small_checkout: Path, fake_engine: FakeEngine, monkeypatch, capsys) -> tuple[Job, Subject]:
     """A job of one node, which is rank 0 of a Slurm step."""
     assert call(capsys, "build", CPU_STACK).code == 0
     monkeypatch.setattr(node, "connect", lambda _job: fake_engine)
@@ -56,9 +51,7 @@ def state_of(job: Job, attempt: int = 0) -> NodeState:
     return found
 
 
-def test_a_healthy_node_leaves_what_the_judge_accepts(
-    planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_healthy_node_leaves_what_the_judge_accepts(planned, fake_engine, monkeypatch):
     job, subject = planned
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     fake_engine.names.clear()  # this node has no image yet
@@ -75,9 +68,7 @@ def test_a_healthy_node_leaves_what_the_judge_accepts(
     assert f"image verified: {job.reference} is {job.config_digest}" in words
 
 
-def test_an_element_of_an_array_has_the_rank_of_its_task(
-    planned: tuple[Job, Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_element_of_an_array_has_the_rank_of_its_task(planned, monkeypatch):
     job, _ = small_fleet.make_job(planned[0].checkout, 9, array=True)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "8")
     assert node.main([str(job.folder)]) == 0
@@ -87,9 +78,7 @@ def test_an_element_of_an_array_has_the_rank_of_its_task(
 
 
 @pytest.mark.parametrize("kind", ["memory://results", "file://{}/store"])
-def test_a_node_stores_its_result_where_the_job_says_and_the_judge_reads_it_there(
-    planned: tuple[Job, Subject], tmp_path: Path, kind: str
-) -> None:
+def test_a_node_stores_its_result_where_the_job_says_and_the_judge_reads_it_there(planned, tmp_path, kind):
     url = kind.format(tmp_path)
     job, subject = small_fleet.make_job(planned[0].checkout, 1, results=url)
     assert node.main([str(job.folder)]) == 0
@@ -116,9 +105,7 @@ def test_a_node_stores_its_result_where_the_job_says_and_the_judge_reads_it_ther
     assert f"{url}/{job.id}/attempt-0/0/result.json" in node_found.reasons[0]
 
 
-def test_what_no_store_takes_is_no_verdict(
-    planned: tuple[Job, Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_store_takes_is_no_verdict(planned, tmp_path, monkeypatch):
     (tmp_path / "store").write_text("a file where the folder should be")
     job, subject = small_fleet.make_job(planned[0].checkout, 1, results=f"file://{tmp_path}/store")
     assert node.main([str(job.folder)]) != 0
@@ -131,9 +118,7 @@ def test_what_no_store_takes_is_no_verdict(
     assert run.judged(job, "1", subject, followed, history=None).status == "FAILED"
 
 
-def test_a_result_that_was_not_stored_is_said_on_the_node(
-    planned: tuple[Job, Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_was_not_stored_is_said_on_the_node(planned, monkeypatch):
     job, subject = small_fleet.make_job(planned[0].checkout, 1, results="memory://late")
     kept = MemoryFileSystem.pipe_file
 
@@ -160,14 +145,12 @@ def _full(*_: object, **__: object) -> None:
         ("gs://bucket", "gcs"),
     ],
 )
-def test_a_store_that_no_node_could_use_is_refused_before_the_job(url: str, words: str) -> None:
+def test_a_store_that_no_node_could_use_is_refused_before_the_job(url, words):
     with pytest.raises(ConfigurationError, match=words):
         stored.require_store(url)
 
 
-def test_a_node_with_another_image_or_other_suites_does_not_run_them(
-    planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_with_another_image_or_other_suites_does_not_run_them(planned, fake_engine, monkeypatch):
     job, _ = planned
     with monkeypatch.context() as patch:
         patch.setattr(fake_engine, "load", lambda *_asked: None)
@@ -193,14 +176,8 @@ def test_a_node_with_another_image_or_other_suites_does_not_run_them(
     ids=("hangs", "stopped", "killed"),
 )
 def test_whatever_happens_a_node_says_its_last_word(
-    *,
-    happens: Any,
-    code: int,
-    words: str,
-    planned: tuple[Job, Subject],
-    fake_engine: FakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    *, happens, code, words, planned, fake_engine, monkeypatch
+):
     job, _ = planned
     if code == 6 and "time" in words:
         job.model_copy(update={"limit_s": 3}).save()
@@ -225,8 +202,8 @@ def test_whatever_happens_a_node_says_its_last_word(
     ids=["strict", "key twice", "NaN", "infinite", "not UTF-8", "deep", "empty"],
 )
 def test_only_what_is_strict_json_when_it_is_handed_over_is_not_read_again(
-    text: bytes, strict: bool, planned: tuple[Job, Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    text, strict, planned, monkeypatch
+):
     job, _ = planned
 
     def measured(*_a: object, out: Path, **_k: object) -> None:
@@ -238,9 +215,7 @@ def test_only_what_is_strict_json_when_it_is_handed_over_is_not_read_again(
     assert state_of(job).result == (sha256(text) if strict else None)
 
 
-def test_a_second_signal_does_not_cut_the_way_out(
-    planned: tuple[Job, Subject], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_signal_does_not_cut_the_way_out(planned, fake_engine, monkeypatch):
     """Slurm sends SIGTERM twice when the time of a job is over."""
     job, _ = planned
     told: list[Path] = []

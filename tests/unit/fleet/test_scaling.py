@@ -27,7 +27,7 @@ LLAMA, HOPPER = FILE.jobs["llama-8b-bf16"], FILE.clusters["hopper-8x400"]
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)))
-def test_every_known_row_is_inside_its_interval(number: int) -> None:
+def test_every_known_row_is_inside_its_interval(number):
     _, row, pair = ROWS[number]
     low, _, high = FIT.interval(pair)
     assert low <= row.efficiency <= high
@@ -35,7 +35,7 @@ def test_every_known_row_is_inside_its_interval(number: int) -> None:
     assert low - 0.01 < row.efficiency < high + 0.01, "by a fit that does not know it, within a point"
 
 
-def test_the_page_has_the_rows_and_predictions_of_the_model() -> None:
+def test_the_page_has_the_rows_and_predictions_of_the_model():
     page = (ROOT / "docs" / "reference" / "scaling.md").read_text("utf-8")
     for line in scale.known_lines(FILE):
         assert line in page, "python benchmarks/scaling/scale.py prints it"
@@ -43,7 +43,7 @@ def test_the_page_has_the_rows_and_predictions_of_the_model() -> None:
         assert line in page
 
 
-def test_the_measured_rows_are_those_of_the_committed_records() -> None:
+def test_the_measured_rows_are_those_of_the_committed_records():
     records = json.loads((ROOT / "docs" / "results" / "training-h200.json").read_text("utf-8"))["records"]
     found = {
         (one["name"], one["gpus"], one["plan"]["global_batch"]): one["performance"]["tokens_per_s_per_gpu"]
@@ -60,7 +60,7 @@ def test_the_measured_rows_are_those_of_the_committed_records() -> None:
         assert row.efficiency == pytest.approx(rate * (alone.own + alone.added) / 8192, abs=1e-4)
 
 
-def test_each_message_pays_its_latency_and_the_best_algorithm_is_taken() -> None:
+def test_each_message_pays_its_latency_and_the_best_algorithm_is_taken():
     few, many = (scale.collective_s(1e6, nodes, 8, 1, HOPPER) for nodes in (2, 2048))
     assert many[1] == "hierarchical tree", "log n messages"
     assert many[0] - few[0] < 2048 * HOPPER.between.alpha_s
@@ -74,7 +74,7 @@ def test_each_message_pays_its_latency_and_the_best_algorithm_is_taken() -> None
     )
 
 
-def test_more_gpus_are_never_better_in_weak_scaling() -> None:
+def test_more_gpus_are_never_better_in_weak_scaling():
     found = [scale.step(LLAMA, HOPPER, gpus, 2 * gpus).added for gpus in (1, 8, 64, 1024, 16384)]
     assert found == sorted(found)
     assert found[0] == 0
@@ -89,19 +89,19 @@ def test_more_gpus_are_never_better_in_weak_scaling() -> None:
         ("llama-8b-bf16", 16384, 2),
     ],
 )
-def test_what_a_trainer_refuses_is_refused(name: str, gpus: int, samples: float) -> None:
+def test_what_a_trainer_refuses_is_refused(name, gpus, samples):
     with pytest.raises(ConfigurationError, match="does not run on so many"):
         scale.step(FILE.jobs[name], HOPPER, gpus, samples)
 
 
-def test_the_share_of_useful_time_is_that_of_young() -> None:
+def test_the_share_of_useful_time_is_that_of_young():
     assert scale.useful(HOPPER, 16384) == pytest.approx(0.904, abs=0.001), "the Llama 3 paper: over 90 %"
     mean = 50700 * 3600 / 16384
     best = math.sqrt(2 * 10 * mean)
     assert 1 - scale.useful(HOPPER, 16384) == pytest.approx(10 / best + best / 2 / mean + 600 / mean)
 
 
-def test_the_factor_gives_the_known_efficiency() -> None:
+def test_the_factor_gives_the_known_efficiency():
     for _, row, pair in ROWS:
         assert scale.efficiency(pair, scale.factor_of(pair, row.efficiency)) == pytest.approx(row.efficiency)
 
@@ -114,7 +114,7 @@ def test_the_factor_gives_the_known_efficiency() -> None:
         ("schema: 2", "schema: 1"),
     ],
 )
-def test_a_wrong_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
+def test_a_wrong_file_is_refused(tmp_path, old, new):
     text = scale.OWN.read_text("utf-8")
     assert old in text
     (tmp_path / "own.yaml").write_text(text.replace(old, new), "utf-8")
@@ -134,7 +134,7 @@ def exported(path: Path, figures: dict[str, list[float]], **more: Any) -> Path:
     return path
 
 
-def test_the_spread_of_a_history_is_that_of_its_nodes_times(tmp_path: Path) -> None:
+def test_the_spread_of_a_history_is_that_of_its_nodes_times(tmp_path):
     figures = {f"n{number}": [100.0 / (1 + 0.01 * number), 1.0, 1e9] for number in range(9)}
     path = exported(tmp_path / "a.csv", figures)
     found = measured.with_spread(HOPPER, path, "train_tokens")
@@ -153,7 +153,7 @@ def test_the_spread_of_a_history_is_that_of_its_nodes_times(tmp_path: Path) -> N
     "more",
     [{"simulated": True}, {"direction": None, "device_model": None}, {"name": "something"}, {"node": 4}],
 )
-def test_a_history_that_measures_no_spread_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
+def test_a_history_that_measures_no_spread_is_refused(more, tmp_path):
     nodes = more.pop("node", 8)
     path = exported(tmp_path / "a.csv", {f"n{number}": [1.0] for number in range(nodes)}, **more)
     with pytest.raises(ConfigurationError, match="no spread of a fleet"):
@@ -162,9 +162,7 @@ def test_a_history_that_measures_no_spread_is_refused(more: dict[str, Any], tmp_
 
 @pytest.mark.parametrize(("name", "job"), [("g4-bf16-b2", "llama-8b-bf16"), ("g2-bf16-b2", "llama-8b-bf16")])
 @pytest.mark.parametrize("spread", [0.004, 0.03])
-def test_known_rows_stay_inside_with_measured_inputs(
-    name: str, job: str, spread: float, tmp_path: Path
-) -> None:
+def test_known_rows_stay_inside_with_measured_inputs(name, job, spread, tmp_path):
     nodes = {f"n{number}": [1 / (1 + spread * z)] for number, z in enumerate((-1, -0.5, 0, 0.5, 1))}
     given = (str(exported(tmp_path / "a.csv", nodes)), "train_tokens")
     file = scale.with_measured(FILE, FILE.jobs[job], given, (str(RECORDS), name, "g1-bf16-b2"))
@@ -176,7 +174,7 @@ def test_known_rows_stay_inside_with_measured_inputs(
         assert low <= row.efficiency <= high, row.source
 
 
-def test_measured_overlap_is_near_the_assumed_one() -> None:
+def test_measured_overlap_is_near_the_assumed_one():
     found = measured.with_overlap(HOPPER, LLAMA, RECORDS, "g4-bf16-b2", "g1-bf16-b2")
     assert found.contention == pytest.approx(HOPPER.contention, rel=0.2)
     assert 0 < found.exposed_share < 0.5

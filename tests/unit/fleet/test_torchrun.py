@@ -53,15 +53,13 @@ def programs(folder: Path, code: int | None) -> Torchrun:
     ("code", "error"),
     [(0, None), (7, "exit code 7: line 27 | line 28 | line 29"), (None, "did not end within 60 s")],
 )
-def test_the_end_of_a_program_is_told_with_its_last_lines(
-    tmp_path: Path, code: int | None, error: str | None
-) -> None:
+def test_the_end_of_a_program_is_told_with_its_last_lines(tmp_path, code, error):
     ended = programs(tmp_path, code).run(PLACE, 2, ("workloads.x", "1"), limit_s=60)
     assert ended.error == error
     assert ended.lines == [f"line {number}" for number in range(10, 30)]
 
 
-def test_a_program_meets_the_others_where_the_plan_says(tmp_path: Path) -> None:
+def test_a_program_meets_the_others_where_the_plan_says(tmp_path):
     made = programs(tmp_path, 0)
     made.run(PLACE, 2, ("workloads.x", "1"), limit_s=60)
     (spec,) = made.engine.specs  # type: ignore[attr-defined]
@@ -79,9 +77,7 @@ def test_a_program_meets_the_others_where_the_plan_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "told"), [("b", 0, ""), ("b", 1, "exit code 1"), ("a", 0, "line 29")]
 )
-def test_only_the_first_node_of_a_group_has_to_print_figures(
-    tmp_path: Path, name: str, code: int, told: str
-) -> None:
+def test_only_the_first_node_of_a_group_has_to_print_figures(tmp_path, name, code, told):
     group = NodeGroup(names=["a", "b"], address="10.0.0.1", port=29501)
     node = LinkNode(programs=programs(tmp_path, code), name=name, attempt=tmp_path, report=lambda _: None)
     error = node._group(LinkPlan(rounds=[[group]], limit_s=60), 0, group).error
@@ -125,7 +121,7 @@ KUBEFLOW = {
         ({"MASTER_ADDR": "left-over"}, (1, 0, "127.0.0.1", 29500)),
     ],
 )
-def test_each_engine_says_where(variables: dict[str, str], place: tuple[int, int, str, int]) -> None:
+def test_each_engine_says_where(variables, place):
     found = find(variables)
     assert (found.nodes, found.rank, found.address, found.port) == place
     assert found.variables()["PET_NODE_RANK"] == str(place[1])
@@ -144,13 +140,13 @@ def test_each_engine_says_where(variables: dict[str, str], place: tuple[int, int
         ({"MASTER_ADDR": "a", "NODE_RANK": "-1", "NNODES": "2"}, "NODE_RANK"),
     ],
 )
-def test_half_a_set_of_variables_is_refused(variables: dict[str, str], where: str) -> None:
+def test_half_a_set_of_variables_is_refused(variables, where):
     with pytest.raises(ConfigurationError) as error:
         find(variables)
     assert error.value.where == where
 
 
-def test_slurms_short_form_of_names_is_read() -> None:
+def test_slurms_short_form_of_names_is_read():
     text = "a1,gpu[01-03,7],rack[2-3]-n,b"
     assert list(hostnames(text)) == ["a1", "gpu01", "gpu02", "gpu03", "gpu7", "rack2-n", "rack3-n", "b"]
     assert list(hostnames("")) == []
@@ -164,7 +160,7 @@ RUNNING = (
 )
 
 
-def test_the_state_of_a_job_is_read() -> None:
+def test_the_state_of_a_job_is_read():
     found = parse_job(RUNNING)
     assert (found.phase, found.attempt, found.nodes) == ("running", 2, ("node1", "node2", "login"))
     pending = RUNNING.replace("RUNNING", "PENDING").replace("Reason=None", "Reason=Resources")
@@ -182,7 +178,7 @@ def test_the_state_of_a_job_is_read() -> None:
         assert parse_job(text).phase == "running"
 
 
-def test_an_array_waits_while_one_element_does_and_ends_as_the_worst_ended() -> None:
+def test_an_array_waits_while_one_element_does_and_ends_as_the_worst_ended():
     lines = [
         f"JobId={9 - task} ArrayJobId=7 ArrayTaskId={task} {RUNNING[RUNNING.index('JobName') :]}"
         for task in range(3)
@@ -207,7 +203,7 @@ def test_an_array_waits_while_one_element_does_and_ends_as_the_worst_ended() -> 
     )
 
 
-def test_the_states_partitions_and_racks_of_nodes_are_read() -> None:
+def test_the_states_partitions_and_racks_of_nodes_are_read():
     switches = parse_topology(
         "SwitchName=rack1 Level=0 LinkSpeed=1 Nodes=node[1-2]\n"
         "SwitchName=rack2 Level=0 LinkSpeed=1 Nodes=node[3-4]\n"
@@ -229,7 +225,7 @@ def test_the_states_partitions_and_racks_of_nodes_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["a\nrm -rf x", "a\r\nid", "a\x0bid", "a\u2028id", "a\x1b[2J"])
 @pytest.mark.parametrize("option", ["partition", "nodelist", "exclude", "options", "program"])
-def test_no_option_begins_another_line_of_the_batch_script(tmp_path: Path, option: str, text: str) -> None:
+def test_no_option_begins_another_line_of_the_batch_script(tmp_path, option, text):
     job = bare_job(tmp_path)
     value = text if option == "partition" else (text,)
     plain: Any = {option: "one" if option == "partition" else ("one",)}
@@ -238,9 +234,7 @@ def test_no_option_begins_another_line_of_the_batch_script(tmp_path: Path, optio
         Slurm(**{option: value}).render(job)  # type: ignore[arg-type]
 
 
-def test_what_nodes_said_is_one_listing_and_the_files_of_those_who_said_something_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nodes_said_is_one_listing_and_the_files_of_those_who_said_something_new(tmp_path, monkeypatch):
     job, engine, read = bare_job(tmp_path), Slurm(), list[str]()
     real = slurm.read_state
     monkeypatch.setattr(slurm, "read_state", lambda folder: (read.append(folder.name), real(folder))[1])

@@ -31,7 +31,7 @@ def reports(**changes: Any) -> dict[str, TrainingReport | None]:
     return told
 
 
-def test_the_rest_keeps_the_batch_and_meets_at_its_own_first_node(tmp_path: Path) -> None:
+def test_the_rest_keeps_the_batch_and_meets_at_its_own_first_node(tmp_path):
     job, plan = first(tmp_path)
     assert (job.stage, job.nodes, plan.ranks, plan.batch) == ("training", 3, 2, 12)
     flags = plan.flags("/c")
@@ -49,7 +49,7 @@ def test_the_rest_keeps_the_batch_and_meets_at_its_own_first_node(tmp_path: Path
         assert len(left.names) == count or count == 4, "60 samples are not for eight ranks"
 
 
-def test_the_newest_complete_checkpoint_of_each_layout_is_what_the_rest_goes_on_from(tmp_path: Path) -> None:
+def test_the_newest_complete_checkpoint_of_each_layout_is_what_the_rest_goes_on_from(tmp_path):
     _, plan = first(tmp_path)
     assert training.checkpointed(plan) == {}
     for name in ("fsdp/step_00000005", "fsdp/step_00000010", "hsdp/step_00000005"):
@@ -68,14 +68,14 @@ def test_the_newest_complete_checkpoint_of_each_layout_is_what_the_rest_goes_on_
         ({"problems": ["the loss rose"]}, "hsdp: the loss rose"),
     ],
 )
-def test_training_that_is_not_whole_is_not_good(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_training_that_is_not_whole_is_not_good(tmp_path, changes, words):
     _, plan = first(tmp_path)
     assert training.judge(plan, reports(), ()).is_good
     found = training.judge(plan, reports(**changes), ())
     assert (found.is_good, found.errors) == (False, (words,))
 
 
-def test_a_lost_node_an_error_and_missing_or_damaged_reports_are_told(tmp_path: Path) -> None:
+def test_a_lost_node_an_error_and_missing_or_damaged_reports_are_told(tmp_path):
     job, plan = first(tmp_path)
     lost = Lost(node="c", because="down", at_step={"fsdp": 10})
     found = training.judge(plan, reports(), (lost,))
@@ -95,7 +95,7 @@ def test_a_lost_node_an_error_and_missing_or_damaged_reports_are_told(tmp_path: 
     assert (read["b"], read["c"]) == (None, None)
 
 
-def test_a_run_that_is_judged_again_keeps_its_bad_link_and_its_lost_node(tmp_path: Path) -> None:
+def test_a_run_that_is_judged_again_keeps_its_bad_link_and_its_lost_node(tmp_path):
     job, plan = first(tmp_path)
     training.save(job, plan)
     job.save()
@@ -116,7 +116,7 @@ def test_a_run_that_is_judged_again_keeps_its_bad_link_and_its_lost_node(tmp_pat
     assert found.status == "FAILED"
 
 
-def test_the_records_are_in_the_last_line_that_holds_them() -> None:
+def test_the_records_are_in_the_last_line_that_holds_them():
     line = json.dumps({"records": {"fsdp": record().model_dump() | {"more": 1}}, "preflight": None})
     assert training.parse_lines(["{no}", line, "a warning"]).records["fsdp"] == record()
     for broken in ('{"records": {"fsdp": {"losses": [NaN]}}}', "{}", "nothing"):

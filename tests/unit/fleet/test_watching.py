@@ -53,7 +53,7 @@ def refused(one: Watched) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _hurry(monkeypatch) -> None:
     monkeypatch.setattr(watching, "PAUSE_S", 0.01)
     monkeypatch.setattr(watching, "LONGEST_PAUSE_S", 0.02)
 
@@ -63,7 +63,7 @@ BROKEN = ("{", "[]", "null", '{"items": []}', '{"metadata": {}, "items": [{}]}')
 
 @pytest.mark.parametrize("bad", [AWAY, OSError("no such program"), *BROKEN], ids=str)
 @pytest.mark.parametrize("times", [1, watching.LISTS - 1])
-def test_lists_that_fail_for_a_while_end_no_run(bad: object, times: int) -> None:
+def test_lists_that_fail_for_a_while_end_no_run(bad, times):
     one = watched(page("a"), *([bad] * times), page("a", "b"))
     one.start()
     wait(lambda: names(one) == ["a", "b"])  # `items` raises, if a failure ended it
@@ -71,7 +71,7 @@ def test_lists_that_fail_for_a_while_end_no_run(bad: object, times: int) -> None
 
 
 @pytest.mark.parametrize("bad", [AWAY, OSError("no such program"), *BROKEN], ids=str)
-def test_a_server_that_stays_away_is_an_error_at_the_end(bad: object) -> None:
+def test_a_server_that_stays_away_is_an_error_at_the_end(bad):
     one = watched(page("a"), bad)
     one.start()
     wait(lambda: refused(one))
@@ -80,14 +80,14 @@ def test_a_server_that_stays_away_is_an_error_at_the_end(bad: object) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "7", '{"type": "ADDED"}', '{"type": "ERROR", "object": {}}'])
-def test_a_broken_line_of_a_watch_leads_to_a_new_list(line: str) -> None:
+def test_a_broken_line_of_a_watch_leads_to_a_new_list(line):
     one = watched(page("a"), page("b"), command=("sh", "-c", f"echo '{line}'"))
     one.start()
     wait(lambda: names(one) == ["b"])
     one.close()
 
 
-def test_who_closes_a_watch_waits_for_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_closes_a_watch_waits_for_no_pause(monkeypatch):
     monkeypatch.setattr(watching, "PAUSE_S", 60.0)
     one = watched(page("a"), AWAY)
     one.start()

@@ -20,7 +20,7 @@ LATER = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> History:
+def history(tmp_path) -> History:
     return History(str(tmp_path / "records"), f"sqlite:///{tmp_path / 'index.sqlite'}")
 
 
@@ -32,7 +32,7 @@ def days(runs: list[Run]) -> list[int]:
     return [(run.started - START).days for run in runs]
 
 
-def test_runs_come_newest_first_or_oldest_first(history: History) -> None:
+def test_runs_come_newest_first_or_oldest_first(history):
     for number in (1, 0, 2):
         append(history, number)
     assert days(history.runs(Query())) == [2, 1, 0]
@@ -48,7 +48,7 @@ def test_runs_come_newest_first_or_oldest_first(history: History) -> None:
     )
 
 
-def test_every_filter_leaves_out_what_it_does_not_name(history: History) -> None:
+def test_every_filter_leaves_out_what_it_does_not_name(history):
     append(history, 0)
     append(history, 1, failed(GEMM))
     append(history, 2, model="MI300X", stack_id="rocm7.2.1-torch2.13.0-fa2.8.3-py3.12-ubuntu24.04")
@@ -73,14 +73,14 @@ def test_every_filter_leaves_out_what_it_does_not_name(history: History) -> None
 
 
 @pytest.mark.parametrize("text", ["%", "_", "\\", "'", '"; DROP TABLE runs; --'])
-def test_a_pattern_is_never_read_as_sql(history: History, text: str) -> None:
+def test_a_pattern_is_never_read_as_sql(history, text):
     append(history, 0)
     assert history.runs(Query(stack=f"{text}*")) == []
     assert history.points(Query(metric=f"{text}*", check=text)) == []
     assert len(history.runs(Query())) == 1
 
 
-def test_the_newest_verdict_on_a_result_counts(history: History) -> None:
+def test_the_newest_verdict_on_a_result_counts(history):
     old = history.append(body(), failed(GEMM), None, source="test")
     new = history.append(body(), PASSED, None, source="test", judged=LATER)
     assert [run.record for run in history.runs(Query())] == [new]
@@ -102,9 +102,7 @@ def everything(history: History) -> list[Any]:
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_a_rebuilt_index_equals_the_one_that_grew(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: bool
-) -> None:
+def test_a_rebuilt_index_equals_the_one_that_grew(history, tmp_path, monkeypatch, processes):
     for number in range(12):
         append(history, number, failed(GEMM) if number % 4 == 0 else PASSED)
     history.append(body(4), PASSED, None, source="test", judged=LATER)
@@ -120,7 +118,7 @@ def test_a_rebuilt_index_equals_the_one_that_grew(
     assert everything(fresh) == everything(history)
 
 
-def test_a_rebuild_names_damaged_records_and_keeps_the_others(history: History, tmp_path: Path) -> None:
+def test_a_rebuild_names_damaged_records_and_keeps_the_others(history, tmp_path):
     bad, good = append(history, 0), append(history, 1)
     path = next(path for path in (tmp_path / "records").rglob("*.gz") if path.name.startswith(bad[7:]))
     path.write_bytes(b"rust")
@@ -130,7 +128,7 @@ def test_a_rebuild_names_damaged_records_and_keeps_the_others(history: History, 
     assert [run.record for run in history.runs(Query())] == [good]
 
 
-def test_a_rebuild_that_stops_leaves_the_old_index(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_that_stops_leaves_the_old_index(history, monkeypatch):
     append(history, 0)
 
     def stop(*_arguments: object) -> None:
@@ -142,7 +140,7 @@ def test_a_rebuild_that_stops_leaves_the_old_index(history: History, monkeypatch
     assert len(history.runs(Query())) == 1
 
 
-def test_a_run_is_found_by_the_first_digits_of_what_names_it(history: History) -> None:
+def test_a_run_is_found_by_the_first_digits_of_what_names_it(history):
     image = {
         "reference": "a/b:1",
         "config_digest": "sha256:" + "c" * 64,
@@ -154,13 +152,13 @@ def test_a_run_is_found_by_the_first_digits_of_what_names_it(history: History) -
     assert history.find("ffff") == []
 
 
-def test_a_metric_that_is_no_number_has_no_point(history: History) -> None:
+def test_a_metric_that_is_no_number_has_no_point(history):
     metric = gemm(1.0) | {"value": None, "repeats": [None]}
     history.append(body(0, check(GEMM, metrics=[metric])), PASSED, None, source="test")
     assert history.points(Query()) == []
 
 
-def test_a_database_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_database_that_is_none_is_named(tmp_path):
     (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(HistoryError, match="does not answer") as caught:
         RecordIndex(f"sqlite:///{tmp_path / 'index.sqlite'}")
@@ -168,12 +166,12 @@ def test_a_database_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["mysql://host/db", "nothing", "sqlite+nosuch:///x"])
-def test_a_wrong_database_url_is_refused(url: str) -> None:
+def test_a_wrong_database_url_is_refused(url):
     with pytest.raises(HistoryError, match="cannot use the URL"):
         RecordIndex(url)
 
 
-def test_a_password_is_never_shown() -> None:
+def test_a_password_is_never_shown():
     with pytest.raises(HistoryError) as caught:
         RecordIndex("mysql://user:secret@host/db")
     assert "secret" not in str(caught.value)
@@ -198,13 +196,13 @@ def filled(tmp_path: Path) -> History:
     return history
 
 
-def test_one_metric_is_walked_in_its_order(tmp_path: Path) -> None:
+def test_one_metric_is_walked_in_its_order(tmp_path):
     found = plan(filled(tmp_path), history_module._points(Query(limit=5), [1]))
     assert "SEARCH points USING PRIMARY KEY (series=?)" in found
     assert "TEMP B-TREE" not in found
 
 
-def test_several_metrics_are_looked_up_run_by_run(tmp_path: Path) -> None:
+def test_several_metrics_are_looked_up_run_by_run(tmp_path):
     found = plan(filled(tmp_path), history_module._points(Query(limit=5, driver="580*"), [1, 2]))
     assert "SCAN runs USING INDEX ix_runs_started" in found
     assert "SEARCH points USING PRIMARY KEY (series=? AND started=? AND run=?)" in found

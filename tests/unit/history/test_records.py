@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kept_runs import PASSED, body
-from small_checkout import CPU_STACK, FakeEngine, answer, call
+from small_checkout import CPU_STACK, answer, call
 from stackcheck.errors import FileError
 from stackcheck.history import record_reader, records
 from stackcheck.history.history import open_history
@@ -24,7 +24,7 @@ def record(number: int = 0) -> bytes:
 
 
 @pytest.fixture(params=["folder", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Records]:
+def store(request, tmp_path) -> Iterator[Records]:
     """A folder, and an object store that fsspec knows."""
     if request.param == "folder":
         yield Records(str(tmp_path / "records"))
@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Records]:
         memory.rm(f"/{tmp_path.name}", recursive=True)
 
 
-def test_a_record_is_read_as_it_was_written(store: Records) -> None:
+def test_a_record_is_read_as_it_was_written(store):
     data = record()
     digest = store.append(data)
     assert digest == "sha256:" + hashlib.sha256(records.packed_record(data)).hexdigest()
@@ -49,16 +49,16 @@ def test_a_record_is_read_as_it_was_written(store: Records) -> None:
     assert records.result_of(data) == body()
 
 
-def test_an_empty_store_has_no_records(store: Records) -> None:
+def test_an_empty_store_has_no_records(store):
     assert list(store) == []
 
 
-def test_the_same_record_is_kept_once(store: Records) -> None:
+def test_the_same_record_is_kept_once(store):
     assert store.append(record()) == store.append(record())
     assert len(list(store)) == 1
 
 
-def test_appending_leaves_every_other_file_alone(tmp_path: Path) -> None:
+def test_appending_leaves_every_other_file_alone(tmp_path):
     store = Records(str(tmp_path))
     digests = [store.append(record(number)) for number in range(5)]
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.rglob("*.gz")}
@@ -77,7 +77,7 @@ def packed_of_two(first: bytes, second: bytes) -> bytes:
 @pytest.mark.parametrize(
     "damage", ["cut off", "another record", "not gzip", "more behind it", "another result", "one bit"]
 )
-def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_record_is_refused(tmp_path, damage):
     store = Records(str(tmp_path))
     digest = store.append(record())
     (path,) = tmp_path.rglob("*.gz")
@@ -98,20 +98,18 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
         assert digest in str(caught.value)
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "records").write_text("")
     with pytest.raises(FileError, match="cannot read or write"):
         Records(str(tmp_path / "records")).append(record())
 
 
-def test_a_store_that_nobody_knows_is_refused() -> None:
+def test_a_store_that_nobody_knows_is_refused():
     with pytest.raises(HistoryError, match="cannot open the store"):
         Records("nosuch://bucket/folder")
 
 
-def test_the_abstract_of_another_version_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_abstract_of_another_version_is_made_anew(tmp_path, monkeypatch):
     data = record()
     store = Records(str(tmp_path))
     expected = record_reader.read_kept(store, store.append(data)).points
@@ -123,20 +121,19 @@ def test_the_abstract_of_another_version_is_made_anew(
     ]
 
 
-def test_metrics_of_one_name_are_told_apart_by_their_conditions() -> None:
+def test_metrics_of_one_name_are_told_apart_by_their_conditions():
     names = [point.name for point in record_reader.read(record(), "sha256:0").points]
     assert names == ["gemm_tflops[m=8192]", "gemm_tflops[m=4096]"]
 
 
 GEMM = "test_kernels.py::test_gemm"
-Capsys = pytest.CaptureFixture[str]
 
 
 def kept(root: Path) -> list[Any]:
     return open_history(root).runs(Query())
 
 
-def test_every_judged_run_is_kept(small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys) -> None:
+def test_every_judged_run_is_kept(small_checkout, fake_engine, capsys):
     assert call(capsys, "test", CPU_STACK).code == 0
     fake_engine.answer = answer((GEMM, "failed"))
     assert call(capsys, "certify", CPU_STACK, "--force").code == 6
@@ -149,9 +146,7 @@ def test_every_judged_run_is_kept(small_checkout: Path, fake_engine: FakeEngine,
 
 
 @pytest.mark.parametrize("outcome", ["passed", "failed"])
-def test_a_history_that_cannot_be_written_changes_no_verdict(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys, outcome: str
-) -> None:
+def test_a_history_that_cannot_be_written_changes_no_verdict(small_checkout, fake_engine, capsys, outcome):
     fake_engine.answer = answer((GEMM, outcome))
     (small_checkout / "build").mkdir()
     (small_checkout / "build" / "history").write_text("in the way")
@@ -161,9 +156,7 @@ def test_a_history_that_cannot_be_written_changes_no_verdict(
     assert "stackcheck history import" in done.err
 
 
-def test_a_history_elsewhere_is_named_in_the_matrix(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys, tmp_path: Path
-) -> None:
+def test_a_history_elsewhere_is_named_in_the_matrix(small_checkout, fake_engine, capsys, tmp_path):
     assert fake_engine is not None
     matrix = small_checkout / "matrix.yaml"
     place = f"history: {{records: {tmp_path}/far, index: 'sqlite:///{tmp_path}/far.sqlite'}}\n"

@@ -31,7 +31,7 @@ def recorded(metric: str, arm: str) -> list[float]:
 @pytest.mark.parametrize(
     ("arm", "verdict"), [("2 % slow", "slower"), ("5 % slow", "slower"), ("healthy again", "equal")]
 )
-def test_planted_slow_downs_of_an_h200_are_found(metric: str, arm: str, verdict: str) -> None:
+def test_planted_slow_downs_of_an_h200_are_found(metric, arm, verdict):
     healthy = recorded(metric, "healthy")
     found = regressions.paired(
         healthy[:5], recorded(metric, arm)[5:], "min", again=(healthy[5:], healthy[:5])
@@ -40,7 +40,7 @@ def test_planted_slow_downs_of_an_h200_are_found(metric: str, arm: str, verdict:
     assert found.resolves < regressions.RESOLUTION
 
 
-def test_of_a_thousand_pairs_with_recorded_noise_95_percent_of_the_losses_are_found() -> None:
+def test_of_a_thousand_pairs_with_recorded_noise_95_percent_of_the_losses_are_found():
     chance = random.Random(1)
     pool = recorded("gemm_tflops", "healthy") + recorded("gemm_tflops", "healthy again")
 
@@ -54,7 +54,7 @@ def test_of_a_thousand_pairs_with_recorded_noise_95_percent_of_the_losses_are_fo
     assert sum(pair(0.0) == "slower" for _ in range(1000)) < 10
 
 
-def test_a_noisy_node_says_noisy_and_never_equal() -> None:
+def test_a_noisy_node_says_noisy_and_never_equal():
     values = [100.0, 97.0, 103.0, 95.0, 105.0]
     found = regressions.paired(values, values, "min", again=(values, values[::-1]))
     assert found.verdict == "noisy"
@@ -65,11 +65,11 @@ def test_a_noisy_node_says_noisy_and_never_equal() -> None:
     ("first", "again", "decision"),
     [(95.0, None, "pass"), (85.0, None, "repeat"), (85.0, 99.0, "pass"), (85.0, 86.0, "fail")],
 )
-def test_the_floor_fails_only_twice(first: float, again: float | None, decision: str) -> None:
+def test_the_floor_fails_only_twice(first, again, decision):
     assert regressions.floor(100.0, first, again, "min") == decision
 
 
-def test_a_chip_is_judged_against_its_own_nights() -> None:
+def test_a_chip_is_judged_against_its_own_nights():
     nights = [790.0, 791.0, 789.0, 790.5, 789.5, 790.2, 789.8]
     assert regressions.below_own_baseline(nights, 760.0, "min") is True
     assert regressions.below_own_baseline(nights, 775.0, "min") is False
@@ -82,7 +82,7 @@ def nights(drop: float, seed: int = 0, count: int = 40) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("values", [nights(0.0), (1.0,) * 40, (1.0, 2.0), (), (0.0,) * 20])
-def test_no_step_is_found_where_there_is_none(values: tuple[float, ...]) -> None:
+def test_no_step_is_found_where_there_is_none(values):
     assert regressions.steps(values, "min") == []
 
 
@@ -92,14 +92,14 @@ SERIES = regressions.Series(
 
 
 @pytest.mark.parametrize("change", [{"node": "n2"}, {"metric": "other"}])
-def test_two_nodes_or_two_metrics_warn(change: dict[str, str]) -> None:
+def test_two_nodes_or_two_metrics_warn(change):
     second = dataclasses.replace(SERIES, values=nights(0.04, seed=3), **change)  # type: ignore[arg-type]
     (warned,) = regressions.warnings([SERIES, second])
     assert abs(warned.night - 30) <= 1
     assert warned.loss == pytest.approx(0.05, abs=0.01)
 
 
-def test_the_same_night_is_needed() -> None:
+def test_the_same_night_is_needed():
     other = dataclasses.replace(SERIES, node="n2", nights=tuple(range(100, 140)))
     assert regressions.warnings([SERIES, other]) == []
 
@@ -138,7 +138,7 @@ def newest(history: History, *nights: bytes) -> Run:
     return found[0]
 
 
-def test_a_chip_is_judged_by_its_own_nights_and_not_by_its_neighbours(small_checkout: Path) -> None:
+def test_a_chip_is_judged_by_its_own_nights_and_not_by_its_neighbours(small_checkout):
     history = open_history(small_checkout)
     fast = [night(number, 800.0) for number in range(8)]
     slow = [night(number, 760.0, chip="chip1") for number in range(8, 16)]  # a slower chip: never a loss
@@ -152,7 +152,7 @@ def test_a_chip_is_judged_by_its_own_nights_and_not_by_its_neighbours(small_chec
     assert "worse than its own nights (8" in found.words
 
 
-def test_numeric_margins_are_watched(small_checkout: Path) -> None:
+def test_numeric_margins_are_watched(small_checkout):
     history = open_history(small_checkout)
     assert alerts.look(history, newest(history, *(night(number, 800.0) for number in range(9)))) == ()
     (found,) = alerts.look(history, newest(history, night(9, 800.0, worst=0.5)))
@@ -160,7 +160,7 @@ def test_numeric_margins_are_watched(small_checkout: Path) -> None:
     assert found.against == (pytest.approx(0.3), 0.5, "of the gate")
 
 
-def test_a_step_is_named_only_if_two_metrics_or_two_nodes_show_it(small_checkout: Path) -> None:
+def test_a_step_is_named_only_if_two_metrics_or_two_nodes_show_it(small_checkout):
     history = open_history(small_checkout)
     before = [night(number, 800.0) for number in range(20)]
     run = newest(history, *before, *(night(number, 784.0) for number in range(20, 26)))
@@ -173,7 +173,7 @@ def test_a_step_is_named_only_if_two_metrics_or_two_nodes_show_it(small_checkout
     assert len(found.metrics) == 2
 
 
-def test_the_verb_lists_what_got_worse(small_checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_lists_what_got_worse(small_checkout, capsys):
     history = open_history(small_checkout)
     newest(history, *(night(number, 800.0) for number in range(9)))
     assert "nothing got worse in the newest runs of 1 pair" in call(capsys, "history", "watch").out

@@ -19,7 +19,7 @@ TODAY, OLD = "B8B80B5B623EAB6AD8775C45B7C5D7D6350947F8", "1F89983E0081FDE018F3CC
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def host(tmp_path, monkeypatch) -> Callable[..., None]:
     """Make the tool see a drawn host; `keyring` holds these keys, or is not there."""
     real = apt.sources
 
@@ -50,7 +50,7 @@ def stanzas(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("seed", range(60))
-def test_every_layout_gives_the_right_archive_or_says_what_to_write(seed, suite, host) -> None:
+def test_every_layout_gives_the_right_archive_or_says_what_to_write(seed, suite, host):
     drawn = apt_layouts.draw(seed)
     mirrored, root = seed % 3 == 0, seed % 2 == 0
     keyring = (None, TODAY, OLD)[seed % 5 % 3]
@@ -100,7 +100,7 @@ def check_own(drawn: apt_layouts.Host, suite: str, told: list[dict[str, str]]) -
         assert {name: stanza.get(name.title()) for name, _ in drawn.settings} == dict(drawn.settings)
 
 
-def test_a_keyring_package_that_is_too_old_is_refused_before_it_is_installed(host) -> None:
+def test_a_keyring_package_that_is_too_old_is_refused_before_it_is_installed(host):
     drawn = next(one for one in map(apt_layouts.draw, range(60)) if one.release == "ubuntu22.04")
     host(drawn, None, root=True, candidate="debian-archive-keyring 2021.1.1ubuntu2 is too old")
     with pytest.raises(ConfigurationError, match=r"2021\.1\.1ubuntu2 is too old"):
@@ -111,7 +111,7 @@ def test_a_keyring_package_that_is_too_old_is_refused_before_it_is_installed(hos
     ("version", "old"),
     [("2021.1.1ubuntu2", True), ("2021.1", True), ("2023.1", False), ("2023.4ubuntu1", False), ("", False)],
 )
-def test_versions_of_the_keyring_package_are_told_apart(version, old, monkeypatch) -> None:
+def test_versions_of_the_keyring_package_are_told_apart(version, old, monkeypatch):
     def shown(*_args: object, **_options: object) -> object:
         text = f"Package: debian-archive-keyring\nVersion: {version}\n" if version else ""
         return base_sources.subprocess.CompletedProcess((), 0, stdout=text)
@@ -120,14 +120,14 @@ def test_versions_of_the_keyring_package_are_told_apart(version, old, monkeypatc
     assert bool(base_sources._candidate_too_old(apt.DEBIAN)) == old
 
 
-def test_a_mirror_without_the_suite_is_named(host) -> None:
+def test_a_mirror_without_the_suite_is_named(host):
     drawn = next(one for one in map(apt_layouts.draw, range(60)) if one.distribution == "ubuntu")
     host(drawn, OLD, root=True)
     with pytest.raises(ConfigurationError, match="have no `trixie main`"):
         base_sources.ways("trixie", "debian13", (LINE.format(suite="bookworm"),))
 
 
-def test_the_next_way_is_taken_where_one_does_not_give_the_base(tmp_path, monkeypatch) -> None:
+def test_the_next_way_is_taken_where_one_does_not_give_the_base(tmp_path, monkeypatch):
     names = ("this host's archive of debian", "the site's mirror")
     found = tuple(base_sources.Way(name=name, sources=f"{name}\n") for name in names)
     monkeypatch.setattr(base_sources, "ways", lambda *_args: found)
@@ -153,7 +153,7 @@ def test_the_next_way_is_taken_where_one_does_not_give_the_base(tmp_path, monkey
     assert (again.way, again.reused, again.digest) == ("the site's mirror", True, made.digest)
 
 
-def test_where_no_way_gives_the_base_each_reason_is_told(tmp_path, monkeypatch) -> None:
+def test_where_no_way_gives_the_base_each_reason_is_told(tmp_path, monkeypatch):
     found = tuple(base_sources.Way(name=name, sources="x") for name in ("one archive", "another"))
     monkeypatch.setattr(base_sources, "ways", lambda *_args: found)
     monkeypatch.setattr(bootstrap.os, "geteuid", lambda: 0)
@@ -175,7 +175,7 @@ def test_where_no_way_gives_the_base_each_reason_is_told(tmp_path, monkeypatch) 
         (("mmdebstrap", "newuidmap"), "1000:100000:65536\n", None),
     ],
 )
-def test_without_root_what_is_missing_is_named(there, ids, told, tmp_path, monkeypatch) -> None:
+def test_without_root_what_is_missing_is_named(there, ids, told, tmp_path, monkeypatch):
     way = base_sources.Way(name="one archive", sources="x")
     monkeypatch.setattr(base_sources, "ways", lambda *_args: (way,))
     monkeypatch.setattr(bootstrap.os, "geteuid", lambda: 1000)
@@ -193,7 +193,7 @@ def test_without_root_what_is_missing_is_named(there, ids, told, tmp_path, monke
     assert told in str(caught.value)
 
 
-def test_the_hosts_proxies_reach_the_base_and_nothing_that_allows_unsigned_archives() -> None:
+def test_the_hosts_proxies_reach_the_base_and_nothing_that_allows_unsigned_archives():
     dump = (
         'Acquire::http::Proxy "http://proxy.example.org:3128";',
         'Acquire::http::Proxy::mirror.example.org "DIRECT";',

@@ -39,7 +39,7 @@ class ReadingEngine(FakeEngine):
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path, monkeypatch) -> Path:
     render_from(DOCKERFILE, small_stack(), tmp_path)
     tar = tmp_path / "rootfs.tar"
     tar.write_bytes(b"tar")
@@ -68,7 +68,7 @@ def build_it(
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "stack.json", "requirements.lock"])
-def test_any_changed_input_builds_again(checkout: Path, name: str) -> None:
+def test_any_changed_input_builds_again(checkout, name):
     engine, folder = ReadingEngine(), checkout / "images" / "cpu-small"
     build_it(checkout, engine)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -82,7 +82,7 @@ def test_any_changed_input_builds_again(checkout: Path, name: str) -> None:
     assert len(engine.builds) == 2
 
 
-def test_a_lost_layout_builds_again_and_a_lost_engine_image_is_only_loaded(checkout: Path) -> None:
+def test_a_lost_layout_builds_again_and_a_lost_engine_image_is_only_loaded(checkout):
     engine = ReadingEngine()
     made = build_it(checkout, engine)
     engine.names.clear()
@@ -92,7 +92,7 @@ def test_a_lost_layout_builds_again_and_a_lost_engine_image_is_only_loaded(check
     assert not build_it(checkout, engine).reused
 
 
-def test_secrets_are_given_as_files_that_end_with_the_build(checkout: Path) -> None:
+def test_secrets_are_given_as_files_that_end_with_the_build(checkout):
     engine = ReadingEngine()
     build_it(checkout, engine)
     assert "https://u:secret@i.example.org" in engine.secrets["pip_conf-0"]
@@ -101,7 +101,7 @@ def test_secrets_are_given_as_files_that_end_with_the_build(checkout: Path) -> N
     assert not any(Path(entry.split("src=")[1]).exists() for entry in target["secret"])
 
 
-def test_proxies_reach_the_build_and_times_are_fixed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_reach_the_build_and_times_are_fixed(checkout, monkeypatch):
     monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
     engine = ReadingEngine()
     build_it(checkout, engine)
@@ -111,14 +111,14 @@ def test_proxies_reach_the_build_and_times_are_fixed(checkout: Path, monkeypatch
     assert "rewrite-timestamp=true" in target["output"][0]
 
 
-def test_an_image_over_its_budget_names_the_layer(checkout: Path) -> None:
+def test_an_image_over_its_budget_names_the_layer(checkout):
     with pytest.raises(BuildError) as caught:
         build_it(checkout, ReadingEngine(), small_stack(size_budget_bytes=999))
     assert "a test" in str(caught.value)
     assert not (checkout / "build" / "cpu-small" / "image.json").exists()
 
 
-def test_the_layer_that_passes_the_budget_need_not_be_the_largest() -> None:
+def test_the_layer_that_passes_the_budget_need_not_be_the_largest():
     layers = tuple(
         image.Layer(digest="", size_bytes=size, created_by=f"STEP {size}") for size in (600, 90, 30)
     )
@@ -128,20 +128,20 @@ def test_the_layer_that_passes_the_budget_need_not_be_the_largest() -> None:
     assert not any("passes" in line for line in image.size_report(made))
 
 
-def test_a_stack_that_is_not_locked_names_what_is_missing(checkout: Path) -> None:
+def test_a_stack_that_is_not_locked_names_what_is_missing(checkout):
     with pytest.raises(BuildError) as caught:
         build_it(checkout, ReadingEngine(), small_stack(missing=("torch's index cannot be reached",)))
     assert caught.value.exit_code == 5
     assert "torch's index cannot be reached" in str(caught.value)
 
 
-def test_a_stack_that_is_not_rendered_names_the_command(checkout: Path) -> None:
+def test_a_stack_that_is_not_rendered_names_the_command(checkout):
     (checkout / "images" / "cpu-small" / "Dockerfile").unlink()
     with pytest.raises(BuildError, match="not been rendered"):
         build_it(checkout, ReadingEngine())
 
 
-def test_provenance_names_every_input(checkout: Path) -> None:
+def test_provenance_names_every_input(checkout):
     made = build_it(checkout, ReadingEngine())
     found = subject.of_build(small_stack(), made)
     assert found.dependencies["urn:stackcheck:rootfs:bookworm"] == "sha256:" + "1" * 64
@@ -155,7 +155,7 @@ def test_provenance_names_every_input(checkout: Path) -> None:
     assert given.parameters["stagesFromWheelCache"] == {"handed over": "key of handed over"}
 
 
-def test_a_damaged_image_file_names_the_place(tmp_path: Path) -> None:
+def test_a_damaged_image_file_names_the_place(tmp_path):
     (tmp_path / "image.json").write_text('{"schema_version": 1}')
     with pytest.raises(ConfigurationError, match="damaged"):
         image.load_image(tmp_path / "image.json")
@@ -163,7 +163,7 @@ def test_a_damaged_image_file_names_the_place(tmp_path: Path) -> None:
         image.load_image(tmp_path / "none.json")
 
 
-def test_the_second_builder_waits_and_says_for_whom(tmp_path: Path) -> None:
+def test_the_second_builder_waits_and_says_for_whom(tmp_path):
     lines: list[str] = []
     waiting = threading.Event()
 
@@ -189,14 +189,12 @@ def test_the_second_builder_waits_and_says_for_whom(tmp_path: Path) -> None:
     ("suite", "packages"),
     [("bookworm; reboot", ()), ("bookworm", ("python3,../x",)), ("bookworm", ("--hook=x",))],
 )
-def test_a_base_takes_no_names_that_could_be_options(
-    suite: str, packages: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_base_takes_no_names_that_could_be_options(suite, packages, tmp_path):
     with pytest.raises(ConfigurationError, match=r"invalid name of a package|no base can be made"):
         bootstrap.bootstrap(suite, packages, tmp_path, report=print)
 
 
-def test_a_refused_limit_is_explained() -> None:
+def test_a_refused_limit_is_explained():
     import docker
 
     class Refusing:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from small_checkout import CPU_STACK, FakeEngine, call
-from small_flow import Job
 from stackcheck.certificate.statement import PROVENANCE
 from stackcheck.engine.buildx import BakeResult
 from stackcheck.errors import ConfigurationError
@@ -18,20 +17,16 @@ from stackcheck.matrix import resolve
 
 pytestmark = pytest.mark.usefixtures("own_home", "no_disk_flushes")
 
-Capsys = pytest.CaptureFixture[str]
-
 
 @pytest.fixture
-def made_base(small_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def made_base(small_checkout: Path, monkeypatch) -> None:
     """A dry run finds the base that the build made."""
     base = bootstrap.bootstrap("bookworm", (), small_checkout)  # the stand-in of that checkout
     monkeypatch.setattr(bootstrap, "load_root_fs", lambda *_a, **_k: base)
 
 
 @pytest.mark.usefixtures("made_base")
-def test_a_plan_names_stages_keys_and_where_each_would_come_from(
-    fake_engine: FakeEngine, capsys: Capsys
-) -> None:
+def test_a_plan_names_stages_keys_and_where_each_would_come_from(fake_engine, capsys):
     done = call(capsys, "build", CPU_STACK, "--dry-run")
     rows = [line.split() for line in done.out.splitlines()[1:]]
     assert [(row[0], row[2]) for row in rows] == [("base", "built"), ("wheels", "built"), ("final", "built")]
@@ -54,9 +49,7 @@ def engine_folder(fake_engine: FakeEngine) -> Path:
 
 @pytest.mark.usefixtures("fake_engine")
 @pytest.mark.usefixtures("made_base")
-def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
-    small_checkout: Path, capsys: Capsys
-) -> None:
+def test_a_changed_last_file_leaves_the_other_stages_as_they_were(small_checkout, capsys):
     call(capsys, "build", CPU_STACK)
     path = small_checkout / "images" / "parts" / "final.j2"
     path.write_text(path.read_text().replace('CMD ["python"]', 'CMD ["python3"]'))
@@ -70,9 +63,7 @@ def test_a_changed_last_file_leaves_the_other_stages_as_they_were(
 
 
 @pytest.mark.usefixtures("made_base")
-def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
-    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(fake_engine, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for options in (["--dry-run"], []):
         done = call(capsys, "build", CPU_STACK, "--wheelhouse", tmp_path / "empty", *options)
@@ -83,9 +74,7 @@ def test_an_empty_folder_of_wheels_is_refused_with_what_it_lacks(
     assert fake_engine.builds == []
 
 
-def test_images_takes_the_same_options_to_the_build(
-    fake_engine: FakeEngine, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_images_takes_the_same_options_to_the_build(fake_engine, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     done = call(capsys, "images", CPU_STACK, "--wheelhouse", tmp_path / "empty", "--json")
     assert done.code == 5
@@ -95,9 +84,7 @@ def test_images_takes_the_same_options_to_the_build(
     assert all(target["no-cache"] for target in fake_engine.builds[0]["target"].values())
 
 
-def test_one_line_and_the_json_say_what_was_built_and_what_was_saved(
-    fake_engine: FakeEngine, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_line_and_the_json_say_what_was_built_and_what_was_saved(fake_engine, capsys, monkeypatch):
     whole = FakeEngine.bake
 
     def bake(self: FakeEngine, definition: object, targets: object, **options: object) -> BakeResult:
@@ -124,9 +111,7 @@ def done_targets(definition: object) -> list[str]:
     return [name for name in definition["target"] if name.startswith("stage-")]
 
 
-def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_wheel_cache_is_on_unless_the_user_says_otherwise(monkeypatch, tmp_path):
     from stackcheck.cli.build import build_options
 
     monkeypatch.delenv(wheel_cache.VARIABLE)
@@ -155,8 +140,8 @@ def add_variable(checkout: Path) -> None:
     ],
 )
 def test_an_edited_file_is_refused_with_its_first_line_that_differs_and_render_restores_it(
-    small_checkout: Path, capsys: Capsys, name: str, old: bytes, new: bytes
-) -> None:
+    small_checkout, capsys, name, old, new
+):
     path = small_checkout / "images" / CPU_STACK / name
     before = path.read_bytes()
     path.write_bytes(before.replace(old, new))
@@ -171,8 +156,8 @@ def test_an_edited_file_is_refused_with_its_first_line_that_differs_and_render_r
 
 
 def test_the_builder_gets_the_bytes_that_were_checked_and_hashed(
-    fake_engine: FakeEngine, small_checkout: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fake_engine, small_checkout, capsys, monkeypatch
+):
     """Somebody edits the Dockerfile while the base is made, after the check."""
     path, whole = small_checkout / "images" / CPU_STACK / "Dockerfile", bootstrap.bootstrap
     before = path.read_bytes()
@@ -192,8 +177,8 @@ def test_the_builder_gets_the_bytes_that_were_checked_and_hashed(
 
 
 def test_the_provenance_names_the_matrix_that_the_dockerfile_follows_from_also_when_it_is_edited_meanwhile(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    job, monkeypatch
+):
     path, whole = job.root / "matrix.yaml", FakeEngine.bake
     before = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 

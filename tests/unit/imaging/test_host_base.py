@@ -77,7 +77,7 @@ FILES = {
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path) -> Path:
     """A host with a merged /usr and six packages."""
     root = tmp_path / "host"
     (root / "usr/bin").mkdir(parents=True)
@@ -129,7 +129,7 @@ def data(path: Path, name: str) -> bytes:
         return file.read()
 
 
-def test_a_base_has_the_closure_of_the_named_packages_and_nothing_else_of_the_host(root: Path) -> None:
+def test_a_base_has_the_closure_of_the_named_packages_and_nothing_else_of_the_host(root):
     made = cut(root, "python9")
     assert dict(made.packages) == {
         "apt": "2.9",
@@ -157,7 +157,7 @@ def test_a_base_has_the_closure_of_the_named_packages_and_nothing_else_of_the_ho
     assert [*found] == sorted(found)
 
 
-def test_two_cuts_are_one_digest_also_where_times_and_other_packages_differ(root: Path) -> None:
+def test_two_cuts_are_one_digest_also_where_times_and_other_packages_differ(root):
     first = cut(root, "python9")
     for path in root.rglob("*"):
         os.utime(path, (1, 1), follow_symlinks=False)
@@ -167,7 +167,7 @@ def test_two_cuts_are_one_digest_also_where_times_and_other_packages_differ(root
     assert first.digest == "sha256:" + hashlib.sha256(first.path.read_bytes()).hexdigest()
 
 
-def test_a_package_that_is_not_installed_is_named_with_who_needs_it(root: Path) -> None:
+def test_a_package_that_is_not_installed_is_named_with_who_needs_it(root):
     status = root / "var/lib/dpkg/status"
     status.write_text(status.read_text().replace("Package: libnine", "Package: another"))
     with pytest.raises(BuildError, match="this host lacks packages of the base") as caught:
@@ -177,7 +177,7 @@ def test_a_package_that_is_not_installed_is_named_with_who_needs_it(root: Path) 
     assert caught.value.next_step == "apt-get install libnine removed"
 
 
-def test_a_file_that_is_missing_or_changed_is_refused_by_name(root: Path) -> None:
+def test_a_file_that_is_missing_or_changed_is_refused_by_name(root):
     (root / "usr/bin/python9").write_bytes(b"\x7fpatched")
     (root / "usr/lib/libnine.so").unlink()
     with pytest.raises(
@@ -190,7 +190,7 @@ def test_a_file_that_is_missing_or_changed_is_refused_by_name(root: Path) -> Non
     assert not list((root.parent / "bases").glob("*"))
 
 
-def test_a_changed_configuration_file_is_taken_only_when_asked_and_is_recorded(root: Path) -> None:
+def test_a_changed_configuration_file_is_taken_only_when_asked_and_is_recorded(root):
     (root / "etc/shellrc").write_bytes(b"PS1=this host\n")
     with pytest.raises(BuildError, match="/etc/shellrc of shell is not the package's file") as caught:
         cut(root, "python9")
@@ -201,9 +201,7 @@ def test_a_changed_configuration_file_is_taken_only_when_asked_and_is_recorded(r
     assert cut(root, "python9").left_out == ("/etc/shellrc",)
 
 
-def test_a_host_without_dpkg_and_a_disk_without_room_are_clear_errors(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_dpkg_and_a_disk_without_room_are_clear_errors(root, tmp_path, monkeypatch):
     with pytest.raises(BuildError, match="no packages that a base could be cut from"):
         host_base.cut(["python9"], tmp_path, system="A test", root=tmp_path / "empty")
     usage = type(atomic.shutil.disk_usage("/"))
@@ -226,18 +224,18 @@ def stack(name: str) -> resolve.Stack:
     return found
 
 
-def test_files_of_other_architectures_are_left_out_and_those_of_the_stack_kept() -> None:
+def test_files_of_other_architectures_are_left_out_and_those_of_the_stack_kept():
     selected = kernels(stack("rocm5.7-debian13"))
     assert selected.excluded == ("/usr/lib/*/rocblas/*/library/*gfx*",)
     assert selected.included == ("/usr/lib/*/rocblas/*/library/*gfx90a*",)
 
 
 @pytest.mark.parametrize("name", ["cpu-*", "cuda13.0-torch2.13.0-py3.11-debian12"])
-def test_a_base_without_such_files_is_made_as_ever(name) -> None:
+def test_a_base_without_such_files_is_made_as_ever(name):
     assert kernels(stack(name)) == bootstrap.NOTHING_SELECTED
 
 
-def test_what_is_left_out_is_part_of_the_key_of_a_base() -> None:
+def test_what_is_left_out_is_part_of_the_key_of_a_base():
     every, wanted = vendors.module("amd").kernel_files(("gfx90a",))
     selected = bootstrap.Selected(excluded=every, included=wanted)
     keys = {
@@ -249,7 +247,7 @@ def test_what_is_left_out_is_part_of_the_key_of_a_base() -> None:
     assert bootstrap.key("trixie", PACKAGES) == bootstrap.key("trixie", PACKAGES, bootstrap.NOTHING_SELECTED)
 
 
-def test_the_kept_files_come_after_the_left_out_as_the_last_match_counts(tmp_path) -> None:
+def test_the_kept_files_come_after_the_left_out_as_the_last_match_counts(tmp_path):
     selected = bootstrap.Selected(excluded=("/a/*gfx*",), included=("/a/*gfx90a*",))
     way = base_sources.Way(name="an archive", sources="x")
     command = bootstrap._command("trixie", PACKAGES, selected, tmp_path / "rootfs.tar", way)
@@ -258,7 +256,7 @@ def test_the_kept_files_come_after_the_left_out_as_the_last_match_counts(tmp_pat
     )
 
 
-def test_a_base_whose_tar_is_not_the_described_one_is_made_again(tmp_path) -> None:
+def test_a_base_whose_tar_is_not_the_described_one_is_made_again(tmp_path):
     """It may be exchanged at the same size and time, by a rename."""
     tar, description = tmp_path / "x.tar", tmp_path / "x.json"
     tar.write_bytes(b"base")

@@ -28,11 +28,11 @@ ARM64 = platforms.InstallTarget(platform="linux/arm64", python="3.12", glibc=39)
         ("not-a-wheel.whl", False, False),
     ],
 )
-def test_a_wheel_fits_by_its_tags(filename: str, amd64: bool, arm64: bool) -> None:
+def test_a_wheel_fits_by_its_tags(filename, amd64, arm64):
     assert (AMD64.takes(filename), ARM64.takes(filename)) == (amd64, arm64)
 
 
-def test_the_file_is_the_one_that_pip_would_take() -> None:
+def test_the_file_is_the_one_that_pip_would_take():
     best = platforms.InstallTarget(platform="linux/amd64", python="3.12", glibc=39).best
     old, new = "a-1-cp312-cp312-manylinux2014_x86_64.whl", "a-1-cp312-cp312-manylinux_2_28_x86_64.whl"
     assert best((old, new, "a-1-cp311-cp311-manylinux_2_28_x86_64.whl", "a-1.tar.gz")) == new
@@ -44,7 +44,7 @@ def test_the_file_is_the_one_that_pip_would_take() -> None:
 @pytest.mark.parametrize(
     ("machine", "name"), [("x86_64", "linux/amd64"), ("aarch64", "linux/arm64"), ("riscv64", None)]
 )
-def test_the_hosts_own_platform(machine: str, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hosts_own_platform(machine, name, monkeypatch):
     monkeypatch.setattr(host, "machine", lambda: machine)
     if name:
         assert platforms.native() == name
@@ -53,7 +53,7 @@ def test_the_hosts_own_platform(machine: str, name: str | None, monkeypatch: pyt
         platforms.native()
 
 
-def test_an_instruction_that_pins_by_hash_is_read_too() -> None:
+def test_an_instruction_that_pins_by_hash_is_read_too():
     (found,) = requirements.read_packages(
         f"RUN echo 'flash-attn==2.8.3 --hash=sha256:{'d' * 64}' > flash-attn.txt"
     )

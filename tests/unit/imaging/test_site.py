@@ -56,7 +56,7 @@ def plan_of(stack: Stack) -> BuildPlan:
     )  # fmt: skip
 
 
-def test_bases_come_from_the_mirror_by_their_digest(stack: Stack) -> None:
+def test_bases_come_from_the_mirror_by_their_digest(stack):
     assert bakefile.base_images(plan_of(stack), OWN) == {
         f"ubuntu:24.04@{DIGEST}": f"docker-image://r.example.org/hub/library/ubuntu:24.04@{DIGEST}",
         f"rocm/dev-ubuntu-24.04:7.2.4-complete@{DIGEST}": "docker-image://r.example.org/hub/"
@@ -65,7 +65,7 @@ def test_bases_come_from_the_mirror_by_their_digest(stack: Stack) -> None:
     assert bakefile.base_images(plan_of(stack), NO_MIRRORS) == {}
 
 
-def test_a_stage_gets_the_addresses_that_it_asks_for_and_no_other(stack: Stack) -> None:
+def test_a_stage_gets_the_addresses_that_it_asks_for_and_no_other(stack):
     upstream = dataclasses.replace(stack, wheels="upstream", requirements=("torch==2.13.0+rocm7.2",))
     by_name = {stage.name: stage for stage in plan_of(upstream).stages}
     assert bakefile.mirror_arguments(by_name["smi"], OWN) == {
@@ -78,11 +78,11 @@ def test_a_stage_gets_the_addresses_that_it_asks_for_and_no_other(stack: Stack) 
     assert bakefile.mirror_arguments(by_name["smi"], NO_MIRRORS) == {}
 
 
-def test_the_mirrors_sources_go_before_the_hosts(stack: Stack) -> None:
+def test_the_mirrors_sources_go_before_the_hosts(stack):
     assert bakefile.apt_sources(stack, OWN) == "deb https://m.example.org/ubuntu noble main\n"
 
 
-def test_amds_archive_comes_with_its_key_and_not_without(stack: Stack, tmp_path: Path) -> None:
+def test_amds_archive_comes_with_its_key_and_not_without(stack, tmp_path):
     (tmp_path / "rocm.gpg").write_bytes(b"a key")
     own = dataclasses.replace(OWN, keys={"https://repo.radeon.com": tmp_path / "rocm.gpg"})
     secrets = bakefile.rocm_secrets(stack, own)
@@ -98,7 +98,7 @@ def test_amds_archive_comes_with_its_key_and_not_without(stack: Stack, tmp_path:
     assert "rocm.gpg.key" in str(caught.value.next_step)
 
 
-def test_each_stage_asks_for_pip_settings_of_its_own(stack: Stack) -> None:
+def test_each_stage_asks_for_pip_settings_of_its_own(stack):
     text = plan_of(stack).files["Dockerfile"].decode()
     own = stages.with_own_secret(text, "pip_conf")
     assert "id=pip_conf," not in own
@@ -116,7 +116,7 @@ NAMES = st.from_regex(r"[a-z]{1,8}\.(json|lock|diff)", fullmatch=True)
 @given(
     umask=st.integers(0, 0o077), files=st.dictionaries(NAMES, st.binary(max_size=20)), closed=st.booleans()
 )
-def test_no_umask_reaches_a_layer(umask: int, files: dict[str, bytes], *, closed: bool) -> None:
+def test_no_umask_reaches_a_layer(umask, files, *, closed):
     before = os.umask(umask)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -55,47 +55,47 @@ def changed(text: str = DOCKERFILE, platform: str = "linux/amd64", **changes: st
     return {name for name, stage in read(text, platform, **changes).items() if stage.key != before[name].key}
 
 
-def test_only_stages_that_the_last_one_is_made_from_count_each_after_what_it_needs() -> None:
+def test_only_stages_that_the_last_one_is_made_from_count_each_after_what_it_needs():
     assert list(read()) == ["base", "toolchain", "flash-build", "flash", "wheels", "final"]
     assert read()["wheels"].needs == ("base", "wheelhouse", "flash")
     assert read()["wheels"].files == ("requirements.lock", "stack.json")
 
 
-def test_a_file_changes_only_the_stages_that_copy_it() -> None:
+def test_a_file_changes_only_the_stages_that_copy_it():
     assert changed(**{"requirements.lock": "sha256:9"}) == {"wheels", "final"}
     assert changed(**{"rootfs.tar": "sha256:9"}) == {"base", "wheels", "final"}
 
 
-def test_a_base_image_and_a_platform_change_what_stands_on_them() -> None:
+def test_a_base_image_and_a_platform_change_what_stands_on_them():
     assert changed(DOCKERFILE.replace("sha256:abc", "sha256:abd")) >= {"toolchain", "flash"}
     assert "base" not in changed(DOCKERFILE.replace("sha256:abc", "sha256:abd"))
     assert changed(platform="linux/arm64") == set(read())
 
 
-def test_comments_unused_stages_and_where_lines_break_change_nothing() -> None:
+def test_comments_unused_stages_and_where_lines_break_change_nothing():
     text = DOCKERFILE.replace("Stack one", "Stack two").replace("RUN false", "RUN other")
     assert changed(text) == set()
     assert changed(text.replace("target=/w \\\n    # inside\n    echo", "target=/w echo")) == set()
 
 
-def test_a_global_argument_changes_every_stage() -> None:
+def test_a_global_argument_changes_every_stage():
     assert changed("ARG PYTHON=3.12\n" + DOCKERFILE) == set(read())
 
 
-def test_here_documents_belong_to_their_instruction() -> None:
+def test_here_documents_belong_to_their_instruction():
     text = "FROM scratch AS a\nRUN <<EOF\n# kept: it is no comment here\nFROM b\nEOF\nRUN true\n"
     (stage,) = stages.read_stages(text, {}, platform="linux/amd64")
     assert stage.instructions == ("RUN <<EOF\n# kept: it is no comment here\nFROM b\nEOF", "RUN true")
 
 
 @pytest.mark.parametrize("source", ["none.txt", "folder/", "*.toml"])
-def test_a_file_that_is_not_there_is_named(source: str) -> None:
+def test_a_file_that_is_not_there_is_named(source):
     with pytest.raises(BuildError, match="not in its folder") as caught:
         stages.read_stages(f"FROM scratch\nCOPY {source} /\n", FILES, platform="linux/amd64")
     assert source in str(caught.value)
 
 
-def test_folders_patterns_and_bind_mounts_name_their_files() -> None:
+def test_folders_patterns_and_bind_mounts_name_their_files():
     files = {"src/a.py": "1", "src/b/c.py": "2", "x.lock": "3", "y.lock": "4"}
     text = 'FROM scratch\nCOPY src /s\nADD ["x.lock", "/"]\nCOPY --chmod=644 *.lock /l/\n'
     (stage,) = stages.read_stages(text, files, platform="linux/amd64")
@@ -106,7 +106,7 @@ def test_folders_patterns_and_bind_mounts_name_their_files() -> None:
     assert stage.files == ("src/a.py", "src/b/c.py")
 
 
-def test_the_committed_dockerfile_of_every_stack_is_understood() -> None:
+def test_the_committed_dockerfile_of_every_stack_is_understood():
     names = set()
     for path in sorted((ROOT / "images").glob("*-torch*/Dockerfile")):
         others = ("rootfs.tar", "stack.json", "pins.json")
@@ -119,7 +119,7 @@ def test_the_committed_dockerfile_of_every_stack_is_understood() -> None:
     assert {"base", "wheels", "final"} <= names
 
 
-def test_a_run_without_network_is_the_same_stage_but_for_apt() -> None:
+def test_a_run_without_network_is_the_same_stage_but_for_apt():
     text = (
         "FROM a AS b\n# RUN in a comment \\\n"
         "RUN --mount=type=secret,id=apt_sources,target=/s \\\n    apt-get update\n"
@@ -137,7 +137,7 @@ def test_a_run_without_network_is_the_same_stage_but_for_apt() -> None:
         assert found.count("\nRUN --network=none ") + found.count("id=apt_sources") == found.count("\nRUN ")
 
 
-def test_a_stage_without_a_name_has_its_number_in_the_name_of_its_secret() -> None:
+def test_a_stage_without_a_name_has_its_number_in_the_name_of_its_secret():
     text = "FROM a AS one\nRUN --mount=type=secret,id=pip_conf,target=/p true\nFROM b\n"
     text += "RUN --mount=type=secret,id=pip_conf,target=/p \\\n    --mount=type=secret,id=ca,target=/c true\n"
     own = stages.with_own_secret(text, "pip_conf")

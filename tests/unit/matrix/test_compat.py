@@ -11,7 +11,6 @@ import pytest
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import compat, explain, known_issues, resolve
 from stackcheck.matrix.explain import parse_question
-from stackcheck.matrix.stack import Stack
 from stackcheck.versions import matches
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +45,7 @@ def _broken(question: str) -> set[str]:
         ("2.1", "2.10.0", False),
     ],
 )
-def test_versions_compare_as_numbers(pattern: str, value: str, fits: bool):
+def test_versions_compare_as_numbers(pattern, value, fits):
     assert matches("rocm", pattern, value) is fits
 
 
@@ -96,7 +95,7 @@ def test_versions_compare_as_numbers(pattern: str, value: str, fits: bool):
         ("R12-distribution[debian12]", "os=debian12 python=3.12"),
     ],
 )
-def test_each_rule_refuses_what_breaks_it(rule: str, question: str):
+def test_each_rule_refuses_what_breaks_it(rule, question):
     assert rule in _broken(question)
     assert _ask(question).judgement.answer == "refused"
 
@@ -110,7 +109,7 @@ def test_each_rule_refuses_what_breaks_it(rule: str, question: str):
         ("R7-v4-before-release", "cuda=13.0 flash_attn=4.0.0b36"),
     ],
 )
-def test_what_is_not_confirmed_is_for_experimental_stacks_alone(rule: str, question: str):
+def test_what_is_not_confirmed_is_for_experimental_stacks_alone(rule, question):
     assert rule in _broken(question)
     assert _ask(question).judgement.answer == "unknown"
 
@@ -118,7 +117,7 @@ def test_what_is_not_confirmed_is_for_experimental_stacks_alone(rule: str, quest
 @pytest.mark.parametrize(
     "question", ["rocm=10.2 torch=2.14.1", "rocm=7.2 torch=2.16.0", "cuda=12.8 arch=sm_103"]
 )
-def test_what_no_source_lists_is_unknown_and_not_allowed(question: str):
+def test_what_no_source_lists_is_unknown_and_not_allowed(question):
     assert _ask(question).judgement.answer == "unknown"
 
 
@@ -161,7 +160,7 @@ def test_every_rule_carries_a_reason_and_a_source():
         ({"because": ""}, r"rules\[0\].because"),
     ],
 )
-def test_a_wrong_rule_is_refused_with_its_place(rule: dict[str, object], message: str):
+def test_a_wrong_rule_is_refused_with_its_place(rule, message):
     good = {"id": "R1-a", "when": {"torch": "2.6"}, "require": {"rocm": "6"}, "because": "a", "source": "S"}
     with pytest.raises(ConfigurationError, match=message):
         compat.parse({**MINIMAL, "rules": [{**good, **rule}]})
@@ -171,7 +170,7 @@ def test_a_wrong_rule_is_refused_with_its_place(rule: dict[str, object], message
     "value", ["3.7.1 && id", "$(id)", "a'b", 'a"b', "a\nRUN id", "3.7.1\n", "`id`", "a;b", "a b"]
 )
 @pytest.mark.parametrize("axis", ["triton", "triton_package", "rccl", "layout"])
-def test_a_value_that_rules_put_into_a_dockerfile_cannot_escape_there(axis: str, value: str):
+def test_a_value_that_rules_put_into_a_dockerfile_cannot_escape_there(axis, value):
     rule = {"id": "R2-a", "when": {"torch": "2.6"}, "require": {axis: value}, "because": "a", "source": "S"}
     with pytest.raises(ConfigurationError, match="R2-a"):
         compat.parse({**MINIMAL, "rules": [rule]})
@@ -187,7 +186,7 @@ def test_more_rules_than_can_be_compared_are_refused():
 @pytest.mark.parametrize(
     "question", ["rocm", "torch=", "colour=red", "torch=$(id)", "torch=2.6 torch=2.7", "rocm=7 cuda=13"]
 )
-def test_a_question_that_is_none_is_refused(question: str):
+def test_a_question_that_is_none_is_refused(question):
     with pytest.raises(ConfigurationError):
         parse_question(question.split(), RULES)
 
@@ -209,7 +208,7 @@ STACKS = resolve.load_stacks(ROOT)
         pytest.param("rocm=7.2 flash_attn=2.8.3 flash_attn_backend=triton variables=build", "R14-run-time-variables", id="7-variable"),
     ],
 )  # fmt: skip
-def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(question: str, rule: str):
+def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(question, rule):
     found = explain.explain(parse_question(question.split(), RULES), RULES)
     assert found.judgement.answer == "refused"
     assert rule in {broken.id for broken in found.judgement.broken}
@@ -218,7 +217,7 @@ def test_explain_refuses_a_known_failure_with_reason_source_and_a_way_out(questi
 
 
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if stack.torch], ids=lambda stack: stack.id)
-def test_every_image_freezes_its_torch_and_triton(stack: Stack) -> None:
+def test_every_image_freezes_its_torch_and_triton(stack):
     dockerfile = (ROOT / "images" / stack.id / "Dockerfile").read_text(encoding="utf-8")
     names = [pin.partition("==")[0] for pin in stack.frozen]
     # The constraints are what was installed, and the build fails where one of them is not.
@@ -260,19 +259,19 @@ def answer(question: str) -> str:
 
 
 @pytest.mark.parametrize(("rocm", "torch", "arch"), list(itertools.product(LISTED, TORCHES, ARCHS)))
-def test_amds_wheels_are_allowed_where_its_page_lists_them(rocm: str, torch: str, arch: str) -> None:
+def test_amds_wheels_are_allowed_where_its_page_lists_them(rocm, torch, arch):
     listed = torch in LISTED[rocm] and arch != "gfx908"
     question = f"rocm={rocm} torch={torch} arch={arch} wheels=amd"
     assert answer(question) == ("allowed" if listed else "refused")
 
 
 @pytest.mark.parametrize("rocm", LISTED)
-def test_gfx950_is_refused_until_a_release_without_the_slow_backward_is_known(rocm: str) -> None:
+def test_gfx950_is_refused_until_a_release_without_the_slow_backward_is_known(rocm):
     question = f"rocm={rocm} torch=2.13.0 arch=gfx950 wheels=amd"
     found = explain.explain(parse_question(question.split(), RULES), RULES, None, ISSUES)
     assert [rule.id for rule in found.judgement.broken] == ["K-aotriton-slow-backward"]
 
 
 @pytest.mark.parametrize(("rocm", "torch"), list(itertools.product(LISTED, TORCHES)))
-def test_pytorchs_own_wheels_do_not_exist(rocm: str, torch: str) -> None:
+def test_pytorchs_own_wheels_do_not_exist(rocm, torch):
     assert answer(f"rocm={rocm} torch={torch} arch=gfx942 wheels=upstream") != "allowed"

@@ -54,30 +54,30 @@ def checkout(folder: Path, check: str) -> Path:
         ("test_attention.py::test_attention_of_models[*-*]", "wildcards alone"),
     ],
 )
-def test_a_waiver_that_names_no_check_or_a_whole_one_is_refused(tmp_path: Path, check: str, problem: str):
+def test_a_waiver_that_names_no_check_or_a_whole_one_is_refused(tmp_path, check, problem):
     with pytest.raises(ConfigurationError, match=problem):
         matrix.load_matrix(checkout(tmp_path, check))
 
 
-def test_the_matrix_of_this_checkout_is_read_with_its_list_of_checks(tmp_path: Path):
+def test_the_matrix_of_this_checkout_is_read_with_its_list_of_checks(tmp_path):
     assert matrix.load_matrix(checkout(tmp_path, WAIVED)).policy.waivers
 
 
 @pytest.mark.parametrize("function", WITH_CASES)
-def test_no_name_of_a_function_covers_its_cases(function: str):
+def test_no_name_of_a_function_covers_its_cases(function):
     assert not any(names(function, name) for name in IDS)
     (problem,) = POLICY.model_copy(update={"waivers": (waiver(function),)}).problems(IDS)
     assert "has parameters" in problem
 
 
 @given(st.sampled_from(IDS), st.sampled_from(IDS))
-def test_an_id_names_itself_and_nothing_else(one: str, other: str):
+def test_an_id_names_itself_and_nothing_else(one, other):
     assert names(one, one)
     assert names(one, other) == (one == other)
 
 
 @given(st.sampled_from([name for name in IDS if "-" in name]))
-def test_a_wildcard_stays_inside_the_parameters_of_its_check(check: str):
+def test_a_wildcard_stays_inside_the_parameters_of_its_check(check):
     function, _, cases = check.partition("[")
     pattern = f"{function}[{cases.partition('-')[0]}-*]"
     assert names(pattern, check)
@@ -105,7 +105,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.fixture(params=BAD, ids=str)
-def bad(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+def bad(request, tmp_path) -> tuple[Path, str]:
     """A checkout with one block that is refused, and what its refusal says."""
     block, says = BAD[request.param]
     shutil.copytree(ROOT / "images", tmp_path / "images")
@@ -122,7 +122,7 @@ def bad(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
     return tmp_path, says
 
 
-def test_the_other_stacks_are_there(bad: tuple[Path, str]) -> None:
+def test_the_other_stacks_are_there(bad):
     root, _ = bad
     assert {stack.id for stack in resolve.load_stacks(root, ["cpu*"])} == {
         name for name in GOOD if name.startswith("cpu")
@@ -133,7 +133,7 @@ def test_the_other_stacks_are_there(bad: tuple[Path, str]) -> None:
     assert told
 
 
-def test_the_refused_one_cannot_be_selected_and_names_its_row(bad: tuple[Path, str]) -> None:
+def test_the_refused_one_cannot_be_selected_and_names_its_row(bad):
     root, says = bad
     for selectors in ([], ["cuda13*"]):
         with pytest.raises(ConfigurationError, match=says):

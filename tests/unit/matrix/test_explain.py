@@ -32,7 +32,7 @@ def _rules(found: explain.Explanation, *, hold: bool) -> set[str]:
 
 
 @pytest.mark.parametrize("cell", expand.expand(MATRIX), ids=lambda cell: cell.id)
-def test_every_stack_of_the_matrix_is_allowed_by_rules_that_it_satisfies(cell: expand.Cell):
+def test_every_stack_of_the_matrix_is_allowed_by_rules_that_it_satisfies(cell):
     found = explain.explain_stack(cell.id, MATRIX, RULES)
     assert found
     assert found.judgement.answer == ("unknown" if found.experimental else "allowed")
@@ -92,7 +92,7 @@ def test_an_id_that_is_in_no_matrix_is_explained_by_its_parts():
         "rocm=10.0 amdsmi=9.9.9",
     ],
 )
-def test_what_no_source_names_is_unknown_even_where_no_other_rule_speaks(question: str):
+def test_what_no_source_names_is_unknown_even_where_no_other_rule_speaks(question):
     found = _ask(question)
     assert found.judgement.answer == "unknown"
     assert found.nearest
@@ -101,5 +101,5 @@ def test_what_no_source_names_is_unknown_even_where_no_other_rule_speaks(questio
 @pytest.mark.parametrize(
     "question", ["rocm=6.4.1", "cuda=12.8", "driver=570.133.20", "vendor=cpu", "os=debian12"]
 )
-def test_a_patch_of_a_known_version_or_a_newer_driver_is_not_unknown(question: str):
+def test_a_patch_of_a_known_version_or_a_newer_driver_is_not_unknown(question):
     assert _ask(question).judgement.answer == "allowed"

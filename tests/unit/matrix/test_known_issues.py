@@ -72,7 +72,7 @@ def test_no_stack_of_the_matrix_is_dropped_in_silence():
         ),
     ],
 )
-def test_a_stack_has_the_issues_of_its_versions_and_architectures(stack: str, hit: str, clean: str):
+def test_a_stack_has_the_issues_of_its_versions_and_architectures(stack, hit, clean):
     assert hit in _hit(stack)
     assert clean not in _hit(stack)
 
@@ -122,7 +122,7 @@ def test_experimental_does_not_lift_a_refusal():
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_row_is_read_strictly(changes: dict[str, Any], problem: str):
+def test_a_row_is_read_strictly(changes, problem):
     with pytest.raises(ConfigurationError, match=problem):
         _issues(**changes)
 
@@ -138,7 +138,7 @@ POOL |= {"arch": sorted({arch for one in STACKS for arch in one.archs}), "driver
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_answer_depends_on_what_was_asked_before(seed: int):
+def test_no_answer_depends_on_what_was_asked_before(seed):
     draw = random.Random(seed)
     kept, rules = known_issues.KnownIssues(ISSUES), compat.load_rules(ROOT / "images" / "compat.yaml")
     values = dict(draw.choice(STACKS).values)

@@ -57,7 +57,7 @@ def test_an_override_changes_what_it_sets_and_nothing_else():
         ("exclude", {"when": {"torch": "9.9.9"}, "because": "a slip"}, r"exclude\[0\]"),
     ],
 )
-def test_an_entry_that_is_about_no_stack_is_refused(section: str, entry: dict[str, object], place: str):
+def test_an_entry_that_is_about_no_stack_is_refused(section, entry, place):
     with pytest.raises(ConfigurationError, match=place):
         expand.expand(matrix.parse({**_changed(), section: [entry]}))
 
@@ -95,7 +95,7 @@ def test_images_from_elsewhere_and_the_age_of_renewal_are_read():
         ({"accept_python": ["sha256:" + "A" * 64]}, "foreign[0].accept_python"),
     ],
 )
-def test_an_image_from_elsewhere_that_cannot_be_pulled_is_refused(entry: dict[str, object], place: str):
+def test_an_image_from_elsewhere_that_cannot_be_pulled_is_refused(entry, place):
     value = _changed()
     whole = {"reference": "rocm/pytorch:latest", "vendor": "amd", "device": "MI300X", "follow": "true"}
     value["foreign"] = [whole | entry]
@@ -104,7 +104,7 @@ def test_an_image_from_elsewhere_that_cannot_be_pulled_is_refused(entry: dict[st
 
 
 @pytest.mark.parametrize("days", ["0", "31", "soon"])
-def test_an_age_of_renewal_that_verify_would_not_survive_is_refused(days: str):
+def test_an_age_of_renewal_that_verify_would_not_survive_is_refused(days):
     value = _changed()
     value["policy"]["renew_after_days"] = days
     with pytest.raises(ConfigurationError, match="renew_after_days"):
@@ -127,7 +127,7 @@ def test_a_file_with_many_problems_says_the_first_and_how_many_follow():
         ("env", {f"A{n}": "" for n in range(101)}),
     ],
 )
-def test_a_list_too_long_to_judge_is_refused(field: str, value: object):
+def test_a_list_too_long_to_judge_is_refused(field, value):
     with pytest.raises(ConfigurationError, match=field):
         matrix.parse(_changed(**{field: value}))
 
@@ -146,7 +146,7 @@ def test_a_list_too_long_to_judge_is_refused(field: str, value: object):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_each_problem_is_one_line_with_its_place(block: dict[str, object], place: str):
+def test_each_problem_is_one_line_with_its_place(block, place):
     with pytest.raises(ConfigurationError) as caught:
         matrix.parse(_changed(**block))
     assert place in caught.value.what
@@ -159,20 +159,20 @@ def test_each_problem_is_one_line_with_its_place(block: dict[str, object], place
 @pytest.mark.parametrize(
     "field", ["torch", "python", "os", "archs", "builder", "wheel_tag", "id", "system_packages"]
 )
-def test_a_value_that_would_escape_in_a_dockerfile_is_refused(field: str, value: str):
+def test_a_value_that_would_escape_in_a_dockerfile_is_refused(field, value):
     given_value = [value] if field == "system_packages" else value
     with pytest.raises(ConfigurationError):
         matrix.parse(_changed(**{field: given_value}))
 
 
 @pytest.mark.parametrize("value", ["$(id)", 'a"b', "a\nRUN id", "a\n", "`id`", "a\\"])
-def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value: str):
+def test_a_variable_that_would_escape_in_a_dockerfile_is_refused(value):
     with pytest.raises(ConfigurationError):
         matrix.parse(_changed(env={"NAME": value}))
 
 
 @pytest.mark.parametrize("name", ["flash-attn", "flash-attn-4"])
-def test_flash_attention_is_chosen_by_its_axis_alone(name: str):
+def test_flash_attention_is_chosen_by_its_axis_alone(name):
     with pytest.raises(ConfigurationError, match=f"packages: {name} is chosen by `flash_attn`"):
         matrix.parse(_changed(packages={name: "2.8.3"}))
 
@@ -188,7 +188,7 @@ def test_flash_attention_is_chosen_by_its_axis_alone(name: str):
         ("a: " + "[" * 20, "line 1, column 23", "nested too deeply"),
     ],
 )
-def test_what_no_plain_text_file_needs_is_refused_with_its_place(text: str, place: str, got: str):
+def test_what_no_plain_text_file_needs_is_refused_with_its_place(text, place, got):
     with pytest.raises(ConfigurationError) as caught:
         yamlfile.parse(text.encode(), "file.yaml")
     assert caught.value.where == f"file.yaml, {place}"
@@ -196,13 +196,13 @@ def test_what_no_plain_text_file_needs_is_refused_with_its_place(text: str, plac
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "a", "- a", "---\n"])
-def test_what_is_no_mapping_is_refused(text: str):
+def test_what_is_no_mapping_is_refused(text):
     with pytest.raises(ConfigurationError, match="is not a mapping"):
         yamlfile.parse(text.encode(), "file.yaml")
 
 
 @pytest.mark.parametrize("text", [b"a: \xff\xfe\n", b"a: [1, 2\nb: 3\n"], ids=["binary", "open"])
-def test_what_is_no_yaml_is_refused(text: bytes):
+def test_what_is_no_yaml_is_refused(text):
     with pytest.raises(ConfigurationError, match=r"file\.yaml"):
         yamlfile.parse(text, "file.yaml")
 
@@ -221,7 +221,7 @@ def test_a_product_too_large_to_finish_is_refused():
 
 
 @pytest.mark.parametrize("name", mutations.TEXTS)
-def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_error(name: mutations.Name):
+def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_error(name):
     """Few of each here; docs/results/matrix.md has the figures of many."""
 
     @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -235,6 +235,6 @@ def test_no_mutation_of_the_files_gives_anything_but_stacks_or_a_configuration_e
 @pytest.mark.parametrize(
     "name", ["PYTHONOPTIMIZE", "PYTHONPATH", "PYTEST_ADDOPTS", "PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"]
 )
-def test_a_variable_that_changes_how_the_suites_run_is_refused(name: str) -> None:
+def test_a_variable_that_changes_how_the_suites_run_is_refused(name):
     with pytest.raises(ConfigurationError, match=f"{name} is set by the tool itself"):
         matrix.parse(_changed(env={name: "1"}))

@@ -57,7 +57,7 @@ def test_the_two_edits_make_a_stack_that_renders():
 
 
 @pytest.mark.parametrize("table", ROWS)
-def test_a_row_that_was_forgotten_refuses_the_stack_and_names_its_table(table: str):
+def test_a_row_that_was_forgotten_refuses_the_stack_and_names_its_table(table):
     rows = {name: row for name, row in ROWS.items() if name != table}
     axis = {"R2-triton": "R0-decided[triton]", "R9-rccl": "R0-decided[rccl]"}
     with pytest.raises(ConfigurationError, match=re.escape(f"{NEW} breaks {axis.get(table, table)}")):

@@ -52,7 +52,7 @@ def test_flash_attention_4_is_a_package_of_the_index_and_a_declared_one():
         (SELF_BUILT, "torch==2.13.0"),
     ],
 )
-def test_the_requirement_names_the_wheel_that_was_built_for_the_runtime(id_: str, torch: str):
+def test_the_requirement_names_the_wheel_that_was_built_for_the_runtime(id_, torch):
     assert STACKS[id_].requirements[0] == torch
 
 
@@ -101,9 +101,7 @@ def test_a_chosen_triton_replaces_torchs_pin():
         ({"nccl": "2.99.1", "experimental": False}, r"breaks R0-known\[nccl\]"),
     ],
 )
-def test_an_older_library_is_refused_and_a_newer_one_only_as_an_experiment(
-    axes: dict[str, object], line: str
-):
+def test_an_older_library_is_refused_and_a_newer_one_only_as_an_experiment(axes, line):
     with pytest.raises(ConfigurationError, match=line):
         _chosen(**axes)
 
@@ -116,7 +114,7 @@ def test_an_older_library_is_refused_and_a_newer_one_only_as_an_experiment(
         ({"runtime": "rocm", "rccl": "2.28.9"}, r"\.rccl: RCCL cannot be chosen: .* the ROCm that has"),
     ],
 )
-def test_what_is_no_package_of_its_own_cannot_be_chosen(block: dict[str, object], line: str):
+def test_what_is_no_package_of_its_own_cannot_be_chosen(block, line):
     with pytest.raises(ConfigurationError, match=line):
         _chosen(**{"nccl": None, **block})
 
@@ -124,9 +122,7 @@ def test_what_is_no_package_of_its_own_cannot_be_chosen(block: dict[str, object]
 @pytest.mark.parametrize(
     "stack", [stack for stack in STACKS.values() if stack.vendor != "cpu"], ids=lambda one: one.id
 )
-def test_a_test_target_is_a_known_device_whose_architecture_is_in_the_image_and_whose_driver_serves_it(
-    stack: Stack,
-):
+def test_a_test_target_is_a_known_device_whose_architecture_is_in_the_image_and_whose_driver_serves_it(stack):
     path = ROOT / "tests" / "acceptance" / "devices.json"
     devices = {device["model"]: device for device in json.loads(path.read_text(encoding="utf-8"))["devices"]}
     for target in stack.tested_on or ():
@@ -163,7 +159,7 @@ GOOD_PINS = {"schema": 1, "missing": [], "bases": {}, "sources": {}}
     ],
     ids=lambda value: value[:60],
 )
-def test_broken_pins_are_an_error_that_names_the_file(tmp_path: Path, text: str, place: str):
+def test_broken_pins_are_an_error_that_names_the_file(tmp_path, text, place):
     folder = tmp_path / "images" / "x"
     folder.mkdir(parents=True)
     (folder / "pins.json").write_text(text)

@@ -25,7 +25,6 @@ from stackcheck.nightly.alert import Addressees
 from stackcheck.nightly.decide import GOOD, Action
 from stackcheck.nightly.state import Ended, Plan
 
-Capsys = pytest.CaptureFixture[str]
 REVOKED = Ended(action="revoke", because="it failed twice\n<!channel> <b>&", failed=("a",), exit_code=6)
 HELD = Ended(action="hold", because="3 runs do not agree", exit_code=6)
 FLAKY = Ended(action="renew", because="passed again", failed=("a",), flaky=True)
@@ -167,14 +166,14 @@ def sections() -> set[str]:
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_each_outcome_has_a_part_of_the_runbook() -> None:
+def test_each_outcome_has_a_part_of_the_runbook():
     actions = {*get_args(Action), "error"} - GOOD - {"repeat"}
     assert actions <= alert.OUTCOMES.keys()
     assert {section for _, section in alert.OUTCOMES.values()} <= sections()
 
 
 @pytest.mark.parametrize("outcome", PLANS)
-def test_an_alert_has_the_worst_outcome_and_arrives_everywhere(outcome: str, web: Web, mail: Mail) -> None:
+def test_an_alert_has_the_worst_outcome_and_arrives_everywhere(outcome, web, mail):
     found = alert.of(PLANS[outcome])
     assert found.outcome == outcome
     assert alert.send(found, everybody(web, mail, when="always"), refuse)
@@ -193,7 +192,7 @@ def test_an_alert_has_the_worst_outcome_and_arrives_everywhere(outcome: str, web
 
 
 @pytest.mark.parametrize("outcome", [*PLANS, "stopped"])
-def test_the_ping_is_only_for_a_night_that_ran(outcome: str, web: Web, mail: Mail) -> None:
+def test_the_ping_is_only_for_a_night_that_ran(outcome, web, mail):
     found = alert.of(PLANS[outcome]) if outcome in PLANS else alert.stopped("the engine is gone", 4)
     assert alert.send(found, everybody(web, mail), refuse)
     pinged = [path for method, path, _ in web.asked if method == "GET"]
@@ -202,7 +201,7 @@ def test_the_ping_is_only_for_a_night_that_ran(outcome: str, web: Web, mail: Mai
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 400, 404, 429, 500, 503])
-def test_a_message_that_is_not_taken_is_reported_without_the_secret(code: int, web: Web, mail: Mail) -> None:
+def test_a_message_that_is_not_taken_is_reported_without_the_secret(code, web, mail):
     web.code, mail.refuses = code, b"MAIL"
     lines: list[str] = []
     assert not alert.send(alert.of(PLANS["revoke"]), everybody(web, mail), lines.append)
@@ -213,7 +212,7 @@ def test_a_message_that_is_not_taken_is_reported_without_the_secret(code: int, w
     assert all("elsewhere" not in path for _, path, _ in web.asked), "no redirect is followed"
 
 
-def test_servers_that_are_not_there_are_reported(web: Web, mail: Mail) -> None:
+def test_servers_that_are_not_there_are_reported(web, mail):
     lines: list[str] = []
     people = everybody(web, mail)
     for made in (web, mail):
@@ -227,8 +226,8 @@ def test_servers_that_are_not_there_are_reported(web: Web, mail: Mail) -> None:
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("offered", [True, False])
 def test_a_password_goes_to_a_trusted_encrypted_server_alone(
-    tmp_path: Path, mail: Mail, monkeypatch: pytest.MonkeyPatch, *, trusted: bool, offered: bool
-) -> None:
+    tmp_path, mail, monkeypatch, *, trusted, offered
+):
     certificate = loopback.certificate(tmp_path)
     if offered:
         mail.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -246,9 +245,7 @@ def test_a_password_goes_to_a_trusted_encrypted_server_alone(
     assert SECRET not in "".join(lines)
 
 
-def test_the_example_of_the_page_is_a_file_that_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_page_is_a_file_that_is_taken(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "guides" / "nightly.md").read_text(encoding="utf-8")
     path = write(tmp_path)
     path.write_text(page.partition("## Alerts")[2].split("```")[1])
@@ -267,7 +264,7 @@ def write(folder: Path, **content: Any) -> Path:
     return path
 
 
-def test_a_value_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_may_come_from_the_environment(tmp_path, monkeypatch):
     path = write(tmp_path, ping="$PING_URL")
     monkeypatch.delenv("PING_URL", raising=False)
     with pytest.raises(ConfigurationError, match="has no PING_URL"):
@@ -290,7 +287,7 @@ def test_a_value_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
         {"schema": 2, "ping": f"https://x/{SECRET}"},
     ],
 )
-def test_a_wrong_file_is_refused_without_its_secrets(content: dict[str, Any], tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_without_its_secrets(content, tmp_path):
     with pytest.raises(ConfigurationError) as refused:
         alert.load_addressees(write(tmp_path, **content))
     assert SECRET not in str(refused.value)
@@ -298,7 +295,7 @@ def test_a_wrong_file_is_refused_without_its_secrets(content: dict[str, Any], tm
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o644, 0o660, 0o666])
-def test_a_file_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> None:
+def test_a_file_that_others_can_read_is_refused(mode, tmp_path):
     path = write(tmp_path)
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match="read by others"):
@@ -307,9 +304,7 @@ def test_a_file_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("fake_engine")
 @pytest.mark.usefixtures("own_home", "no_disk_flushes")
-def test_a_night_tells_people_and_nothing_that_they_do_changes_it(
-    small_checkout: Path, capsys: Capsys, web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_tells_people_and_nothing_that_they_do_changes_it(small_checkout, capsys, web, monkeypatch):
     assert call(capsys, "images").code == 0
     path = write(small_checkout, webhooks=[{"url": web.url}], ping=web.url + "/ping", when="always")
     words = ("nightly", "--force", "--alerts", path)
@@ -344,9 +339,7 @@ def raising(error: StackcheckError) -> Any:
         *(("signal", "KILL", True), ("oom-kill", "9", True), ("timeout", "TERM", True), ("", "", True)),
     ],
 )
-def test_a_unit_that_failed_is_told_once(
-    case: tuple[str, str, bool], tmp_path: Path, web: Web, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_failed_is_told_once(case, tmp_path, web, capsys, monkeypatch):
     result, status, tells = case
     monkeypatch.setenv("MONITOR_SERVICE_RESULT", result)
     monkeypatch.setenv("MONITOR_EXIT_STATUS", status)
@@ -356,7 +349,7 @@ def test_a_unit_that_failed_is_told_once(
 
 
 @pytest.mark.usefixtures("own_home")
-def test_a_trial_says_whether_everybody_was_told(tmp_path: Path, web: Web, capsys: Capsys) -> None:
+def test_a_trial_says_whether_everybody_was_told(tmp_path, web, capsys):
     path = write(tmp_path, webhooks=[{"url": web.url}], ping=web.url)
     assert call(capsys, "nightly", "alert", "--trial", "--alerts", path).code == 0
     assert [body["outcome"] for _, _, body in web.asked] == ["trial"]

@@ -10,7 +10,7 @@ import pytest
 
 import result_files
 import small_images
-from small_checkout import FOREIGN, FakeEngine, answer, call, verify
+from small_checkout import FOREIGN, answer, call, verify
 from small_images import NOW, STACK_ID, make_image, new_key, quiet
 from stackcheck.certificate import revoke
 from stackcheck.nightly import fingerprint, planning
@@ -67,7 +67,7 @@ def assessed(folder: Path, key: Any = KEY, **changes: Any) -> Item | NotRun:
         ({"here": here(driver="6.16")}, "not certified for this driver: driver none -> 6.16"),
     ],
 )
-def test_what_makes_an_image_due(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_what_makes_an_image_due(tmp_path, changes, reason):
     release(tmp_path)
     found = assessed(tmp_path, **changes)
     assert isinstance(found, Item)
@@ -82,16 +82,14 @@ def test_what_makes_an_image_due(tmp_path: Path, changes: dict[str, Any], reason
         ({"key": new_key()}, "the pinned key signed no certificate for it"),
     ],
 )
-def test_images_that_are_not_for_this_host_are_listed(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
+def test_images_that_are_not_for_this_host_are_listed(tmp_path, changes, why):
     release(tmp_path)
     found = assessed(tmp_path, **changes)
     assert isinstance(found, NotRun)
     assert (found.why, found.for_here) == (why, False)
 
 
-def test_a_revoked_image_is_not_brought_back_by_a_night(tmp_path: Path) -> None:
+def test_a_revoked_image_is_not_brought_back_by_a_night(tmp_path):
     digest = release(tmp_path)
     target = f"oci:{tmp_path / 'dist'}"
     revoke.revoke(f"{target}@{digest}", reason="NaN", key=KEY, now=NOW + DAY / 2, report=quiet)
@@ -105,7 +103,7 @@ def test_a_revoked_image_is_not_brought_back_by_a_night(tmp_path: Path) -> None:
     assert found.why == "revoked: NaN"
 
 
-def test_a_tag_on_the_image_of_another_stack_is_not_believed(tmp_path: Path) -> None:
+def test_a_tag_on_the_image_of_another_stack_is_not_believed(tmp_path):
     digest = release(tmp_path)
     layout = OciLayout(tmp_path / "dist")
     with layout.writing(quiet):
@@ -136,8 +134,8 @@ def add_foreign(root: Path, **entry: str | list[str] | bool) -> None:
 
 @pytest.mark.usefixtures("own_home")
 def test_an_image_from_elsewhere_is_certified_then_renewed_and_certified_again_when_it_moves(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
+    small_checkout, fake_engine, capsys
+):
     assert call(capsys, "images").code == 0
     add_foreign(small_checkout)
     code, plan = night(capsys)
@@ -160,9 +158,7 @@ def test_an_image_from_elsewhere_is_certified_then_renewed_and_certified_again_w
 
 
 @pytest.mark.usefixtures("own_home")
-def test_a_python_of_no_package_is_accepted_in_the_matrix(
-    small_checkout: Path, fake_engine: FakeEngine, capsys: Capsys
-) -> None:
+def test_a_python_of_no_package_is_accepted_in_the_matrix(small_checkout, fake_engine, capsys):
     assert call(capsys, "images").code == 0
     fake_engine.image = {"/usr/local/bin/python3": b"\x7fELF a Python of no package"}
     digest = "sha256:" + hashlib.sha256(fake_engine.image["/usr/local/bin/python3"]).hexdigest()
@@ -187,9 +183,7 @@ def test_a_python_of_no_package_is_accepted_in_the_matrix(
 
 
 @pytest.mark.usefixtures("own_home", "fake_engine")
-def test_a_stack_that_left_the_matrix_is_an_error_and_not_silence(
-    small_checkout: Path, capsys: Capsys
-) -> None:
+def test_a_stack_that_left_the_matrix_is_an_error_and_not_silence(small_checkout, capsys):
     assert call(capsys, "images").code == 0
     path = small_checkout / "matrix.yaml"
     path.write_text(
@@ -205,7 +199,7 @@ def test_a_stack_that_left_the_matrix_is_an_error_and_not_silence(
 
 
 @pytest.mark.usefixtures("own_home", "fake_engine")
-def test_a_damaged_file_of_the_last_night_is_refused(small_checkout: Path, capsys: Capsys) -> None:
+def test_a_damaged_file_of_the_last_night_is_refused(small_checkout, capsys):
     assert call(capsys, "images").code == 0
     assert night(capsys)[0] == 0
     (small_checkout / "build/nightly/validated.json").write_text("{")

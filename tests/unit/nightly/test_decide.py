@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree as ET
 
@@ -26,7 +25,7 @@ from stackcheck.nightly.decide import (
     outcome,
     standing,
 )
-from stackcheck.nightly.state import Ended, JudgedStep, NotRun, Plan
+from stackcheck.nightly.state import Ended, JudgedStep, NotRun
 from stackcheck.policy import Policy
 from stackcheck.suite import results
 from stackcheck.suite.results import RunResult
@@ -47,27 +46,27 @@ from stackcheck.suite.verdict import Verdict
         (plan(skipped=(FRESH,), reboot_pending="amdgpu: A runs, B is installed"), 9),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst_outcome_and_never_0_for_silence(night: Plan, code: int) -> None:
+def test_the_exit_code_is_that_of_the_worst_outcome_and_never_0_for_silence(night, code):
     assert summary.exit_code(night) == code
 
 
-def test_every_outcome_has_words() -> None:
+def test_every_outcome_has_words():
     assert set(summary.WORDS) == {*get_args(Action), "error"} - {"repeat"}
 
 
-def test_when_every_image_fails_the_machine_is_suspected_too() -> None:
+def test_when_every_image_fails_the_machine_is_suspected_too():
     assert "look at the machine" in summary.line(plan(WARNED, WARNED))
     assert "look at the machine" not in summary.line(plan(WARNED, RENEWED))
 
 
-def test_a_reboot_that_is_pending_is_in_every_form() -> None:
+def test_a_reboot_that_is_pending_is_in_every_form():
     night = plan(skipped=(FRESH,), reboot_pending="amdgpu: 6.14 runs, 6.16 is installed")
     for text in (summary.line(night), summary.markdown(night)):
         assert "REBOOT PENDING, nothing was run: amdgpu: 6.14 runs, 6.16 is installed" in text
     assert ET.fromstring(summary.junit(night)).get("errors") == "1"
 
 
-def test_junit_has_a_case_for_every_image_also_for_those_that_were_not_run() -> None:
+def test_junit_has_a_case_for_every_image_also_for_those_that_were_not_run():
     step = JudgedStep(run_id="a", record="sha256:1", judged=NOW, status="FAILED", reasons=("a\x00b <&>",))
     night = plan(RENEWED, WARNED, BROKEN, UNFIT, skipped=(SKIP, FRESH))
     night = night.with_item(night.items[1].model_copy(update={"runs": (step,)}))
@@ -83,7 +82,7 @@ def test_junit_has_a_case_for_every_image_also_for_those_that_were_not_run() -> 
     ]  # type: ignore[union-attr]
 
 
-def test_what_an_image_writes_cannot_break_out_of_a_line_or_colour_a_terminal() -> None:
+def test_what_an_image_writes_cannot_break_out_of_a_line_or_colour_a_terminal():
     nasty = Ended(action="nothing", because="first\nsecond \x1b[31mred\x00", exit_code=9)
     for text in (
         summary.line(plan(nasty)),
@@ -93,7 +92,7 @@ def test_what_an_image_writes_cannot_break_out_of_a_line_or_colour_a_terminal() 
         assert text.isprintable(), text
 
 
-def test_markdown_lists_every_image_and_no_check_breaks_its_table() -> None:
+def test_markdown_lists_every_image_and_no_check_breaks_its_table():
     night = plan(RENEWED, WARNED, skipped=(SKIP,))
     text = summary.markdown(night)
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
@@ -102,9 +101,7 @@ def test_markdown_lists_every_image_and_no_check_breaks_its_table() -> None:
     assert r"test\_gemm\[bf16\|8192\]" in text
 
 
-def test_a_night_is_delivered_to_files_and_to_the_summary_of_a_github_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_is_delivered_to_files_and_to_the_summary_of_a_github_job(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     (tmp_path / "step.md").write_text("# before\n")
     night = plan(WARNED, skipped=(SKIP,))
@@ -195,7 +192,7 @@ TABLE: list[tuple[Standing, tuple[RunOutcome, ...], str]] = [
 
 
 @pytest.mark.parametrize(("where", "runs", "action"), TABLE)
-def test_each_row_of_the_table(where: Standing, runs: tuple[RunOutcome, ...], action: str) -> None:
+def test_each_row_of_the_table(where, runs, action):
     decision = decide(certified(where), runs, ALONE)
     assert decision.action == action
     assert decision.because
@@ -213,7 +210,7 @@ def every_night() -> Iterator[tuple[Standing, tuple[RunOutcome, ...], Decision]]
             pytest.fail(f"three runs decide nothing: {where}, {three}")
 
 
-def test_a_night_ends_well_only_after_one_good_run_or_two_of_three() -> None:
+def test_a_night_ends_well_only_after_one_good_run_or_two_of_three():
     for where, runs, decision in every_night():
         good = [run for run in runs if run.status == "PASSED" and not run.slow]
         if decision.action in GOOD:
@@ -222,7 +219,7 @@ def test_a_night_ends_well_only_after_one_good_run_or_two_of_three() -> None:
             assert len(runs) == 1 or (where, decision.action) == ("same", "renew")
 
 
-def test_only_two_clean_failures_of_a_certified_check_revoke() -> None:
+def test_only_two_clean_failures_of_a_certified_check_revoke():
     clean = {id(run) for run in (FAILED, ELSEWHERE, SLOW, SLOW_ELSEWHERE)}
     revoked = [(where, runs) for where, runs, decision in every_night() if decision.action == "revoke"]
     assert revoked
@@ -247,16 +244,14 @@ def test_only_two_clean_failures_of_a_certified_check_revoke() -> None:
         (3, {"b": {GEMM}, "c": {GEMM}}, "revoke"),
     ],
 )
-def test_a_node_revokes_only_with_as_many_others_as_the_policy_asks_for(
-    nodes: int | None, others: dict[str, set[str]], action: str
-) -> None:
+def test_a_node_revokes_only_with_as_many_others_as_the_policy_asks_for(nodes, others, action):
     told = {node: frozenset(names) for node, names in others.items()}
     decision = decide(certified("same"), (FAILED, FAILED), Agreement(nodes=nodes, others=told))
     assert decision.action == action
     assert action == "revoke" or "a person has to decide" in decision.because
 
 
-def test_without_a_word_in_the_policy_two_nodes_have_to_agree() -> None:
+def test_without_a_word_in_the_policy_two_nodes_have_to_agree():
     assert decide(certified("same"), (FAILED, FAILED)).action == "hold"
     assert Policy(certifies={}).revoke_nodes == Agreement().nodes == 2
     assert [Policy(certifies={}, revoke=text).revoke_nodes for text in ("report", "auto", "quorum 3")] == [
@@ -269,7 +264,7 @@ def test_without_a_word_in_the_policy_two_nodes_have_to_agree() -> None:
             Policy(certifies={}, revoke=text)
 
 
-def test_what_must_not_be_rolled_out_is_named_with_the_failing_checks() -> None:
+def test_what_must_not_be_rolled_out_is_named_with_the_failing_checks():
     decision = decide(certified("new driver"), (FAILED, FAILED))
     assert (decision.rollout, decision.failed) == (CHANGES, (GEMM,))
     for _, _, decision in every_night():
@@ -303,11 +298,11 @@ def host(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_else_changed_is_named_and_is_no_new_driver(changes: dict[str, Any], words: str) -> None:
+def test_what_else_changed_is_named_and_is_no_new_driver(changes, words):
     assert standing([host()], host(**changes)) == ("changed", (words,), 0)
 
 
-def test_a_driver_that_no_certificate_names_is_new() -> None:
+def test_a_driver_that_no_certificate_names_is_new():
     found = standing([host(), host(driver="6.12")], host(driver="6.16.6"))
     assert found == ("new driver", ("driver 6.14.5 -> 6.16.6",), 0)
 
@@ -330,7 +325,7 @@ def result_of(*checks: dict[str, Any]) -> RunResult:
     return results.parse(json.dumps(result_files.result(*checks)).encode())
 
 
-def test_a_skip_without_an_accepted_reason_counts_as_a_failure_and_a_waived_check_does_not() -> None:
+def test_a_skip_without_an_accepted_reason_counts_as_a_failure_and_a_waived_check_does_not():
     judged = verdict(
         skipped=(GEMM, OTHER), reasons=(f"{GEMM} skipped: because; the skip is not accepted: x",)
     )

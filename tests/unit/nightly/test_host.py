@@ -1,6 +1,5 @@
 """What a night sees of its host: a fingerprint, its changes in words, a driver that waits for a reboot."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,15 +33,11 @@ def module(loaded: ModuleVersion | None, installed: ModuleVersion | None) -> Dri
         (None, version("6.14", "A"), False),  # not loaded, which the night says
     ],
 )
-def test_a_reboot_is_pending_when_the_running_module_is_not_the_installed_one(
-    loaded: ModuleVersion | None, installed: ModuleVersion | None, pending: bool
-) -> None:
+def test_a_reboot_is_pending_when_the_running_module_is_not_the_installed_one(loaded, installed, pending):
     assert module(loaded, installed).reboot_pending is pending
 
 
-def test_a_host_without_modinfo_does_not_know_and_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_modinfo_does_not_know_and_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_module.shutil, "which", lambda *_a, **_k: None)
     monkeypatch.setattr(kernel_module, "SYS_MODULES", tmp_path)
     found = kernel_module.read("amdgpu")
@@ -50,14 +45,14 @@ def test_a_host_without_modinfo_does_not_know_and_says_what_to_install(
     assert "apt-get install kmod" in found.unknown
 
 
-def test_the_running_module_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_running_module_is_read_from_sysfs(tmp_path, monkeypatch):
     (tmp_path / "amdgpu").mkdir()
     (tmp_path / "amdgpu/srcversion").write_text("ABCD\n")
     monkeypatch.setattr(kernel_module, "SYS_MODULES", tmp_path)
     assert kernel_module.read("amdgpu").loaded == version(None, "ABCD")
 
 
-def test_each_vendor_names_its_module_and_a_processor_has_none() -> None:
+def test_each_vendor_names_its_module_and_a_processor_has_none():
     names = {vendor: vendors.module(vendor).kernel_module() for vendor in ("amd", "nvidia", "cpu")}
     assert names == {"amd": "amdgpu", "nvidia": "nvidia", "cpu": None}
     assert vendors.driver_module("cpu") is None
@@ -94,16 +89,16 @@ DEVICE = {"model": "MI300X", "id": "a", "firmware": "1", "power_cap_w": 750.0}
         ({"devices": (DEVICE, DEVICE)}, ("devices MI300X x1 -> MI300X x2",)),
     ],
 )
-def test_every_change_of_a_host_is_said_in_words(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_every_change_of_a_host_is_said_in_words(changes, words):
     found = fingerprint.changes(of(), of(**changes))
     assert found[: len(words) or 1] == words
 
 
-def test_a_fingerprint_survives_its_file() -> None:
+def test_a_fingerprint_survives_its_file():
     assert Fingerprint.model_validate_json(of().model_dump_json()) == of()
 
 
-def test_the_fingerprint_of_this_host_is_of_the_host_that_the_suites_see() -> None:
+def test_the_fingerprint_of_this_host_is_of_the_host_that_the_suites_see():
     host = vendors.host("cpu")
     found = fingerprint.of_host(host, None)
     assert (found.kernel, found.device_model, found.driver) == (host.kernel, "CPU", None)

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
-Capsys = pytest.CaptureFixture[str]
 IMAGE = f"debian@sha256:{'0' * 64}"
 KINDS = {
     "--systemd": {
@@ -32,9 +31,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_each_kind_writes_its_files_and_a_dry_run_writes_none(
-    kind: str, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_each_kind_writes_its_files_and_a_dry_run_writes_none(kind, tmp_path, capsys):
     into = tmp_path / "into"
     arguments = ("nightly", "install", kind, "--label", "a", "--node", "b", "--image", IMAGE, "--into", into)
     done = call(capsys, *arguments, "--dry-run")
@@ -49,7 +46,7 @@ def test_each_kind_writes_its_files_and_a_dry_run_writes_none(
     }
 
 
-def test_every_node_has_a_job_of_its_own_and_a_minute_that_stays() -> None:
+def test_every_node_has_a_job_of_its_own_and_a_minute_that_stays():
     assert install.minute("gpu-1") == install.minute("gpu-1")
     assert len({install.minute(f"gpu-{number}") for number in range(200)}) > 40
     assert len({install._label(name) for name in ("gpu-1", "GPU-1", "gpu.1", "gpu_1")}) == 4
@@ -58,7 +55,7 @@ def test_every_node_has_a_job_of_its_own_and_a_minute_that_stays() -> None:
 @pytest.mark.parametrize(
     "name", ["010", "true", "no", "null", "1e3", "0x1F", "1_000", "2026-01-01", "1.5", "on", "n", "gpu-1"]
 )
-def test_a_name_that_yaml_could_read_as_something_else_stays_a_text(name: str) -> None:
+def test_a_name_that_yaml_could_read_as_something_else_stays_a_text(name):
     wanted = install.TimerSettings(root=Path("/x"), program="p", user="u", nodes=(name,), image=IMAGE)
     (text,) = install.installation("kubernetes", wanted).files.values()
     (job,) = yaml.safe_load_all(text)
@@ -69,9 +66,7 @@ def test_a_name_that_yaml_could_read_as_something_else_stays_a_text(name: str) -
     assert yaml.safe_load(text)["jobs"]["nightly"]["strategy"]["matrix"]["runner"] == [name]
 
 
-def test_a_night_finds_the_key_and_the_folders_of_the_shell_that_installed_it(
-    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_finds_the_key_and_the_folders_of_the_shell_that_installed_it(tmp_path, capsys, monkeypatch):
     for name in install.CARRIED:
         monkeypatch.setenv(name, f"/of/{name}")
     monkeypatch.setenv("STACKCHECK_KEY_PASSPHRASE", "a secret")
@@ -87,7 +82,7 @@ def test_a_night_finds_the_key_and_the_folders_of_the_shell_that_installed_it(
             assert f"--key {keys.default_path()}" in text
 
 
-def test_every_variable_of_a_folder_that_the_tool_reads_is_carried() -> None:
+def test_every_variable_of_a_folder_that_the_tool_reads_is_carried():
     """A new $XDG_… or $STACKCHECK_…FILE that only the shell has would be lost in the timer."""
     sources = (path.read_text() for path in (ROOT / "stackcheck").rglob("*.py"))
     read = {name for text in sources for name in re.findall(r"\bXDG_[A-Z]+_HOME\b", text)}
@@ -95,7 +90,7 @@ def test_every_variable_of_a_folder_that_the_tool_reads_is_carried() -> None:
     assert read <= set(install.CARRIED)
 
 
-def test_actions_of_the_workflow_are_by_digest_and_those_of_this_repository() -> None:
+def test_actions_of_the_workflow_are_by_digest_and_those_of_this_repository():
     wanted = install.TimerSettings(root=Path("/x"), program="p", user="u", labels=("a",))
     (text,) = install.installation("github", wanted).files.values()
     used = re.findall(r"uses: (.*)", text)

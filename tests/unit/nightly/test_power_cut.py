@@ -93,7 +93,7 @@ class Cuts:
 
 
 @pytest.fixture(scope="module")
-def cuts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cuts]:
+def cuts(tmp_path_factory) -> Iterator[Cuts]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stackcheck.files.atomic.os.fsync", lambda _file: None)
         yield Cuts(tmp_path_factory.mktemp("cuts"), patch)
@@ -116,7 +116,7 @@ def every_cut(cuts: Cuts, patch: pytest.MonkeyPatch) -> Iterator[int]:
     raise AssertionError("the night never ended")
 
 
-def test_a_renewal_survives_a_power_cut_after_any_write(cuts: Cuts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewal_survives_a_power_cut_after_any_write(cuts, monkeypatch):
     cuts.nights.finds = lambda _digest, _driver, _run: {}
     for writes in every_cut(cuts, monkeypatch):
         assert cuts.verdicts(cuts.second) == ["PASSED"], writes  # the new one, which covers the one before
@@ -126,9 +126,7 @@ def test_a_renewal_survives_a_power_cut_after_any_write(cuts: Cuts, monkeypatch:
     assert writes > 15
 
 
-def test_a_revocation_survives_a_power_cut_after_any_write(
-    cuts: Cuts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_revocation_survives_a_power_cut_after_any_write(cuts, monkeypatch):
     cuts.nights.finds = lambda digest, _driver, _run: {GEMM: "failed"} if digest == cuts.second else {}
     for writes in every_cut(cuts, monkeypatch):
         assert cuts.verdicts(cuts.second) == ["PASSED", "FAILED"], writes

@@ -22,7 +22,7 @@ GEMM = CHECKS[1]
 
 
 @pytest.fixture
-def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
+def nights(tmp_path, monkeypatch) -> Nights:
     return Nights(tmp_path, checkouts.make_checkout(tmp_path, monkeypatch), monkeypatch, REAL_AMD)
 
 
@@ -50,7 +50,7 @@ def ended(nights: Nights, node: Node) -> Any:
     return item.ended
 
 
-def test_the_second_node_that_finds_the_same_revokes(nights: Nights) -> None:
+def test_the_second_node_that_finds_the_same_revokes(nights):
     first, second = nodes(nights, "quorum 2", shared=True)
     nights.finds = lambda _digest, _driver, _run: {GEMM: "failed"}
     for _ in range(2):  # the same node again is no second word
@@ -61,18 +61,14 @@ def test_the_second_node_that_finds_the_same_revokes(nights: Nights) -> None:
 
 
 @pytest.mark.parametrize(("revoke", "shared"), [("quorum 2", False), ("report", True), ("quorum 3", True)])
-def test_nodes_that_do_not_hear_of_each_other_or_must_not_leave_it_to_a_person(
-    nights: Nights, revoke: str, *, shared: bool
-) -> None:
+def test_nodes_that_do_not_hear_of_each_other_or_must_not_leave_it_to_a_person(nights, revoke, *, shared):
     first, second = nodes(nights, revoke, shared=shared)
     nights.finds = lambda _digest, _driver, _run: {GEMM: "failed"}
     assert [ended(nights, node).action for node in (first, second)] == ["hold", "hold"]
 
 
 @pytest.mark.parametrize("here", [{CHECKS[2]: "failed"}, {GEMM: "failed", CHECKS[2]: "invalid"}])
-def test_another_failure_or_an_unfit_machine_there_is_no_agreement(
-    nights: Nights, here: dict[str, str]
-) -> None:
+def test_another_failure_or_an_unfit_machine_there_is_no_agreement(nights, here):
     first, second = nodes(nights, "quorum 2", shared=True)
     nights.finds = lambda _digest, _driver, _run: here
     assert ended(nights, first).action == "hold"
@@ -91,7 +87,7 @@ def bounds(_root: Path, question: Any) -> str:
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
+def measured(tmp_path, monkeypatch) -> Nights:
     """Nights in which the suites measure `speeds`, one value a run."""
     made = Nights(tmp_path, checkouts.make_checkout(tmp_path, monkeypatch), monkeypatch, REAL_AMD)
     made.speeds = []
@@ -109,7 +105,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
     return made
 
 
-def test_a_loss_of_ten_percent_is_repeated_once_and_then_revokes(measured: Nights) -> None:
+def test_a_loss_of_ten_percent_is_repeated_once_and_then_revokes(measured):
     node = measured.node("one", first_id=1)
     (stack,) = resolve.load_stacks(node.root, ("rocm7.1.0-torch2.10.0-*",))
     measured.publish(node, stack, "A1")
@@ -150,7 +146,7 @@ def _is_of_suites(run: Any) -> bool:
     return getattr(run, "beside", None) is not None
 
 
-def test_nights_of_one_day_agree_and_the_next_day_draws_others(nights: Nights) -> None:
+def test_nights_of_one_day_agree_and_the_next_day_draws_others(nights):
     """Seven nights have seven seeds, none of them a first certificate's; a failing night repeats its own."""
     first, second = nights.node("a", first_id=100), nights.node("b", first_id=200)
     (stack,) = resolve.load_stacks(first.root, ("rocm7.1.0-torch2.10.0-*",))

@@ -107,7 +107,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(tmp_path_factory) -> Story:
     """The nights are played once; each test asks for a part of what came of them."""
     import small_checkout as checkouts
 
@@ -132,12 +132,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         yield told
 
 
-def test_every_image_is_run_on_every_node_in_the_first_night(story: Story) -> None:
+def test_every_image_is_run_on_every_node_in_the_first_night(story):
     first = [event[1:4] for event in story.events if event.night == 1]
     assert first == [(node, stack, "renew") for node in ("canary", "main") for stack in "ABC"]
 
 
-def test_an_image_that_regresses_is_revoked_once_and_its_tag_goes_back(story: Story) -> None:
+def test_an_image_that_regresses_is_revoked_once_and_its_tag_goes_back(story):
     assert story.of("revoke")[0] == (12, "canary", "A", "revoke")
     assert [event for event in story.of("renew") if event[2] == "A" and event[0] == 12] == [
         (
@@ -152,7 +152,7 @@ def test_an_image_that_regresses_is_revoked_once_and_its_tag_goes_back(story: St
     assert "again" in story.lines[12, "canary"]
 
 
-def test_a_driver_that_breaks_one_stack_is_reported_each_night_and_revokes_nothing(story: Story) -> None:
+def test_a_driver_that_breaks_one_stack_is_reported_each_night_and_revokes_nothing(story):
     assert story.of("warn") == [(night, "canary", "B", "warn") for night in (21, 22, 23, 24)]
     words = f"DO NOT ROLL OUT driver {OLD} -> {BAD}: {story.stacks['B'].id} fails {THROUGHPUT}"
     assert all(words in story.lines[night, "canary"] for night in (21, 22, 23, 24))
@@ -160,7 +160,7 @@ def test_a_driver_that_breaks_one_stack_is_reported_each_night_and_revokes_nothi
         story.nights.verify(story.stacks["B"], BAD)
 
 
-def test_certificates_are_widened_to_the_drivers_on_which_the_images_pass(story: Story) -> None:
+def test_certificates_are_widened_to_the_drivers_on_which_the_images_pass(story):
     assert story.of("widen") == [
         (21, "canary", "A", "widen"),
         (21, "canary", "C", "widen"),
@@ -171,36 +171,36 @@ def test_certificates_are_widened_to_the_drivers_on_which_the_images_pass(story:
     assert story.nights.verify(story.stacks["B"], GOOD).driver == GOOD
 
 
-def test_nodes_that_get_a_driver_later_find_it_certified_and_renew(story: Story) -> None:
+def test_nodes_that_get_a_driver_later_find_it_certified_and_renew(story):
     assert story.of("renew").count((28, "main", "B", "renew")) == 1
     assert [event[2] for event in story.events if event.night == 28] == ["A", "B", "C"]
 
 
-def test_a_driver_that_is_installed_and_does_not_run_is_not_tested(story: Story) -> None:
+def test_a_driver_that_is_installed_and_does_not_run_is_not_tested(story):
     assert not [event for event in story.events if event.night == 20 and event.node == "canary"]
     assert "REBOOT PENDING" in story.lines[20, "canary"]
     assert story.codes[20, "canary"] == 9
 
 
-def test_an_unfit_machine_concludes_nothing_and_tries_again(story: Story) -> None:
+def test_an_unfit_machine_concludes_nothing_and_tries_again(story):
     assert story.of("nothing") == [(40, "main", "C", "nothing")]
     assert (41, "main", "C", "renew") in story.of("renew")
 
 
-def test_the_only_image_of_a_stack_is_revoked_and_nothing_takes_its_place(story: Story) -> None:
+def test_the_only_image_of_a_stack_is_revoked_and_nothing_takes_its_place(story):
     assert story.of("revoke")[1:] == [(56, "canary", "C", "revoke")]  # due on its next turn after night 50
     with pytest.raises(CertificateError):
         story.nights.verify(story.stacks["C"], GOOD)
     assert "is removed, as no earlier image is certified" in story.lines[56, "canary"]
 
 
-def test_a_failure_that_does_not_repeat_renews_and_is_named(story: Story) -> None:
+def test_a_failure_that_does_not_repeat_renews_and_is_named(story):
     assert [event for event in story.events if event.flaky] == [Event(48, "canary", "A", "renew", flaky=True)]
     assert f"failed once and passed twice: {GEMM}" in story.lines[48, "canary"]
     assert (49, "canary", "A", "renew") in story.of("renew")  # it is due again at once
 
 
-def test_nights_end_with_an_error_exactly_when_something_is_wrong(story: Story) -> None:
+def test_nights_end_with_an_error_exactly_when_something_is_wrong(story):
     bad = {place: code for place, code in story.codes.items() if code}
     assert bad == {
         (12, "canary"): 6,
@@ -211,7 +211,7 @@ def test_nights_end_with_an_error_exactly_when_something_is_wrong(story: Story) 
     }
 
 
-def test_certificates_never_get_older_than_the_policy_says(story: Story) -> None:
+def test_certificates_never_get_older_than_the_policy_says(story):
     """A stack is run again after 7 days: so no two verdicts on a driver in use are more than 8 days apart."""
     for stack in "AB":
         ran = {event.night for event in story.events if event.stack == stack}
@@ -219,7 +219,7 @@ def test_certificates_never_get_older_than_the_policy_says(story: Story) -> None
         assert max(later - earlier for earlier, later in itertools.pairwise(nights)) <= 8
 
 
-def test_each_run_is_in_the_history_of_its_node_once(story: Story) -> None:
+def test_each_run_is_in_the_history_of_its_node_once(story):
     kept = {node.name: open_history(node.root).runs(Query()) for node in (story.main, story.canary)}
     failed = {name: [run for run in runs if run.status == "FAILED"] for name, runs in kept.items()}
     # A on night 12 and C on night 56 twice, B twice on each of four nights, A once on night 48.
@@ -231,6 +231,6 @@ def test_each_run_is_in_the_history_of_its_node_once(story: Story) -> None:
     }
 
 
-def test_an_old_driver_that_no_node_runs_any_more_is_not_certified_for_ever(story: Story) -> None:
+def test_an_old_driver_that_no_node_runs_any_more_is_not_certified_for_ever(story):
     with pytest.raises(CertificateError, match="not certified for this host"):
         story.nights.verify(story.stacks["B"], OLD)

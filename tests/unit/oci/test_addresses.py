@@ -19,7 +19,7 @@ from stackcheck.oci.transport import Transport
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "http://x:port/", "http://x:99999/", ""])
-def test_a_broken_address_of_a_registry_is_a_clear_error(address: str) -> None:
+def test_a_broken_address_of_a_registry_is_a_clear_error(address):
     blob = Descriptor(media_type="x", digest=sha256(b"a"), size=1)
     with serving(lambda _: (202, {"Location": address}, b"")) as (host, _seen), pytest.raises(RegistryError):
         repository(host).write_blob(blob, lambda: (b"a",))
@@ -33,7 +33,7 @@ def test_a_broken_address_of_a_registry_is_a_clear_error(address: str) -> None:
         repository(host).tags()
 
 
-def test_a_token_that_would_write_a_header_of_its_own_is_refused() -> None:
+def test_a_token_that_would_write_a_header_of_its_own_is_refused():
     def answer(request: BaseHTTPRequestHandler) -> Answer:
         if request.path.startswith("/token"):
             return 200, {}, b'{"token": "x\\r\\nHost: elsewhere"}'
@@ -54,7 +54,7 @@ TWO_HOSTS = [
 
 
 @pytest.mark.parametrize("form", TWO_HOSTS)
-def test_no_request_goes_to_an_address_that_can_be_read_in_two_ways(form: str) -> None:
+def test_no_request_goes_to_an_address_that_can_be_read_in_two_ways(form):
     transport = Transport("registry.example.org")
     transport._authorization = "Basic c2VjcmV0"
     with (
@@ -66,7 +66,7 @@ def test_no_request_goes_to_an_address_that_can_be_read_in_two_ways(form: str) -
 
 
 @pytest.mark.parametrize("realm", [*(form.format("http", "localhost") for form in TWO_HOSTS), "", "/token"])
-def test_a_token_is_fetched_from_the_address_that_was_checked(realm: str) -> None:
+def test_a_token_is_fetched_from_the_address_that_was_checked(realm):
     challenge = {"WWW-Authenticate": f'Bearer realm="{realm}"'}
     with serving(lambda _: (401, challenge, b"")) as (host, seen):
         with (
@@ -78,7 +78,7 @@ def test_a_token_is_fetched_from_the_address_that_was_checked(realm: str) -> Non
         assert len(seen) == 1
 
 
-def test_a_host_whose_port_is_none_is_a_clear_error() -> None:
+def test_a_host_whose_port_is_none_is_a_clear_error():
     with pytest.raises(RegistryError, match="port 99999"):
         repository("localhost:99999").tags()
 
@@ -91,7 +91,7 @@ def test_a_host_whose_port_is_none_is_a_clear_error() -> None:
         *(("elsewhere\\@localhost", False), ("elsewhere@localhost", False), ("[::2]", False), ("", False)),
     ],
 )
-def test_this_machine_is_known_by_its_name_and_its_addresses(netloc: str, *, own: bool) -> None:
+def test_this_machine_is_known_by_its_name_and_its_addresses(netloc, *, own):
     assert is_loopback(netloc) == own
 
 
@@ -104,7 +104,7 @@ def test_this_machine_is_known_by_its_name_and_its_addresses(netloc: str, *, own
         ("https://elsewhere.example.org/v2/x", False),
     ],
 )
-def test_credentials_go_to_the_registry_alone(url: str, *, told: bool) -> None:
+def test_credentials_go_to_the_registry_alone(url, *, told):
     transport = Transport("registry.example.org")
     transport._authorization = "Basic c2VjcmV0"
     done = requests.Response()
@@ -115,7 +115,7 @@ def test_credentials_go_to_the_registry_alone(url: str, *, told: bool) -> None:
     assert ("Authorization" in request.headers) == told
 
 
-def test_an_https_registry_cannot_send_us_on_over_plain_http() -> None:
+def test_an_https_registry_cannot_send_us_on_over_plain_http():
     transport = Transport("registry.example.org")
     transport._authorization = "Basic c2VjcmV0"
     with (
@@ -132,9 +132,7 @@ def login(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
 
 
-def test_basic_credentials_are_sent_only_after_they_were_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_basic_credentials_are_sent_only_after_they_were_asked_for(tmp_path, monkeypatch):
     expected = "Basic " + base64.b64encode(b"user:secret:with:colons").decode()
     got: list[str | None] = []
 
@@ -150,9 +148,7 @@ def test_basic_credentials_are_sent_only_after_they_were_asked_for(
     assert got == [None, expected]
 
 
-def test_a_bearer_token_is_fetched_for_the_asked_scope(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bearer_token_is_fetched_for_the_asked_scope(tmp_path, monkeypatch):
     scope = "repository:a/b:pull"
 
     def ask(request: BaseHTTPRequestHandler) -> Answer:
@@ -171,9 +167,7 @@ def test_a_bearer_token_is_fetched_for_the_asked_scope(
         assert len(seen) == 3
 
 
-def test_credentials_never_go_to_a_token_service_over_plain_http(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_never_go_to_a_token_service_over_plain_http(tmp_path, monkeypatch):
     challenge = {"WWW-Authenticate": 'Bearer realm="http://registry.example.org/token"'}
     with serving(lambda _: (401, challenge, b"")) as (host, _seen):
         login(tmp_path, host, monkeypatch)
@@ -181,7 +175,7 @@ def test_credentials_never_go_to_a_token_service_over_plain_http(
             repository(host).tags()
 
 
-def test_a_refusal_says_how_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_says_how_to_log_in(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with serving(lambda _: (401, {"WWW-Authenticate": 'Basic realm="x"'}, b"")) as (host, _seen):
         with pytest.raises(RegistryError) as error:
@@ -190,16 +184,14 @@ def test_a_refusal_says_how_to_log_in(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"auths": {"h": 1}}', '{"auths": {"h": {"auth": "%%"}}}'])
-def test_a_broken_docker_configuration_is_a_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
-) -> None:
+def test_a_broken_docker_configuration_is_a_clear_error(tmp_path, monkeypatch, content):
     (tmp_path / "config.json").write_text(content)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with pytest.raises(ConfigurationError):
         credentials.find("h")
 
 
-def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_credential_helper_is_asked(tmp_path, monkeypatch):
     helper = tmp_path / "docker-credential-fake"
     helper.write_text('#!/bin/sh\nread host; echo "{\\"Username\\": \\"$host\\", \\"Secret\\": \\"s\\"}"\n')
     helper.chmod(0o755)
@@ -215,9 +207,7 @@ def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "answer", ["", "[]", "5", '{"Username": "u"}', '{"ServerURL": "h", "Secret": "s3cret"}']
 )
-def test_a_credential_helper_that_gives_none_is_a_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
+def test_a_credential_helper_that_gives_none_is_a_clear_error(tmp_path, monkeypatch, answer):
     helper = tmp_path / "docker-credential-fake"
     helper.write_text(f"#!/bin/sh\necho '{answer}'\n")
     helper.chmod(0o755)

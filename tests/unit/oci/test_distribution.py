@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 from urllib3.connection import HTTPConnection
 
-from small_images import STACK_ID, certify, make_image, new_key, quiet
+from small_images import STACK_ID, certify, copy_to, make_image, new_key, quiet
 from small_registry import Answer, repository, reset, serving
-from stackcheck.certificate import publish
 from stackcheck.oci.distribution import Repository
 from stackcheck.oci.documents import MANIFEST_LIMIT_BYTES, IntegrityError, Manifest, RegistryError, sha256
-from stackcheck.oci.layout import OciLayout
 
 
-def test_a_registry_that_fails_is_asked_three_times_and_then_named() -> None:
+def test_a_registry_that_fails_is_asked_three_times_and_then_named():
     with serving(lambda _: (500, {}, b"out of disk")) as (host, seen):
         with pytest.raises(RegistryError) as error:
             repository(host).read_manifest("x")
@@ -27,7 +25,7 @@ def test_a_registry_that_fails_is_asked_three_times_and_then_named() -> None:
     assert "out of disk" in str(error.value)
 
 
-def test_a_read_whose_connection_is_reset_is_asked_again() -> None:
+def test_a_read_whose_connection_is_reset_is_asked_again():
     resets = iter([True, False])
 
     def answer(handler: BaseHTTPRequestHandler) -> Answer:
@@ -40,7 +38,7 @@ def test_a_read_whose_connection_is_reset_is_asked_again() -> None:
         assert seen == ["GET /v2/a/b/manifests/x"] * 2
 
 
-def test_a_registry_that_resets_every_connection_is_asked_three_times_and_then_named() -> None:
+def test_a_registry_that_resets_every_connection_is_asked_three_times_and_then_named():
     with serving(reset) as (host, seen):  # type: ignore[arg-type]  # it never answers
         with pytest.raises(RegistryError, match="cannot be reached") as error:
             repository(host).has_blob(sha256(b""))
@@ -48,7 +46,7 @@ def test_a_registry_that_resets_every_connection_is_asked_three_times_and_then_n
     assert "ConnectionResetError" in (error.value.got or "")
 
 
-def test_a_write_whose_connection_is_reset_is_not_sent_again() -> None:
+def test_a_write_whose_connection_is_reset_is_not_sent_again():
     manifest = Manifest(media_type="application/vnd.oci.image.manifest.v1+json", body=b"{}")
     with serving(reset) as (host, seen):  # type: ignore[arg-type]  # it never answers
         with pytest.raises(RegistryError, match="cannot be reached"):
@@ -56,7 +54,7 @@ def test_a_write_whose_connection_is_reset_is_not_sent_again() -> None:
         assert len(seen) == 1
 
 
-def test_a_registry_that_hangs_is_given_up_after_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_that_hangs_is_given_up_after_the_time_out(monkeypatch):
     waited: list[object] = []
 
     def hang(connection: HTTPConnection) -> None:
@@ -72,7 +70,7 @@ def test_a_registry_that_hangs_is_given_up_after_the_time_out(monkeypatch: pytes
     assert set(waited) == {40.0}
 
 
-def test_a_registry_that_hangs_in_the_middle_of_a_blob_is_given_up() -> None:
+def test_a_registry_that_hangs_in_the_middle_of_a_blob_is_given_up():
     with (
         serving(lambda _: (200, {"Content-Length": "100"}, b"half")) as (host, _seen),
         pytest.raises(RegistryError),
@@ -81,7 +79,7 @@ def test_a_registry_that_hangs_in_the_middle_of_a_blob_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(("failures", "stored"), [(2, True), (3, False)])
-def test_a_blob_that_is_unknown_for_a_moment_is_asked_for_again(failures: int, stored: bool) -> None:
+def test_a_blob_that_is_unknown_for_a_moment_is_asked_for_again(failures, stored):
     """As docker-registry answers when two publishers upload the same layer at once."""
     body = b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN","message":"blob unknown to registry"}]}'
     answers = iter([(400, {}, body)] * failures + [(201, {}, b"")])
@@ -96,7 +94,7 @@ def test_a_blob_that_is_unknown_for_a_moment_is_asked_for_again(failures: int, s
 
 
 @pytest.mark.parametrize("kind", ["blob", "manifest"])
-def test_wrong_bytes_are_refused(kind: str) -> None:
+def test_wrong_bytes_are_refused(kind):
     digest = sha256(b"right")
     with serving(lambda _: (200, {"Content-Type": "x"}, b"wrong")) as (host, _seen):
         found = repository(host)
@@ -104,7 +102,7 @@ def test_wrong_bytes_are_refused(kind: str) -> None:
             list(found.read_blob(digest)) if kind == "blob" else found.read_manifest(digest)
 
 
-def test_a_tag_whose_stated_digest_is_not_its_own_is_refused() -> None:
+def test_a_tag_whose_stated_digest_is_not_its_own_is_refused():
     headers = {"Docker-Content-Digest": sha256(b"other")}
     with serving(lambda _: (200, headers, b"{}")) as (host, _seen), pytest.raises(IntegrityError):
         repository(host).read_manifest("x")
@@ -113,12 +111,12 @@ def test_a_tag_whose_stated_digest_is_not_its_own_is_refused() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"manifests": [{"digest": 1}]}', b'{"manifests": "x"}']
 )
-def test_nonsense_is_a_clear_error(body: bytes) -> None:
+def test_nonsense_is_a_clear_error(body):
     with serving(lambda _: (200, {"Content-Type": "x"}, body)) as (host, _seen), pytest.raises(RegistryError):
         repository(host).referrers(sha256(b"x"))
 
 
-def test_a_manifest_without_end_is_cut_off() -> None:
+def test_a_manifest_without_end_is_cut_off():
     with (
         serving(lambda _: (200, {"Content-Type": "x"}, b"x" * (5 * 2**20))) as (host, _seen),
         pytest.raises(RegistryError, match="too long"),
@@ -126,7 +124,7 @@ def test_a_manifest_without_end_is_cut_off() -> None:
         repository(host).read_manifest("x")
 
 
-def test_a_registry_that_lists_no_tags_is_not_one_without_tags() -> None:
+def test_a_registry_that_lists_no_tags_is_not_one_without_tags():
     with serving(lambda _: (405, {}, b"")) as (host, _seen):
         with pytest.raises(RegistryError, match="405"):
             repository(host).tags()
@@ -135,7 +133,7 @@ def test_a_registry_that_lists_no_tags_is_not_one_without_tags() -> None:
 
 @pytest.mark.parametrize("status", [404, 405])
 @pytest.mark.parametrize("what", ["tags", "referrers"])
-def test_a_list_whose_next_page_is_missing_is_no_list(what: str, status: int) -> None:
+def test_a_list_whose_next_page_is_missing_is_no_list(what, status):
     def pages(request: BaseHTTPRequestHandler) -> Answer:
         if "last=" in request.path:
             return status, {}, b""
@@ -146,7 +144,7 @@ def test_a_list_whose_next_page_is_missing_is_no_list(what: str, status: int) ->
         repository(host).tags() if what == "tags" else repository(host).referrers(sha256(b"x"))
 
 
-def test_another_machine_is_spoken_to_over_https_unless_asked() -> None:
+def test_another_machine_is_spoken_to_over_https_unless_asked():
     assert Repository("registry.example.org", "a")._root == "https://registry.example.org/v2/a"
     assert Repository("registry.example.org", "a", plain_http=True)._root.startswith("http://")
     assert Repository("localhost:5000", "a")._root == "http://localhost:5000/v2/a"
@@ -194,24 +192,13 @@ class Memory:
 
 
 def publish_into(memory: Memory, folder: Path) -> None:
-    key = new_key()
-    image = make_image(folder)
-    source = OciLayout(image.layout)
+    key, image = new_key(), make_image(folder)
     with serving(memory) as (host, _seen):
-        store = repository(host, retry_delays_s=())
-        publish.copy_and_tag(
-            source,
-            source.only_manifest(),
-            certify(image, key),
-            store,
-            tag=STACK_ID,
-            public_key=key.public_key(),
-            report=quiet,
-        )
+        copy_to(repository(host, retry_delays_s=()), image, certify(image, key), key)
 
 
 @pytest.mark.slow
-def test_a_registry_that_fails_at_any_request_up_to_the_tag_gets_no_tag(tmp_path: Path) -> None:
+def test_a_registry_that_fails_at_any_request_up_to_the_tag_gets_no_tag(tmp_path):
     whole = Memory(10_000)
     publish_into(whole, tmp_path / "whole")
     assert whole.tagged[-1] == STACK_ID
@@ -225,7 +212,7 @@ def test_a_registry_that_fails_at_any_request_up_to_the_tag_gets_no_tag(tmp_path
 
 
 @pytest.mark.parametrize("what", ["tags", "referrers"])
-def test_a_list_that_leads_back_to_a_page_of_its_own_is_refused(what: str) -> None:
+def test_a_list_that_leads_back_to_a_page_of_its_own_is_refused(what):
     headers = {"Link": f'</v2/a/b/{what}/list?n=1>; rel="next"'}
     body = b'{"tags": ["a"], "manifests": []}'
     with (
@@ -237,7 +224,7 @@ def test_a_list_that_leads_back_to_a_page_of_its_own_is_refused(what: str) -> No
 
 
 @pytest.mark.parametrize("status", [200, 400])
-def test_an_answer_without_end_takes_neither_time_nor_memory(status: int) -> None:
+def test_an_answer_without_end_takes_neither_time_nor_memory(status):
     taken = 0
 
     def endless() -> Iterator[bytes]:
@@ -257,12 +244,12 @@ def test_an_answer_without_end_takes_neither_time_nor_memory(status: int) -> Non
 
 
 @pytest.mark.parametrize("body", [b'{"tags": 5}', b'{"tags": {"a": 1}}', b"[" * 100_000])
-def test_a_list_of_tags_that_is_none_is_a_clear_error(body: bytes) -> None:
+def test_a_list_of_tags_that_is_none_is_a_clear_error(body):
     with serving(lambda _: (200, {}, body)) as (host, _seen), pytest.raises(RegistryError):
         repository(host).tags()
 
 
-def test_a_registry_that_asks_for_another_login_is_quoted() -> None:
+def test_a_registry_that_asks_for_another_login_is_quoted():
     headers = {"WWW-Authenticate": "Negotiate"}
     with (
         serving(lambda _: (401, headers, b"log in by kerberos")) as (host, _seen),
@@ -271,7 +258,7 @@ def test_a_registry_that_asks_for_another_login_is_quoted() -> None:
         repository(host).tags()
 
 
-def test_a_login_and_a_cron_job_take_the_same_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_and_a_cron_job_take_the_same_lock(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     for runtime in (str(tmp_path / "run"), ""):
@@ -281,9 +268,7 @@ def test_a_login_and_a_cron_job_take_the_same_lock(tmp_path: Path, monkeypatch: 
     assert len([*tmp_path.rglob("*.lock")]) == 1
 
 
-def test_a_lock_that_cannot_be_made_names_a_way_that_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_cannot_be_made_names_a_way_that_helps(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/nowhere")
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     with pytest.raises(RegistryError, match="XDG_STATE_HOME="), Repository("localhost:1", "a").writing(quiet):
@@ -293,9 +278,7 @@ def test_a_lock_that_cannot_be_made_names_a_way_that_helps(
         pass
 
 
-def test_a_lock_that_somebody_laid_in_the_way_is_a_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_somebody_laid_in_the_way_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with Repository("localhost:1", "a").writing(quiet):
         (lock,) = (tmp_path / "stackcheck").glob("*.lock")

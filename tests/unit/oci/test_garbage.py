@@ -20,7 +20,7 @@ REFERRER = "application/vnd.example.note"
 
 
 @pytest.fixture
-def dist(tmp_path: Path) -> Path:
+def dist(tmp_path) -> Path:
     """Three publications of one stack, each with new statements; the second image was certified twice."""
     for number, name in enumerate(("first", "second", "second"), start=1):
         image = make_image(tmp_path / f"oci{number}", name.encode())
@@ -40,9 +40,7 @@ def assert_all_verify(dist: Path) -> None:
     tags = images_of(OciLayout(dist))
     assert len(tags) == 3  # the floating one, and one for each image
     for tag in tags:
-        asked.verified(
-            f"oci:{dist}:{tag}", public_key=KEY.public_key(), device_model="CPU", driver=None, now=NOW + DAY
-        )
+        asked.verified(f"oci:{dist}:{tag}", public_key=KEY.public_key(), now=NOW + DAY)
 
 
 def litter(dist: Path) -> list[str]:
@@ -55,7 +53,7 @@ def litter(dist: Path) -> list[str]:
     return [layer["digest"], config["digest"], manifest["digest"]]
 
 
-def test_garbage_goes_and_every_tag_still_verifies(dist: Path) -> None:
+def test_garbage_goes_and_every_tag_still_verifies(dist):
     kept = blobs(dist)
     garbage = litter(dist)
     layout = OciLayout(dist)
@@ -71,7 +69,7 @@ def test_garbage_goes_and_every_tag_still_verifies(dist: Path) -> None:
     assert layout.collect_garbage(quiet) == {}
 
 
-def test_an_image_stays_as_long_as_its_attestations_name_it(dist: Path) -> None:
+def test_an_image_stays_as_long_as_its_attestations_name_it(dist):
     layout = OciLayout(dist)
     gone = layout.read_manifest(next(tag for tag in images_of(layout) if tag != STACK_ID))
     config = gone.descriptors("config")[0].digest
@@ -85,7 +83,7 @@ def test_an_image_stays_as_long_as_its_attestations_name_it(dist: Path) -> None:
 
 
 @pytest.mark.parametrize("listed", ["by nothing", "by a digest tag", "by an index in an index"])
-def test_what_refers_to_a_kept_manifest_stays(tmp_path: Path, listed: str) -> None:
+def test_what_refers_to_a_kept_manifest_stays(tmp_path, listed):
     image = make_image(tmp_path / "dist")
     layout = OciLayout(image.layout)
     subject = layout.read_manifest("candidate")
@@ -117,7 +115,7 @@ def test_what_refers_to_a_kept_manifest_stays(tmp_path: Path, listed: str) -> No
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no JSON"])
-def test_a_damaged_manifest_stops_the_collection_before_it_removes(dist: Path, damage: str) -> None:
+def test_a_damaged_manifest_stops_the_collection_before_it_removes(dist, damage):
     litter(dist)
     layout = OciLayout(dist)
     path = layout.blob_path(layout.read_manifest(STACK_ID).digest)
@@ -131,9 +129,7 @@ def test_a_damaged_manifest_stops_the_collection_before_it_removes(dist: Path, d
     assert blobs(dist) == before
 
 
-def test_an_interrupted_collection_leaves_a_layout_that_verifies(
-    dist: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_collection_leaves_a_layout_that_verifies(dist, monkeypatch):
     garbage = litter(dist)
     layout = OciLayout(dist)
     path_type = type(dist)
@@ -155,7 +151,7 @@ def test_an_interrupted_collection_leaves_a_layout_that_verifies(
     assert set(layout.collect_garbage(quiet)) == set(garbage[:2])
 
 
-def test_a_collection_waits_for_a_writer(dist: Path) -> None:
+def test_a_collection_waits_for_a_writer(dist):
     garbage, said, waiting = litter(dist), [], threading.Event()
     worker = threading.Thread(
         target=lambda: OciLayout(dist).collect_garbage(lambda text: (said.append(text), waiting.set())[0])
@@ -170,8 +166,8 @@ def test_a_collection_waits_for_a_writer(dist: Path) -> None:
 
 
 def test_a_verifier_that_reads_while_a_publication_replaces_statements_reads_again(
-    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dist, tmp_path, monkeypatch
+):
     """It reads the image, then a new publication removes the statements that it was about to read."""
     image = make_image(tmp_path / "again", b"second")
     check, once = verify._check_layout, []
@@ -191,7 +187,7 @@ def test_a_verifier_that_reads_while_a_publication_replaces_statements_reads_aga
     assert found.verified_at == NOW + dt.timedelta(hours=9)
 
 
-def test_a_lifted_revocation_is_still_known_after_a_collection(dist: Path, tmp_path: Path) -> None:
+def test_a_lifted_revocation_is_still_known_after_a_collection(dist, tmp_path):
     """What `verify` needs of it is the mark: an old verdict that is attached again must not count."""
     layout = OciLayout(dist)
     digest = layout.read_manifest(STACK_ID).digest

@@ -37,7 +37,7 @@ def saved() -> bytes:
     return tar_of({**files, "l1/layer.tar": b"first layer", "l2/layer.tar": b"second layer"})
 
 
-def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved: bytes, tmp_path: Path) -> None:
+def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved, tmp_path):
     digest = unpacked(saved, tmp_path / "oci")
     assert ImageLayout(tmp_path / "oci").image().digest == digest
     manifest = ImageLayout(tmp_path / "oci").json(digest)
@@ -48,9 +48,7 @@ def test_a_classic_archive_becomes_a_layout_with_the_same_config(saved: bytes, t
     assert {path.name for path in (tmp_path / "oci").iterdir()} == {"blobs", "oci-layout", "index.json"}
 
 
-def test_an_engine_that_saves_another_image_than_the_named_one_is_refused(
-    saved: bytes, tmp_path: Path
-) -> None:
+def test_an_engine_that_saves_another_image_than_the_named_one_is_refused(saved, tmp_path):
     """A tag that moves between the look and the save, and an engine that answers for another id."""
     for other in (sha256(b"another"), SAVED_ID[:-1] + "x", "a/b:1", ""):
         with pytest.raises(EngineError, match="another image"):
@@ -59,9 +57,7 @@ def test_an_engine_that_saves_another_image_than_the_named_one_is_refused(
 
 
 @pytest.mark.parametrize("kind", [OCI_INDEX, DOCKER_INDEX])
-def test_the_id_may_be_of_the_manifest_or_of_an_index_above_it_and_of_no_other_blob(
-    kind: str, tmp_path: Path
-) -> None:
+def test_the_id_may_be_of_the_manifest_or_of_an_index_above_it_and_of_no_other_blob(kind, tmp_path):
     """containerd's store names an image by what its tag names."""
     blobs = {}
 
@@ -86,7 +82,7 @@ def test_the_id_may_be_of_the_manifest_or_of_an_index_above_it_and_of_no_other_b
         unpack([saved], tmp_path / "oci", architecture="amd64", image_id="sha256:" + "0" * 64)
 
 
-def test_an_archive_cut_short_leaves_the_old_layout(saved: bytes, tmp_path: Path) -> None:
+def test_an_archive_cut_short_leaves_the_old_layout(saved, tmp_path):
     digest = unpacked(saved, tmp_path / "oci")
     with pytest.raises((tarfile.TarError, OSError)):
         unpack([saved[:700]], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID)
@@ -94,13 +90,13 @@ def test_an_archive_cut_short_leaves_the_old_layout(saved: bytes, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["oci"]
 
 
-def test_a_path_out_of_the_archive_is_refused(tmp_path: Path) -> None:
+def test_a_path_out_of_the_archive_is_refused(tmp_path):
     with pytest.raises(tarfile.TarError):
         unpack([tar_of({"../escaped": b"x"})], tmp_path / "oci", architecture="amd64", image_id=SAVED_ID)
     assert not (tmp_path / "escaped").exists()
 
 
-def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
+def test_an_export_is_whole_or_not_there(saved, tmp_path):
     digest = unpacked(saved, tmp_path / "oci")
     out = tmp_path / "out" / "image.tar"
     ImageLayout(tmp_path / "oci").export("stackcheck/x:1", out)
@@ -117,9 +113,7 @@ def test_an_export_is_whole_or_not_there(saved: bytes, tmp_path: Path) -> None:
     assert [item.name for item in out.parent.iterdir()] == ["image.tar"]
 
 
-def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
-    saved: bytes, tmp_path: Path
-) -> None:
+def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(saved, tmp_path):
     digest = unpacked(saved, tmp_path / "oci")
     layer = ImageLayout(tmp_path / "oci").json(digest)["layers"][1]["digest"]
     ImageLayout(tmp_path / "oci").blob_path(layer).unlink()
@@ -128,7 +122,7 @@ def test_a_blob_that_goes_while_the_tar_is_written_is_an_error_and_no_short_tar(
         source.read()
 
 
-def test_a_manifest_repeats_the_labels_and_the_date_of_its_config(tmp_path: Path) -> None:
+def test_a_manifest_repeats_the_labels_and_the_date_of_its_config(tmp_path):
     config = {
         "created": "2026-01-01T00:00:00Z",
         "config": {
@@ -160,7 +154,7 @@ def test_a_manifest_repeats_the_labels_and_the_date_of_its_config(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["manifest", "config", "layer"])
-def test_no_blob_is_used_that_is_not_what_its_digest_names(kind: str, saved: bytes, tmp_path: Path) -> None:
+def test_no_blob_is_used_that_is_not_what_its_digest_names(kind, saved, tmp_path):
     """One changed byte, of equal length: before, the file's name was believed."""
     unpacked(saved, tmp_path / "oci")
     stored = ImageLayout(tmp_path / "oci")

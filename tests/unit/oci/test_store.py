@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -43,7 +42,7 @@ DIGEST = "sha256:" + "a" * 64
         (f"registry.example.org/a@{DIGEST}", Reference(target="registry.example.org/a", digest=DIGEST)),
     ],
 )
-def test_a_reference_is_read_and_spelled_back(text: str, expected: Reference) -> None:
+def test_a_reference_is_read_and_spelled_back(text, expected):
     assert parse_reference(text) == expected
     assert str(expected) == text
 
@@ -57,7 +56,7 @@ def test_a_reference_is_read_and_spelled_back(text: str, expected: Reference) ->
         "registry.example.org/a:" + "x" * 129,
     ],
 )
-def test_what_is_no_reference_is_refused(text: str) -> None:
+def test_what_is_no_reference_is_refused(text):
     with pytest.raises(ConfigurationError):
         parse_reference(text)
 
@@ -65,7 +64,7 @@ def test_what_is_no_reference_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["oci:dist:rocm7", "registry.example.org/a:x", f"oci:dist@{DIGEST}", "a/b", ""]
 )
-def test_a_place_to_publish_to_has_no_tag_and_no_digest(text: str) -> None:
+def test_a_place_to_publish_to_has_no_tag_and_no_digest(text):
     with pytest.raises(ConfigurationError):
         parse_target(text)
 
@@ -83,7 +82,7 @@ def test_a_place_to_publish_to_has_no_tag_and_no_digest(text: str) -> None:
         "name:se\ncret@registry.example.org/a",
     ],
 )
-def test_an_address_in_place_of_a_reference_shows_no_password(text: str) -> None:
+def test_an_address_in_place_of_a_reference_shows_no_password(text):
     with pytest.raises(ConfigurationError) as refused:
         parse_target(text)
     assert "cret" not in str(refused.value)
@@ -92,14 +91,14 @@ def test_an_address_in_place_of_a_reference_shows_no_password(text: str) -> None
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "123456", "٣"])
-def test_a_port_that_no_host_has_is_refused(port: str) -> None:
+def test_a_port_that_no_host_has_is_refused(port):
     for text in (f"localhost:{port}/a:x", f"registry.example.org:{port}/a", f"[::1]:{port}/a"):
         with pytest.raises(ConfigurationError, match="not a reference"):
             parse_reference(text)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_reference_or_a_clear_refusal(text: str) -> None:
+def test_any_text_is_a_reference_or_a_clear_refusal(text):
     try:
         found = parse_reference(text)
     except ConfigurationError:
@@ -107,7 +106,7 @@ def test_any_text_is_a_reference_or_a_clear_refusal(text: str) -> None:
     assert parse_reference(str(found)) == found
 
 
-def test_a_reference_without_tag_or_digest_names_no_image() -> None:
+def test_a_reference_without_tag_or_digest_names_no_image():
     with pytest.raises(ConfigurationError):
         _ = parse_reference("oci:dist").name
 
@@ -123,7 +122,7 @@ def test_a_reference_without_tag_or_digest_names_no_image() -> None:
         {"mediaType": "x", "digest": DIGEST, "size": 1, "annotations": [1]},
     ],
 )
-def test_a_malformed_descriptor_is_refused(document: object) -> None:
+def test_a_malformed_descriptor_is_refused(document):
     if document == {"mediaType": "x", "digest": DIGEST, "size": 1, "annotations": []}:
         assert descriptor(document, "x").annotations == {}
         return
@@ -131,12 +130,12 @@ def test_a_malformed_descriptor_is_refused(document: object) -> None:
         descriptor(document, "x")
 
 
-def test_no_digest_can_name_a_file_outside_the_layout(tmp_path: Path) -> None:
+def test_no_digest_can_name_a_file_outside_the_layout(tmp_path):
     with pytest.raises(RegistryError, match="not a digest"):
         OciLayout(tmp_path).has_blob("sha256:../../../../etc/passwd")
 
 
-def test_two_tags_can_name_one_manifest_and_go_one_by_one(tmp_path: Path) -> None:
+def test_two_tags_can_name_one_manifest_and_go_one_by_one(tmp_path):
     image = make_image(tmp_path)
     layout = OciLayout(tmp_path)
     layout.write_manifest(layout.read_manifest("candidate"), "second")
@@ -147,7 +146,7 @@ def test_two_tags_can_name_one_manifest_and_go_one_by_one(tmp_path: Path) -> Non
     assert layout.read_manifest(image.manifest_digest).digest == image.manifest_digest
 
 
-def test_a_write_that_dies_leaves_no_file_behind(tmp_path: Path) -> None:
+def test_a_write_that_dies_leaves_no_file_behind(tmp_path):
     def dying() -> Iterator[bytes]:
         yield b"ri"
         raise KeyboardInterrupt
@@ -158,7 +157,7 @@ def test_a_write_that_dies_leaves_no_file_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "blobs" / "sha256").iterdir()) == []
 
 
-def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_clear_error(tmp_path):
     import os
 
     def full() -> Iterator[bytes]:
@@ -172,7 +171,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"manifests": 1}', '{"manifests": [{}]}'])
-def test_a_broken_index_is_a_clear_error(tmp_path: Path, content: str) -> None:
+def test_a_broken_index_is_a_clear_error(tmp_path, content):
     make_image(tmp_path)
     (tmp_path / "index.json").write_text(content)
     with pytest.raises(RegistryError):
@@ -180,7 +179,7 @@ def test_a_broken_index_is_a_clear_error(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"size": 1}, {"mediaType": "application/vnd.oci.image.index.v1+json"}])
-def test_an_index_that_lies_about_its_manifest_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_index_that_lies_about_its_manifest_is_refused(tmp_path, change):
     make_image(tmp_path)
     document = json.loads((tmp_path / "index.json").read_text())
     document["manifests"][0] |= change
@@ -189,7 +188,7 @@ def test_an_index_that_lies_about_its_manifest_is_refused(tmp_path: Path, change
         OciLayout(tmp_path).read_manifest("candidate")
 
 
-def test_a_missing_tag_shows_the_newest_images_and_none_of_what_is_attached_to_them(tmp_path: Path) -> None:
+def test_a_missing_tag_shows_the_newest_images_and_none_of_what_is_attached_to_them(tmp_path):
     image = make_image(tmp_path)
     layout = OciLayout(tmp_path)
     manifest = layout.read_manifest(image.manifest_digest)
@@ -209,7 +208,7 @@ def test_a_missing_tag_shows_the_newest_images_and_none_of_what_is_attached_to_t
         layout.read_manifest("other")
 
 
-def test_a_second_writer_waits_and_says_for_what(tmp_path: Path) -> None:
+def test_a_second_writer_waits_and_says_for_what(tmp_path):
     make_image(tmp_path)
     said: list[str] = []
     order: list[str] = []
@@ -230,7 +229,7 @@ def test_a_second_writer_waits_and_says_for_what(tmp_path: Path) -> None:
     assert ".lock" in said[0]
 
 
-def test_a_layout_with_two_images_is_not_one_image(tmp_path: Path) -> None:
+def test_a_layout_with_two_images_is_not_one_image(tmp_path):
     make_image(tmp_path, b"first")
     layout = OciLayout(tmp_path)
     layout.write_manifest(Manifest(media_type="x", body=b"{}"), "second")

@@ -188,7 +188,7 @@ def calls(body: ast.FunctionDef) -> Iterator[str]:
             yield one.attr if isinstance(one, ast.Attribute) else one.id
 
 
-def test_the_page_has_a_line_for_each_check() -> None:
+def test_the_page_has_a_line_for_each_check():
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGINS)
     old, _, after = rest.partition(ENDS)
@@ -199,7 +199,7 @@ def test_the_page_has_a_line_for_each_check() -> None:
     assert old == new, "the lines in docs/reference/amd.md are out of date: make lists"
 
 
-def test_each_reading_and_row_names_a_check_of_the_suites() -> None:
+def test_each_reading_and_row_names_a_check_of_the_suites():
     ids = {
         name.partition("[")[0]
         for name in expected.check_ids(ROOT, vendor="amd", tier="standard", count=COUNT)
@@ -216,5 +216,5 @@ def test_each_reading_and_row_names_a_check_of_the_suites() -> None:
         ("test_devices.py::test_device_count", False),
     ],
 )
-def test_who_is_blamed_is_read_from_the_check(check: str, *, machine: bool) -> None:
+def test_who_is_blamed_is_read_from_the_check(check, *, machine):
     assert blames_the_machine(check) is machine

@@ -65,33 +65,33 @@ def only(found: baseline.Baseline, name: str) -> baseline.Proposal:
     return proposal
 
 
-def test_bound_is_the_median_minus_five_per_cent_when_runs_agree() -> None:
+def test_bound_is_the_median_minus_five_per_cent_when_runs_agree():
     proposal = only(propose(documents()), "copy_gb_per_s")
     assert proposal.median == pytest.approx(4264.976)
     assert proposal.entry.bound == 4051.0  # 0.95 x, cut to four digits
     assert proposal.entry.tolerance == "median minus 5.0%, the smallest margin of a baseline"
 
 
-def test_bound_leaves_three_robust_spreads_when_runs_do_not_agree() -> None:
+def test_bound_leaves_three_robust_spreads_when_runs_do_not_agree():
     proposal = only(propose(documents(factors=(0.96, 1.0, 1.04))), "copy_gb_per_s")
     assert proposal.spread == pytest.approx(0.04 * 1.4826)
     assert proposal.entry.bound == pytest.approx(4264.976 * (1 - 3 * 0.04 * 1.4826), rel=1e-3)
     assert "three robust spreads" in proposal.entry.tolerance
 
 
-def test_one_wild_run_of_five_hardly_moves_the_bound() -> None:
+def test_one_wild_run_of_five_hardly_moves_the_bound():
     steady = only(propose(documents(factors=(0.999, 1.0, 1.0, 1.0, 1.001))), "copy_gb_per_s")
     wild = only(propose(documents(factors=(0.999, 1.0, 1.0, 1.001, 0.5))), "copy_gb_per_s")
     assert wild.entry.bound == pytest.approx(steady.entry.bound, rel=0.001)
 
 
-def test_bound_of_a_latency_lies_above_its_median() -> None:
+def test_bound_of_a_latency_lies_above_its_median():
     entry = only(propose(documents(LINKS)), "all_reduce_latency_us").entry
     assert entry.direction == "max"
     assert entry.bound >= 10.7919 * 1.05
 
 
-def test_figures_that_failed_only_for_want_of_a_bound_get_one() -> None:
+def test_figures_that_failed_only_for_want_of_a_bound_get_one():
     found = propose([without_bounds(document, "all_gather_busbw") for document in documents(LINKS)])
     gathered = [p for p in found.proposals if p.entry.metric == "all_gather_busbw"]
     assert {p.entry.conditions["bytes"] for p in gathered} == {
@@ -101,7 +101,7 @@ def test_figures_that_failed_only_for_want_of_a_bound_get_one() -> None:
     assert all("environment" not in p.entry.conditions for p in gathered)
 
 
-def test_source_says_host_class_date_n_median_spread_and_stack() -> None:
+def test_source_says_host_class_date_n_median_spread_and_stack():
     source = only(propose(documents()), "copy_gb_per_s").entry.source
     for part in (
         "2026-11-21",
@@ -116,19 +116,19 @@ def test_source_says_host_class_date_n_median_spread_and_stack() -> None:
         assert part in source
 
 
-def test_proposal_names_the_bound_that_holds_now() -> None:
+def test_proposal_names_the_bound_that_holds_now():
     proposal = only(propose(documents()), "copy_gb_per_s")
     assert (proposal.now.bound, proposal.change) == (4050.0, "tighter")
 
 
-def test_every_proposal_passes_the_suites_own_lint() -> None:
+def test_every_proposal_passes_the_suites_own_lint():
     for path in (SPEED, LINKS):
         entries = [proposal.entry for proposal in propose(documents(path)).proposals]
         assert entries
         thresholds.require_clean(ROOT, "H200", entries, path)
 
 
-def test_figure_that_only_the_suites_of_the_runs_judged_is_left_out_with_words() -> None:
+def test_figure_that_only_the_suites_of_the_runs_judged_is_left_out_with_words():
     """Small collectives were once judged by their rate, and are now by their time inside a graph."""
     baseline = propose(documents(LINKS))
     small = [line for line in baseline.left_out if "all_reduce_busbw" in line and "bytes=65536" in line]
@@ -136,7 +136,7 @@ def test_figure_that_only_the_suites_of_the_runs_judged_is_left_out_with_words()
     assert "compare it with no bound" in small[0]
 
 
-def test_figure_above_what_the_hardware_can_do_is_refused_by_the_lint() -> None:
+def test_figure_above_what_the_hardware_can_do_is_refused_by_the_lint():
     entries = [p.entry for p in propose(documents(factors=(1.98, 2.0, 2.02))).proposals]
     with pytest.raises(ConfigurationError, match="the lint of thresholds refuses") as refused:
         thresholds.require_clean(ROOT, "H200", entries, SPEED)
@@ -158,14 +158,14 @@ def test_figure_above_what_the_hardware_can_do_is_refused_by_the_lint() -> None:
         (lambda d: d.update(stack_id="other"), "differ in stack"),
     ],
 )  # fmt: skip
-def test_runs_that_differ_in_more_than_chance_are_refused(change, says) -> None:
+def test_runs_that_differ_in_more_than_chance_are_refused(change, says):
     found = documents()
     change(found[2])
     with pytest.raises(ConfigurationError, match=says):
         propose(found)
 
 
-def test_firmware_kernel_and_identity_of_the_host_may_differ() -> None:
+def test_firmware_kernel_and_identity_of_the_host_may_differ():
     found = documents()
     found[2]["host"]["devices"][0].update(id="another", firmware="96.00.B1")
     found[2]["host"]["kernel"] = "6.19"
@@ -202,14 +202,14 @@ def judged(verdict: str):
     ],
 )
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_run_that_proves_nothing_is_refused(change, error, says, number) -> None:
+def test_a_run_that_proves_nothing_is_refused(change, error, says, number):
     found = documents()
     change(found[number])
     with pytest.raises(error, match=says):
         propose(found)
 
 
-def test_cpu_run_has_no_thresholds() -> None:
+def test_cpu_run_has_no_thresholds():
     found = documents()
     for document in found:
         document["host"].update(vendor="cpu", devices=[])
@@ -224,7 +224,7 @@ def test_cpu_run_has_no_thresholds() -> None:
         (lambda metric: metric.update(unit="TB/s"), "in a different unit than GB/s"),
     ],
 )
-def test_figure_that_says_nothing_is_left_out_with_the_reason(change, says) -> None:
+def test_figure_that_says_nothing_is_left_out_with_the_reason(change, says):
     found = documents()
     change(found[1]["checks"][-1]["metrics"][0])
     answer = propose(found)
@@ -232,21 +232,21 @@ def test_figure_that_says_nothing_is_left_out_with_the_reason(change, says) -> N
     assert not [p for p in answer.proposals if p.entry.metric == "copy_gb_per_s"]
 
 
-def test_figure_of_another_algorithm_is_left_out() -> None:
+def test_figure_of_another_algorithm_is_left_out():
     found = documents(LINKS)
     figure = next(m for m in metrics(found[0]) if m["name"] == "all_reduce_busbw")
     figure["conditions"]["choice"] = "TREE/LL"
     assert "measured under different conditions: choice" in "".join(propose(found).left_out)
 
 
-def test_figure_that_one_run_lacks_is_left_out() -> None:
+def test_figure_that_one_run_lacks_is_left_out():
     found = documents()
     found[2]["checks"].pop()
     assert "measured 2 times in 3 runs" in "".join(propose(found).left_out)
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """The suites' rules and thresholds, to write into."""
     for part in ("harness", "vendors", "workloads", "thresholds", "devices.json", "drivers.json"):
         source, target = ROOT / "tests/acceptance" / part, tmp_path / "tests/acceptance" / part
@@ -256,14 +256,14 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[str]:
+def files(tmp_path) -> list[str]:
     paths = [tmp_path / f"{number}.json" for number in range(3)]
     for path, document in zip(paths, documents(), strict=True):
         path.write_text(json.dumps(document), encoding="utf-8")
     return [str(path) for path in paths]
 
 
-def test_nothing_is_written_without_being_asked(checkout, files) -> None:
+def test_nothing_is_written_without_being_asked(checkout, files):
     target = checkout / "tests/acceptance/thresholds/nvidia/H200.json"
     before = target.read_bytes()
     shown = CliRunner().invoke(app, [*files, "--root", str(checkout)])
@@ -273,7 +273,7 @@ def test_nothing_is_written_without_being_asked(checkout, files) -> None:
     assert '+ {"metric": "copy_gb_per_s"' in shown.stdout
 
 
-def test_write_adds_entries_and_changes_no_other_line(checkout, files) -> None:
+def test_write_adds_entries_and_changes_no_other_line(checkout, files):
     target = checkout / "tests/acceptance/thresholds/nvidia/H200.json"
     before = target.read_text(encoding="utf-8").splitlines()
     written = CliRunner().invoke(app, [*files, "--root", str(checkout), "--write", "--json"])
@@ -287,14 +287,14 @@ def test_write_adds_entries_and_changes_no_other_line(checkout, files) -> None:
     assert {p["change"] for p in json.loads(again.stdout)["proposals"]} == {"same"}
 
 
-def test_first_baseline_of_a_model_makes_its_file(checkout, files) -> None:
+def test_first_baseline_of_a_model_makes_its_file(checkout, files):
     target = checkout / "tests/acceptance/thresholds/nvidia/H200.json"
     target.unlink()
     CliRunner().invoke(app, [*files, "--root", str(checkout), "--write"])
     assert len(thresholds.load_thresholds(checkout, "nvidia", "H200").entries) == 21
 
 
-def test_reading_and_writing_a_committed_file_changes_nothing() -> None:
+def test_reading_and_writing_a_committed_file_changes_nothing():
     for path in (ROOT / "tests/acceptance/thresholds").rglob("*.json"):
         file = thresholds.load_thresholds(ROOT, path.parent.name, path.stem)
         assert json.loads(thresholds.as_text(file.merged(()))) == json.loads(file.text)
@@ -303,7 +303,7 @@ def test_reading_and_writing_a_committed_file_changes_nothing() -> None:
 H100 = ROOT / "docs/results/suites-h100-x1-standard.json"
 
 
-def test_one_run_alone_keeps_a_wider_margin_and_says_so() -> None:
+def test_one_run_alone_keeps_a_wider_margin_and_says_so():
     run = results.parse(H100.read_bytes())
     found = baseline.propose([run], root=ROOT, one_run=True)
     assert [
@@ -322,7 +322,7 @@ def test_one_run_alone_keeps_a_wider_margin_and_says_so() -> None:
         assert entry.basis == {"runs": [run.run_id]}
 
 
-def test_one_run_in_which_a_figure_failed_is_no_baseline() -> None:
+def test_one_run_in_which_a_figure_failed_is_no_baseline():
     """Other checks may fail there, and this run has seven that did."""
     document = json.loads(H100.read_text(encoding="utf-8"))
     assert [check["id"] for check in document["checks"] if check["outcome"] == "failed"]

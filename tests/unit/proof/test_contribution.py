@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs" / "results"
 COMMITTED = RESULTS / "contributed"
 SMALL = RESULTS / "suites-h200-x1-speed.json"
-Capsys = pytest.CaptureFixture[str]
 
 
 def drawn(seed: int) -> Iterator[str]:
@@ -52,7 +51,7 @@ def planted(value: Any, word: str, keep: Callable[[str], bool]) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_drawn_identity_leaves_the_host(seed: int, tmp_path: Path) -> None:
+def test_no_drawn_identity_leaves_the_host(seed, tmp_path):
     document = json.loads(SMALL.read_bytes())
     names = {"outcome", "verdict", "direction", "cause", "state", "tier", "started", "finished", "run_id"}
     forms = {"suites", "trainers", "thresholds", "matrix", "runner", "vendor", "nvls", "model", "sha256"}
@@ -75,7 +74,7 @@ def test_no_drawn_identity_leaves_the_host(seed: int, tmp_path: Path) -> None:
         assert bool(told.figures) != bool(seed), "figures stay where their conditions are known words"
 
 
-def test_the_committed_bundles_are_those_of_the_committed_results() -> None:
+def test_the_committed_bundles_are_those_of_the_committed_results():
     found = {bundle.told.model: bundle.told for bundle in contribution.folder(COMMITTED, ROOT)}
     for model in ("H100", "H200"):
         made = contribution.of_result(RESULTS / f"suites-{model.lower()}-x1-standard.json", ROOT)
@@ -108,7 +107,7 @@ FIGURE = {"metric": "gemm_tflops", "conditions": {"host": "node17"}, "value": 1.
         {"day": "yesterday"},
     ],
 )
-def test_a_bundle_that_says_more_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_bundle_that_says_more_is_refused(fields, tmp_path):
     key = keys.load_or_create(tmp_path / "own.key")
     (source,) = COMMITTED.glob(f"h100*{contribution.END}")
     told = json.loads(base64.b64decode(json.loads(source.read_bytes())["payload"]))
@@ -120,7 +119,7 @@ def test_a_bundle_that_says_more_is_refused(fields: dict[str, Any], tmp_path: Pa
         contribution.read(path, ROOT, trusted)
 
 
-def test_a_folder_is_checked_and_an_unknown_key_refused(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_folder_is_checked_and_an_unknown_key_refused(tmp_path, capsys):
     arguments = ("contribute", "--check", str(COMMITTED), "--root", str(ROOT), "--key")
     done = call(capsys, *arguments, str(COMMITTED / contribution.KEYS))
     assert done.code == 0, done.err
@@ -132,7 +131,7 @@ def test_a_folder_is_checked_and_an_unknown_key_refused(tmp_path: Path, capsys: 
     assert "not signed with the expected key" in refused.err
 
 
-def test_a_run_of_a_processor_is_not_contributed(tmp_path: Path) -> None:
+def test_a_run_of_a_processor_is_not_contributed(tmp_path):
     document = json.loads(SMALL.read_bytes())
     document["host"] |= {"vendor": "cpu", "devices": []}
     (tmp_path / "result.json").write_text(json.dumps(document))
@@ -140,7 +139,7 @@ def test_a_run_of_a_processor_is_not_contributed(tmp_path: Path) -> None:
         contribution.of_result(tmp_path / "result.json", ROOT)
 
 
-def test_baseline_shows_what_others_measured(capsys: Capsys) -> None:
+def test_baseline_shows_what_others_measured(capsys):
     result = RESULTS / "suites-h200-x1-standard.json"
     arguments = ("baseline", str(result), "--one-run", "--others", str(COMMITTED), "--root", str(ROOT))
     done = call(capsys, *arguments)

@@ -21,6 +21,7 @@ from stackcheck.cli.baseline import app
 from stackcheck.suite import bounds, results
 from stackcheck.suite.requirements import Requirements
 from stackcheck.suite.verdict import judge
+from waits import run_program
 from workloads import gated
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,7 +78,7 @@ def judged(figure: dict[str, Any], factor: float, entries: Any) -> dict[str, Any
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """A checkout's suites, into which bounds are written."""
     folder = tmp_path / "tests/acceptance"
     shutil.copytree(ROOT / "tests/acceptance", folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -91,12 +92,11 @@ def written(checkout: Path, files: list[Path]) -> str:
 
 
 def derive(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         (sys.executable, "-m", "harness.derive", *arguments),
         cwd=checkout / "tests/acceptance",
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
 
 
 def saved(folder: Path, checkout: Path = ROOT) -> list[Path]:
@@ -113,7 +113,7 @@ def verdict_of(checkout: Path, document: dict[str, Any]) -> Any:
     return judge(parsed, Requirements(checks=ids, image_config_digest=CONFIG_DIGEST), found)
 
 
-def test_three_runs_replace_every_derived_bound_with_a_measured_one(checkout: Path, tmp_path: Path) -> None:
+def test_three_runs_replace_every_derived_bound_with_a_measured_one(checkout, tmp_path):
     before = verdict_of(checkout, run(0, 1.0))
     assert before.status == "PASSED", before.reasons
     assert before.bounds["derived"] > 20
@@ -129,7 +129,7 @@ def test_three_runs_replace_every_derived_bound_with_a_measured_one(checkout: Pa
     assert after.bounds["measured"] == sum(before.bounds.values())
 
 
-def test_a_slow_part_that_the_derived_bound_let_pass_is_then_refused(checkout: Path, tmp_path: Path) -> None:
+def test_a_slow_part_that_the_derived_bound_let_pass_is_then_refused(checkout, tmp_path):
     slow = run(0, 1.0)
     gemm = next(one for one in slow["checks"][0]["metrics"] if one["name"] == "gemm_tflops")
     gemm["value"] *= 0.92
@@ -143,9 +143,7 @@ def test_a_slow_part_that_the_derived_bound_let_pass_is_then_refused(checkout: P
     assert "gemm_tflops" in refused.reasons[0]
 
 
-def test_a_model_without_a_bound_is_told_to_measure_and_then_has_its_file(
-    checkout: Path, tmp_path: Path
-) -> None:
+def test_a_model_without_a_bound_is_told_to_measure_and_then_has_its_file(checkout, tmp_path):
     target = checkout / "tests/acceptance/thresholds/amd" / f"{MODEL}.json"
     target.unlink()
     first = verdict_of(checkout, run(0, 1.0, checkout))
@@ -154,7 +152,7 @@ def test_a_model_without_a_bound_is_told_to_measure_and_then_has_its_file(
     assert verdict_of(checkout, run(0, 1.0, checkout)).status == "PASSED"
 
 
-def test_one_throttled_run_is_no_baseline(checkout: Path, tmp_path: Path) -> None:
+def test_one_throttled_run_is_no_baseline(checkout, tmp_path):
     files = saved(tmp_path)
     hot = run(2, 1.0)
     hot["checks"].append(check("test_devices.py::test_nothing_throttles", "invalid"))
@@ -164,7 +162,7 @@ def test_one_throttled_run_is_no_baseline(checkout: Path, tmp_path: Path) -> Non
     assert derive(checkout, "--check").returncode == 0  # nothing was written
 
 
-def test_a_made_up_run_is_no_baseline(checkout: Path, tmp_path: Path) -> None:
+def test_a_made_up_run_is_no_baseline(checkout, tmp_path):
     files = saved(tmp_path)
     files[1].write_text(json.dumps(run(1, 1.0) | {"made_up": True}), encoding="utf-8")
     done = CliRunner().invoke(app, [*map(str, files), "--root", str(checkout), "--write"])

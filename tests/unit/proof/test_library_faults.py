@@ -36,7 +36,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory) -> Path:
     if not shutil.which("gcc"):
         pytest.skip("no gcc")
     folder = tmp_path_factory.mktemp("built")
@@ -73,26 +73,26 @@ def changed(folder: Path, **fault: str | int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("bit", range(1, 8))
-def test_a_flip_is_one_bit_of_one_element_of_each_product(bit: int, built: Path) -> None:
+def test_a_flip_is_one_bit_of_one_element_of_each_product(bit, built):
     found = changed(built, kind="flip", size=bit)
     assert all(sorted(call)[-2:] == [0, 1 << (7 - bit)] for call in found)
     assert len({call.index(1 << (7 - bit)) for call in found}) > 1, "always the same element"
 
 
-def test_one_call_in_so_many(built: Path) -> None:
+def test_one_call_in_so_many(built):
     found = changed(built, kind="flip", step=1, every=5)
     assert [number for number, call in enumerate(found, 1) if any(call)] == [5, 10, 15, 20]
     assert found[4] == [1 << 6] * 32
 
 
-def test_the_last_element_is_lost_and_calls_fail(built: Path) -> None:
+def test_the_last_element_is_lost_and_calls_fail(built):
     assert changed(built, kind="last") == [[0] * 31 + [0x3F80]] * CALLS
     assert changed(built, kind="fail", every=10) == [
         [-1] if n % 10 == 0 else [0] * 32 for n in range(1, CALLS + 1)
     ]
 
 
-def test_nothing_changes_without_a_fault_or_with_one_in_the_other_library(built: Path) -> None:
+def test_nothing_changes_without_a_fault_or_with_one_in_the_other_library(built):
     healthy = [[0] * 32] * CALLS
     assert changed(built) == changed(built, library="collectives", kind="flip") == healthy
     assert changed(built, kind="slow", size=2) == changed(built, kind="short", size=3) == healthy
@@ -108,9 +108,7 @@ def test_nothing_changes_without_a_fault_or_with_one_in_the_other_library(built:
     ),
     st.booleans(),
 )
-def test_the_search_finds_what_each_check_sees_in_the_fewest_rounds(
-    able: dict[str, tuple[int, int, bool]], costly: bool
-) -> None:
+def test_the_search_finds_what_each_check_sees_in_the_fewest_rounds(able, costly):
     """Each check has the smallest size that it sees on each ladder, and sees rare faults or not."""
     sizes = smallest.COARSE if costly else smallest.ELEMENTS
     ladders = (list(sizes.values()), list(smallest.KEPT.values()))
@@ -154,7 +152,7 @@ def test_the_search_finds_what_each_check_sees_in_the_fewest_rounds(
 
 
 @pytest.mark.parametrize(("outcome", "calls"), [("invalid", 1), ("passed", 0)])
-def test_a_check_without_a_verdict_or_a_call_ends_its_search(outcome: str, calls: int) -> None:
+def test_a_check_without_a_verdict_or_a_call_ends_its_search(outcome, calls):
     (unit,) = smallest.units(
         "products", {"test_a.py::one": "passed"}, {"test_a.py::one": {"products": 1}}, {}
     )
@@ -163,7 +161,7 @@ def test_a_check_without_a_verdict_or_a_call_ends_its_search(outcome: str, calls
     assert unit.found == {"test_a.py::one": {}}
 
 
-def test_the_table_has_what_is_known_and_the_chance_of_seven_nights() -> None:
+def test_the_table_has_what_is_known_and_the_chance_of_seven_nights():
     known = {"elements": "bit 9 of one", "kept": None, "last": [0, 1], "1/10": [1, 4]}
     alone = smallest.Unit("products", 3, 1.0, {"test_a.py::one": known})
     shared = smallest.Unit("halves", 8, 1.0, {"test_b.py::two": known, "test_b.py::none": {"elements": None}})

@@ -40,7 +40,7 @@ def fault_run(**changes: object) -> prove.FaultRun:
     return prove.FaultRun.model_validate_json(json.dumps(line))
 
 
-def test_everything_caught_and_nothing_healthy_failed_holds() -> None:
+def test_everything_caught_and_nothing_healthy_failed_holds():
     proof = prove.join([fault_run(), fault_run(checks=None)])
     assert proof.holds
     assert (len(proof.faults), proof.caught, len(proof.healthy), proof.false_alarms) == (2, 2, 2, 0)
@@ -62,19 +62,19 @@ def test_everything_caught_and_nothing_healthy_failed_holds() -> None:
     ],
     ids=lambda changes: json.dumps(changes)[:60],
 )
-def test_anything_less_does_not_hold(changes) -> None:
+def test_anything_less_does_not_hold(changes):
     assert not prove.join([fault_run(**changes)]).holds
 
 
-def test_check_without_a_fault_is_named() -> None:
+def test_check_without_a_fault_is_named():
     assert prove.join([fault_run(checks=[CHECK, "test_x.py::test_new"])]).unproven == ("test_x.py::test_new",)
 
 
-def test_fault_of_one_instance_counts_for_its_check() -> None:
+def test_fault_of_one_instance_counts_for_its_check():
     assert not prove.join([fault_run(faults=[fault(check=f"{CHECK}[bf16]")])]).unproven
 
 
-def test_run_without_its_line_is_an_error_that_shows_its_end() -> None:
+def test_run_without_its_line_is_an_error_that_shows_its_end():
     seen = []
     reader = prove.FaultRunReader(seen.append)
     for line in ("collecting", "", "Segmentation fault"):
@@ -85,7 +85,7 @@ def test_run_without_its_line_is_an_error_that_shows_its_end() -> None:
     assert seen == ["collecting", "Segmentation fault"]
 
 
-def test_line_of_another_form_is_refused() -> None:
+def test_line_of_another_form_is_refused():
     reader = prove.FaultRunReader(lambda _: None)
     reader('{"checks": [], "faults": [], "healthy": [], "failed": [], "more": 1}')
     with pytest.raises(ChecksFailedError):
@@ -129,7 +129,7 @@ def test_bare():
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Path:
+def planted(tmp_path) -> Path:
     """A checkout of which tests/faults has the real plumbing and made-up faults."""
     faults = tmp_path / "tests" / "faults"
     faults.mkdir(parents=True)
@@ -153,14 +153,14 @@ def planted(tmp_path: Path) -> Path:
         ("no such", set()),
     ],
 )
-def test_only_chooses_by_check_fault_or_test(planted: Path, only: str, names: set[str] | None) -> None:
+def test_only_chooses_by_check_fault_or_test(planted, only, names):
     answer = prove.here(prove.in_torch(1, only=only), root=planted, report=lambda _: None)
     found = {fault.name for fault in answer.faults}
     assert found == names if names is not None else {"caught", "by mark"} <= found
     assert answer.failed == ()
 
 
-def test_a_part_holds_by_its_own_checks_alone() -> None:
+def test_a_part_holds_by_its_own_checks_alone():
     two = fault_run(checks=[CHECK, "test_x.py::test_new"], healthy=[])
     assert prove.join([two], "device_count").holds
     assert not prove.join([two], "test_new").holds  # no fault for that check
@@ -169,7 +169,7 @@ def test_a_part_holds_by_its_own_checks_alone() -> None:
     assert not prove.join([missed], "device_count").holds
 
 
-def test_each_way_of_planting_is_told(planted: Path) -> None:
+def test_each_way_of_planting_is_told(planted):
     lines = []
     answer = prove.here(prove.in_torch(1), root=planted, report=lines.append)
     states = {(fault.name, fault.check.rpartition("_")[2], fault.state) for fault in answer.faults}
@@ -186,7 +186,7 @@ def test_each_way_of_planting_is_told(planted: Path) -> None:
     assert any("4 passed" in line for line in lines)
 
 
-def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch):
     pythons, quick = [], []
 
     def recorded(arguments: Sequence[str], *, python: str, **_: object) -> prove.FaultRun:
@@ -204,9 +204,7 @@ def test_part_that_needs_torch_runs_on_the_python_that_has_it(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", ""])
-def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], python: str
-) -> None:
+def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(monkeypatch, capsys, python):
     for run in ("here", "beside"):
         monkeypatch.setattr(prove, run, lambda *_, **__: pytest.fail("a proof was run"))
     monkeypatch.setenv(prove.SUITE_PYTHON, python)
@@ -215,9 +213,7 @@ def test_a_python_that_cannot_be_run_is_exit_2_before_anything_runs(
     assert f"where: {prove.SUITE_PYTHON}\n  got: {python or 'an empty value'}" in done.err
 
 
-def test_an_image_that_is_refused_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_that_is_refused_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
     for run in ("here", "beside"):
         monkeypatch.setattr(prove, run, lambda *_, **__: pytest.fail("a proof was run"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -228,7 +224,7 @@ def test_an_image_that_is_refused_is_refused_before_anything_runs(
         assert done.err.startswith("error: ")
 
 
-def test_a_run_beside_another_is_reported_whole_after_it(planted: Path) -> None:
+def test_a_run_beside_another_is_reported_whole_after_it(planted):
     lines = []
     with prove.beside(prove.on_fabricated_hosts(1), root=planted, report=lines.append) as amd:
         lines.append("the other one")
@@ -238,7 +234,7 @@ def test_a_run_beside_another_is_reported_whole_after_it(planted: Path) -> None:
     assert any(f"{len(prove.FABRICATED_HOSTS)} passed" in line for line in lines)
 
 
-def test_a_run_is_ended_with_the_tool(tmp_path: Path) -> None:
+def test_a_run_is_ended_with_the_tool(tmp_path):
     (tmp_path / "sleeper.py").write_text("print('up', flush=True)\nimport time\ntime.sleep(600)\n")
 
     def interrupted(_line: str) -> None:

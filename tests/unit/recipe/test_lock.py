@@ -63,7 +63,7 @@ def stack() -> resolve.Stack:
 
 
 @pytest.fixture
-def images(tmp_path: Path, stack: resolve.Stack) -> Path:
+def images(tmp_path, stack: resolve.Stack) -> Path:
     (tmp_path / "images" / stack.id).mkdir(parents=True)
     return tmp_path / "images"
 
@@ -72,9 +72,7 @@ def pins_of(images: Path, stack: resolve.Stack) -> dict[str, object]:
     return json.loads((images / stack.id / "pins.json").read_text("utf-8"))
 
 
-def test_a_reachable_machine_locks_packages_tools_sources_and_bases(
-    index: Path, images: Path, stack: resolve.Stack
-) -> None:
+def test_a_reachable_machine_locks_packages_tools_sources_and_bases(index, images, stack):
     sha256 = add_source(index, "flash-attn", "2.8.3")
     done = lock.lock(stack, images, Hearing())
     assert done == lock.LockResult(missing=(), kept=())
@@ -97,8 +95,8 @@ def test_a_reachable_machine_locks_packages_tools_sources_and_bases(
 
 
 def test_what_is_out_of_reach_is_named_and_what_was_locked_is_kept(
-    index: Path, images: Path, stack: resolve.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    index, images, stack, tmp_path, monkeypatch
+):
     add_source(index, "flash-attn", "2.8.3")
     lock.lock(stack, images, Hearing())
     before = {path.name: path.read_bytes() for path in (images / stack.id).iterdir()}
@@ -116,9 +114,7 @@ def test_what_is_out_of_reach_is_named_and_what_was_locked_is_kept(
     assert any(reason.startswith("requirements.lock: no index") for reason in done.kept)
 
 
-def test_a_lock_of_other_versions_does_not_stay(
-    index: Path, images: Path, stack: resolve.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_of_other_versions_does_not_stay(index, images, stack, tmp_path, monkeypatch):
     add_source(index, "flash-attn", "2.8.3")
     lock.lock(stack, images, Hearing())
     (tmp_path / "empty").mkdir()
@@ -130,9 +126,7 @@ def test_a_lock_of_other_versions_does_not_stay(
     assert pins_of(images, stack)["locked"] is False
 
 
-def test_an_absent_source_and_an_unreachable_registry_are_missing_one_reason_each(
-    index: Path, images: Path, stack: resolve.Stack
-) -> None:
+def test_an_absent_source_and_an_unreachable_registry_are_missing_one_reason_each(index, images, stack):
     assert index.exists()
     done = lock.lock(stack, images, Deaf())
     assert len(done.missing) == 3
@@ -142,8 +136,8 @@ def test_an_absent_source_and_an_unreachable_registry_are_missing_one_reason_eac
 
 
 def test_the_place_of_torchs_makers_is_asked_when_no_index_of_pip_has_it(
-    index: Path, images: Path, stack: resolve.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    index, images, stack, tmp_path, monkeypatch
+):
     add_source(index, "flash-attn", "2.8.3")
     add_wheel(tmp_path / "whl" / "cu130", "torch", "2.13.0+cu130", "filelock")
     upstream = dataclasses.replace(stack, wheels="upstream", requirements=("torch==2.13.0+cu130",))
@@ -155,7 +149,7 @@ def test_the_place_of_torchs_makers_is_asked_when_no_index_of_pip_has_it(
     assert indexes.read_lock(images / stack.id / "requirements.lock")["torch"][0] == "2.13.0+cu130"
 
 
-def test_a_wheel_that_only_amd_builds_is_never_taken_from_the_index(images: Path, index: Path) -> None:
+def test_a_wheel_that_only_amd_builds_is_never_taken_from_the_index(images, index):
     assert index.exists()
     stack = resolve.select(STACKS, ["*-amd"])[0]
     (images / stack.id).mkdir()
@@ -164,9 +158,7 @@ def test_a_wheel_that_only_amd_builds_is_never_taken_from_the_index(images: Path
     assert not (images / stack.id / "requirements.lock").exists()
 
 
-def test_an_index_that_hangs_is_one_that_does_not_answer(
-    index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_hangs_is_one_that_does_not_answer(index, monkeypatch):
     run = subprocess.run
 
     def hang(command: list[str], **options: Any) -> Any:
@@ -188,13 +180,13 @@ def test_an_index_that_hangs_is_one_that_does_not_answer(
         ("cuda12.8*", "flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"),
     ],
 )
-def test_an_official_wheel_has_the_name_that_its_setup_looks_for(selector: str, wheel: str) -> None:
+def test_an_official_wheel_has_the_name_that_its_setup_looks_for(selector, wheel):
     (extension,) = extensions.extensions(resolve.select(STACKS, [selector])[0])
     assert extension.wheel == wheel
     assert extension.pin == f"flash-attn=={wheel.split('-')[1].lower()}"
 
 
-def test_flash_attention_4_is_no_stage_of_its_own_and_asks_for_the_compiler_of_its_cuda() -> None:
+def test_flash_attention_4_is_no_stage_of_its_own_and_asks_for_the_compiler_of_its_cuda():
     stack = resolve.select(STACKS, ["*-fa4*"])[0]
     assert extensions.extensions(stack) == ()
     assert extensions.needs(stack) == ("flash-attn-4[cu13]",)
@@ -202,9 +194,7 @@ def test_flash_attention_4_is_no_stage_of_its_own_and_asks_for_the_compiler_of_i
     assert not extensions.toolchain(stack)
 
 
-def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     version = "2.9.1+rocm7.2.4.lw.git39497456"
     made = wheel(tmp_path / "page", "torch", version, tag="cp312-cp312-linux_x86_64")
@@ -215,9 +205,7 @@ def test_a_wheel_of_a_page_without_hashes_is_locked_by_its_hash(
     assert text == f"torch=={version} \\\n    --hash=sha256:{digest}\n"
 
 
-def test_pip_is_asked_for_its_places_once_and_again_after_a_change_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pip_is_asked_for_its_places_once_and_again_after_a_change_of_the_environment(monkeypatch):
     started: list[object] = []
     run = subprocess.run
 
@@ -236,9 +224,7 @@ def test_pip_is_asked_for_its_places_once_and_again_after_a_change_of_the_enviro
 SECRET = "s3cretPW"
 
 
-def test_no_password_of_an_address_is_an_argument_of_a_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_password_of_an_address_is_an_argument_of_a_program(tmp_path, monkeypatch):
     """Each way to ask an index, with an address of pip's settings and one of the site's mirrors."""
     argv: list[str] = []
     run = subprocess.run
@@ -273,7 +259,7 @@ def test_no_password_of_an_address_is_an_argument_of_a_program(
 # A lock of one folder of wheels: the folder's own hashes, or a refusal that names what is absent.
 
 
-def test_a_lock_has_the_hashes_of_the_files_and_what_is_absent_is_named(tmp_path: Path) -> None:
+def test_a_lock_has_the_hashes_of_the_files_and_what_is_absent_is_named(tmp_path):
     wheel = make_wheel(tmp_path / "house", word="one")
     house = WheelFolder(wheel.parent)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()

@@ -32,7 +32,7 @@ def write(folder: Path, text: str = TEXT) -> Path:
     return path
 
 
-def test_the_longest_beginning_decides_and_other_addresses_stay(tmp_path: Path) -> None:
+def test_the_longest_beginning_decides_and_other_addresses_stay(tmp_path):
     found = mirrors.load_mirrors(write(tmp_path))
     assert found.url(f"{WHL}/rocm7.2/torch/") == "https://fast.example.org/rocm/torch/"
     assert found.url(f"{WHL}/rocm7.14") == "https://mirror.example.org/pytorch/rocm7.14"
@@ -40,22 +40,20 @@ def test_the_longest_beginning_decides_and_other_addresses_stay(tmp_path: Path) 
     assert found.url("https://repo.radeon.com/rocm") == "https://repo.radeon.com/rocm"
 
 
-def test_short_names_of_images_are_dockers(tmp_path: Path) -> None:
+def test_short_names_of_images_are_dockers(tmp_path):
     found = mirrors.load_mirrors(write(tmp_path))
     assert found.image("ubuntu:24.04") == "registry.example.org:5000/hub/library/ubuntu:24.04"
     assert found.image("rocm/dev-ubuntu-24.04:7") == "registry.example.org:5000/hub/rocm/dev-ubuntu-24.04:7"
     assert found.image("quay.io/a/b:1") == "quay.io/a/b:1"
 
 
-def test_a_key_lies_beside_the_file_that_names_it(tmp_path: Path) -> None:
+def test_a_key_lies_beside_the_file_that_names_it(tmp_path):
     found = mirrors.load_mirrors(write(tmp_path))
     assert found.key("https://repo.radeon.com/rocm/apt/7.2.4", rocm.KEY) == tmp_path / "keys" / "rocm.gpg"
     assert found.key("https://elsewhere.example.org", rocm.KEY) == rocm.KEY
 
 
-def test_the_flag_goes_before_the_environment_and_that_before_the_users_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_flag_goes_before_the_environment_and_that_before_the_users_file(tmp_path, monkeypatch):
     for name, place in (("flag", "a"), ("environment", "b"), ("config/stackcheck", "c")):
         (tmp_path / name).mkdir(parents=True)
         write(tmp_path / name, f"schema: 1\nregistries: {{docker.io: {place}.example.org}}\n")
@@ -87,13 +85,13 @@ def test_the_flag_goes_before_the_environment_and_that_before_the_users_file(
         ("schema: 2\n", "schema"),
     ],
 )
-def test_a_wrong_file_is_refused_and_no_password_is_shown(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_wrong_file_is_refused_and_no_password_is_shown(tmp_path, text, problem):
     with pytest.raises(ConfigurationError, match=problem) as caught:
         mirrors.load_mirrors(write(tmp_path, text))
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_silent_mirror_is_named_by_the_public_host(tmp_path: Path) -> None:
+def test_a_silent_mirror_is_named_by_the_public_host(tmp_path):
     text = "schema: 1\nurls: {'https://repo.radeon.com': 'http://127.0.0.1:9/amd'}\n"
     text += "registries: {docker.io: '127.0.0.1:9'}\n"
     upstream = Upstream(mirrors=mirrors.load_mirrors(write(tmp_path, text)), timeout_s=(0.5, 0.5))
@@ -109,7 +107,7 @@ def test_a_silent_mirror_is_named_by_the_public_host(tmp_path: Path) -> None:
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_an_unlocked_stack_lists_what_it_asks_for_and_says_that_more_follows() -> None:
+def test_an_unlocked_stack_lists_what_it_asks_for_and_says_that_more_follows():
     (stack,) = resolve.load_stacks(ROOT, ("rocm7.2.1-torch2.13.0-*",))
     found = mirror_list.wanted(stack, ROOT / "images", Upstream(), lambda _: None)
     by_name = {one.name: one for one in found}
@@ -137,7 +135,7 @@ ARMOURED = f"{openpgp.ARMOUR.decode()}\n\n{BASE64}=abcd\n-----END PGP PUBLIC KEY
 
 
 @pytest.mark.parametrize("content", [BINARY, ARMOURED], ids=["binary", "armoured"])
-def test_a_keys_fingerprint_is_that_of_gpg(content: bytes) -> None:
+def test_a_keys_fingerprint_is_that_of_gpg(content):
     assert openpgp.fingerprints(content) == {FINGERPRINT}
 
 
@@ -151,12 +149,12 @@ def test_a_keys_fingerprint_is_that_of_gpg(content: bytes) -> None:
         (b"\xc6\xe1", "a packet of partial length"),
     ],
 )
-def test_what_is_no_key_is_named(content: bytes, says: str) -> None:
+def test_what_is_no_key_is_named(content, says):
     with pytest.raises(ValueError, match=says):
         openpgp.fingerprints(content)
 
 
-def test_another_key_than_amds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_key_than_amds_is_refused(tmp_path, monkeypatch):
     stack = next(stack for stack in resolve.load_stacks(ROOT) if rocm.takes_smi(stack))
     key = tmp_path / "rocm.gpg"
     key.write_bytes(BINARY)

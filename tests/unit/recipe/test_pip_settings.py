@@ -80,9 +80,7 @@ def only(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("seed", usual(range(12)))
-def test_the_places_of_a_lock_are_those_that_pip_would_ask(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_places_of_a_lock_are_those_that_pip_would_ask(seed, tmp_path, monkeypatch):
     variables = drawn(random.Random(seed), tmp_path)
     only(monkeypatch, variables)
     asked = subprocess.run([sys.executable, "-c", ORACLE], capture_output=True, text=True, check=False)
@@ -108,9 +106,7 @@ def test_the_places_of_a_lock_are_those_that_pip_would_ask(
         ("", {"PIP_RETRIES": "many"}, "'many'"),
     ],
 )
-def test_a_configuration_that_pip_cannot_read_is_refused(
-    text: str, variables: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_that_pip_cannot_read_is_refused(text, variables, named, tmp_path, monkeypatch):
     (tmp_path / "pip.conf").write_text(text)
     only(monkeypatch, {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **variables})
     with pytest.raises(ConfigurationError, match="pip cannot be asked") as caught:
@@ -119,7 +115,7 @@ def test_a_configuration_that_pip_cannot_read_is_refused(
     assert str(caught.value.next_step).endswith("-m pip config debug")
 
 
-def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
+def test_a_switch_that_is_neither_on_nor_off_is_refused():
     with pytest.raises(ConfigurationError, match="neither true nor false"):
         asks_no_index({"no-index": ("perhaps",)})
 
@@ -135,7 +131,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def site(tmp_path_factory) -> Iterator[dict[str, str]]:
     """A package index by http, which is also a proxy, and by https of an authority that nobody knows."""
     folder = tmp_path_factory.mktemp("site")
     small_index.add_wheel(folder, "smallpackage", "1.0")
@@ -176,9 +172,7 @@ PAIRS = [pair for pair in itertools.product(CONFIGURED, VARIABLES) if pair != ("
 
 
 @pytest.mark.parametrize(("configured", "noise"), usual(PAIRS))
-def test_a_lock_finds_what_pip_finds(
-    configured: str, noise: str, site: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_finds_what_pip_finds(configured, noise, site, tmp_path, monkeypatch):
     text = CONFIGURED[configured].format(**site)
     (tmp_path / "pip.conf").write_text(f"[global]\n{text}\nretries = 0\ntimeout = 5\n")
     only(monkeypatch, {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "UV_CACHE_DIR": str(tmp_path / "uv")})

@@ -43,14 +43,14 @@ def lacking(stack: Stack) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
-def test_every_image_has_what_its_wheels_expect(stack: Stack) -> None:
+def test_every_image_has_what_its_wheels_expect(stack):
     names = {row["library"] for row in expected(stack)}
     assert {"libamd_smi.so", "libdrm.so.2"} <= names
     assert list(lacking(stack)) == []
 
 
 @pytest.mark.parametrize("package", ["libdrm2", "libnuma1"])
-def test_a_package_that_a_base_leaves_out_is_named(package: str) -> None:
+def test_a_package_that_a_base_leaves_out_is_named(package):
     (stack,) = resolve.select(STACKS, ["*-amd"])
     without = tuple(name for name in stack.base.packages if name != package)
     poorer = dataclasses.replace(stack, base=dataclasses.replace(stack.base, packages=without))
@@ -58,7 +58,7 @@ def test_a_package_that_a_base_leaves_out_is_named(package: str) -> None:
     assert package in line
 
 
-def test_only_amds_wheels_leave_rocm_to_the_system() -> None:
+def test_only_amds_wheels_leave_rocm_to_the_system():
     by_source = {
         stack.wheels: {row["library"] for row in expected(stack)}
         for stack in STACKS
@@ -67,7 +67,7 @@ def test_only_amds_wheels_leave_rocm_to_the_system() -> None:
     assert "libamdhip64.so" in by_source["amd"] - by_source["upstream"]
 
 
-def test_every_row_names_a_source_of_the_file() -> None:
+def test_every_row_names_a_source_of_the_file():
     named = [row["source"] for row in (*FOUND["expected"], FOUND["brought"])]
     used = {name for one in named for name in ([one] if isinstance(one, str) else one)}
     assert used == set(FOUND["sources"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stackcheck.matrix import resolve
-from stackcheck.matrix.stack import Package, Stack
+from stackcheck.matrix.stack import Package
 from stackcheck.recipe import indexes, lock, render, rocm, stack_table
 from stackcheck.recipe.extensions import extensions
 
@@ -33,11 +33,8 @@ def chosen(stacks: tuple[resolve.Stack, ...]) -> list[resolve.Stack]:
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
-def test_the_pins_of_this_checkout_are_what_their_stacks_need(stack) -> None:
+def test_the_pins_of_this_checkout_are_what_their_stacks_need(stack):
     assert render.stale(stack, ROOT / "images") == ()
-
-
-Change = "Callable[[dict[str, Any]], object]"
 
 
 def drop_a_reason(pins: dict[str, Any]) -> None:
@@ -60,7 +57,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("stack", chosen(STACKS), ids=lambda stack: stack.id)
-def test_a_change_of_the_pins_is_seen_unless_it_says_the_same(stack, change, tmp_path) -> None:
+def test_a_change_of_the_pins_is_seen_unless_it_says_the_same(stack, change, tmp_path):
     folder = tmp_path / stack.id
     shutil.copytree(ROOT / "images" / stack.id, folder)
     path = folder / "pins.json"
@@ -76,7 +73,7 @@ def test_a_change_of_the_pins_is_seen_unless_it_says_the_same(stack, change, tmp
     assert bool(render.stale(stack, tmp_path)) == (not same)
 
 
-def test_a_lock_that_lacks_a_requirement_or_is_not_needed_is_seen(tmp_path) -> None:
+def test_a_lock_that_lacks_a_requirement_or_is_not_needed_is_seen(tmp_path):
     (stack,) = (one for one in STACKS if one.vendor == "cpu")
     shutil.copytree(ROOT / "images" / stack.id, tmp_path / stack.id)
     path = tmp_path / stack.id / "requirements.lock"
@@ -97,26 +94,26 @@ LOCKS = sorted(ROOT.glob("images/*/*.lock"))
 PINS = sorted(ROOT.glob("images/*/pins.json"))
 
 
-def test_every_locked_package_has_a_hash() -> None:
+def test_every_locked_package_has_a_hash():
     for path in LOCKS:
         names = re.findall(r"^[\w.-]+==", path.read_text("utf-8"), re.MULTILINE)
         assert len(indexes.read_lock(path)) == len(names) > 0
 
 
-def test_no_lock_names_an_index_host_or_a_path() -> None:
+def test_no_lock_names_an_index_host_or_a_path():
     for path in LOCKS:
         body = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
         assert not any("://" in line or line.startswith(("-", "/")) for line in body)
 
 
-def test_pins_and_locks_tell_the_same_checksums() -> None:
+def test_pins_and_locks_tell_the_same_checksums():
     for path in PINS:
         for name, source in json.loads(path.read_text("utf-8"))["sources"].items():
             locked = indexes.read_lock(path.with_name(f"{name}.lock")).get(name)
             assert (locked and locked[1]) == (source["sha256"] and (f"sha256:{source['sha256']}",))
 
 
-def test_a_lock_that_disagrees_with_the_rules_is_not_complete() -> None:
+def test_a_lock_that_disagrees_with_the_rules_is_not_complete():
     stack = resolve.select(STACKS, ["cuda13.0-*debian12"])[0]
     path = ROOT / "images" / stack.id / "requirements.lock"
     assert lock.disagreements(stack, path) == []
@@ -124,14 +121,14 @@ def test_a_lock_that_disagrees_with_the_rules_is_not_complete() -> None:
     assert lock.disagreements(wrong, path) == ["the indexes give triton 3.7.1, the rules 3.6.0"]
 
 
-def test_what_is_missing_is_named_and_not_invented() -> None:
+def test_what_is_missing_is_named_and_not_invented():
     stack = resolve.select(STACKS, ["rocm7.2.1-torch2.13.0*"])[0]
     assert stack.base.digest is None
     assert any("ubuntu:24.04" in reason for reason in stack.missing)
     assert any("download.pytorch.org/whl/rocm7.2" in reason for reason in stack.missing)
 
 
-def test_the_cpu_stack_is_locked() -> None:
+def test_the_cpu_stack_is_locked():
     assert CPU.missing == ()
 
 
@@ -145,14 +142,14 @@ def test_committed_files_are_what_the_templates_say():
 
 
 @every_stack
-def test_the_final_stage_starts_from_the_base_and_copies_no_build_tree(stack: Stack):
+def test_the_final_stage_starts_from_the_base_and_copies_no_build_tree(stack):
     final = render.render(stack, IMAGES)["Dockerfile"].partition(" AS final")[2]
     assert "USER 1000:1000" in final
     assert set(re.findall(r"COPY --from=(\S+)", final)) <= {"wheels", "extended", "smi", "chosen"}
 
 
 @every_stack
-def test_every_install_is_by_hash_and_no_secret_becomes_a_layer(stack: Stack):
+def test_every_install_is_by_hash_and_no_secret_becomes_a_layer(stack):
     dockerfile = render.render(stack, IMAGES)["Dockerfile"]
     assert "--require-hashes -r requirements.lock" in dockerfile
     assert "# syntax=" not in dockerfile
@@ -164,7 +161,7 @@ def test_every_install_is_by_hash_and_no_secret_becomes_a_layer(stack: Stack):
     [stack for stack in STACKS if stack.flash_attn and stack.flash_attn.form == "source"],
     ids=lambda stack: stack.id,
 )
-def test_architectures_are_always_named_where_something_compiles(stack: Stack):
+def test_architectures_are_always_named_where_something_compiles(stack):
     dockerfile = render.render(stack, IMAGES)["Dockerfile"]
     names = (
         ["GPU_ARCHS", "PYTORCH_ROCM_ARCH"]
@@ -184,7 +181,7 @@ def test_a_digest_in_the_pins_reaches_the_dockerfile():
 
 
 @every_stack
-def test_the_declaration_is_the_contract_of_the_image_suite(stack: Stack):
+def test_the_declaration_is_the_contract_of_the_image_suite(stack):
     declared = json.loads(render.render(stack, IMAGES)["stack.json"])
     assert declared["schema"] == 1
     assert declared["packages"].get("torch", "").startswith(stack.torch or "")
@@ -192,7 +189,7 @@ def test_the_declaration_is_the_contract_of_the_image_suite(stack: Stack):
 
 
 @every_stack
-def test_every_package_of_the_distribution_has_a_reason_and_a_link_in_the_dockerfile(stack: Stack):
+def test_every_package_of_the_distribution_has_a_reason_and_a_link_in_the_dockerfile(stack):
     head = render.render(stack, IMAGES)["Dockerfile"].partition(" AS base")[0]
     reasons = re.findall(r"^#   ([a-z0-9.+ -]+): .+: https://\S+$", head, re.MULTILINE)
     assert sorted(" ".join(reasons).split()) == sorted(set(stack.base.packages))
@@ -209,7 +206,7 @@ def test_the_table_marks_an_experimental_stack():
     assert f"| `{STACKS[1].id}` |" in marked
 
 
-def test_drift_leftovers_and_missing_files_are_found_and_mended(tmp_path: Path):
+def test_drift_leftovers_and_missing_files_are_found_and_mended(tmp_path):
     images = tmp_path / "images"
     shutil.copytree(IMAGES, images)
     (images / STACKS[0].id / "Dockerfile").write_text("FROM scratch\n")
@@ -226,7 +223,7 @@ def test_drift_leftovers_and_missing_files_are_found_and_mended(tmp_path: Path):
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
-def test_labels_name_the_stack_its_version_and_its_base_and_nothing_that_changes(stack: Stack):
+def test_labels_name_the_stack_its_version_and_its_base_and_nothing_that_changes(stack):
     found = render.labels(stack)
     assert found["org.opencontainers.image.title"] == stack.id
     assert found["org.opencontainers.image.version"]

@@ -48,14 +48,14 @@ def stage_of(stack: Stack, name: str) -> str:
 
 
 @every_stack
-def test_stages_have_the_same_names_over_runtimes(stack: Stack) -> None:
+def test_stages_have_the_same_names_over_runtimes(stack):
     names = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile_of(stack), re.MULTILINE)
     assert set(names) <= KNOWN
     assert len(set(names)) == len(names)
 
 
 @every_stack
-def test_what_pip_downloads_is_by_hash_in_every_stage(stack: Stack) -> None:
+def test_what_pip_downloads_is_by_hash_in_every_stage(stack):
     text = dockerfile_of(stack).replace("\\\n", " ")
     commands = re.findall(r"bin/pip (?:install|wheel|download)\b[^&|;\n]*", text)
     assert commands
@@ -63,14 +63,14 @@ def test_what_pip_downloads_is_by_hash_in_every_stage(stack: Stack) -> None:
 
 
 @every_stack
-def test_what_is_compiled_is_never_taken_from_pips_cache(stack: Stack) -> None:
+def test_what_is_compiled_is_never_taken_from_pips_cache(stack):
     text = dockerfile_of(stack).replace("\\\n", " ")
     commands = re.findall(r"bin/pip wheel\b[^&|;\n]*", text)
     assert [command for command in commands if "--no-cache-dir" not in command] == []
 
 
 @every_stack
-def test_each_stage_that_compiles_has_a_lock_of_its_own(stack: Stack) -> None:
+def test_each_stage_that_compiles_has_a_lock_of_its_own(stack):
     for extension in extensions.extensions(stack):
         text = stage_of(stack, f"{extension.name}-build")
         assert f"COPY {extension.name}.lock ./" in text
@@ -83,7 +83,7 @@ def test_each_stage_that_compiles_has_a_lock_of_its_own(stack: Stack) -> None:
 
 
 @every_stack
-def test_extensions_go_into_a_layer_of_their_own_and_no_compiler_into_any(stack: Stack) -> None:
+def test_extensions_go_into_a_layer_of_their_own_and_no_compiler_into_any(stack):
     found, text = extensions.extensions(stack), stage_of(stack, "wheels")
     if found:
         extended = stage_of(stack, "extended")
@@ -96,7 +96,7 @@ def test_extensions_go_into_a_layer_of_their_own_and_no_compiler_into_any(stack:
 
 
 @pytest.mark.parametrize("name", ["rocm7.14*", "cuda13.0*debian12", "rocm7.2.1-torch2.13*"])
-def test_another_pin_of_an_extension_changes_its_stages_and_the_last_ones_alone(name: str) -> None:
+def test_another_pin_of_an_extension_changes_its_stages_and_the_last_ones_alone(name):
     stack = next(one for one in resolve.select(STACKS, [name]) if one.flash_attn)
     assert stack.flash_attn
     other = dataclasses.replace(
@@ -118,7 +118,7 @@ def changed(stack: Stack, other: Stack) -> set[str]:
     return {name for name in keys[0] if keys[0][name] != keys[1][name]}
 
 
-def test_a_chosen_nccl_is_one_more_stage_and_all_others_are_shared() -> None:
+def test_a_chosen_nccl_is_one_more_stage_and_all_others_are_shared():
     plain, chosen = (
         resolve.select(STACKS, [f"cuda13.0-torch2.13.0-{part}py3.11-debian12"])[0] for part in ("", "nccl*-")
     )
@@ -139,13 +139,13 @@ def test_a_chosen_nccl_is_one_more_stage_and_all_others_are_shared() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("*/toolchain.lock")), ids=lambda path: path.parent.name)
-def test_the_toolchain_has_the_torch_that_the_image_has(path: Path) -> None:
+def test_the_toolchain_has_the_torch_that_the_image_has(path):
     torch = re.compile(r"^torch==\S+", re.MULTILINE)
     image = path.with_name("requirements.lock").read_text("utf-8")
     assert torch.findall(path.read_text("utf-8")) == torch.findall(image)
 
 
-def test_an_official_wheel_is_fetched_by_name_and_hash_and_compiles_nothing() -> None:
+def test_an_official_wheel_is_fetched_by_name_and_hash_and_compiles_nothing():
     stack = resolve.select(STACKS, ["cuda12.8*"])[0]
     text = stage_of(stack, "flash-attn-build")
     assert "flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl" in text
@@ -153,7 +153,7 @@ def test_an_official_wheel_is_fetched_by_name_and_hash_and_compiles_nothing() ->
     assert "AS toolchain" not in dockerfile_of(stack)
 
 
-def test_the_triton_backend_needs_no_compiler_and_keeps_its_variable_at_run_time() -> None:
+def test_the_triton_backend_needs_no_compiler_and_keeps_its_variable_at_run_time():
     stack = resolve.select(STACKS, ["rocm7.14*"])[0]
     assert "apt-get" not in stage_of(stack, "toolchain")
     assert 'FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE"' in stage_of(stack, "flash-attn-build")
@@ -161,7 +161,7 @@ def test_the_triton_backend_needs_no_compiler_and_keeps_its_variable_at_run_time
     assert extensions.toolchain(stack)[-1] == "wheel"
 
 
-def test_only_the_device_code_of_the_stacks_architectures_is_asked_for() -> None:
+def test_only_the_device_code_of_the_stacks_architectures_is_asked_for():
     """torch's wheel asks for all; what a stage asks `rocm` for besides is kept."""
     stack = resolve.select(STACKS, ["rocm7.14*"])[0]
     assert extensions.overrides(stack, stack.requirements) == ("rocm[device-gfx942,libraries]==7.14.1",)
@@ -172,7 +172,7 @@ def test_only_the_device_code_of_the_stacks_architectures_is_asked_for() -> None
     assert not [one.id for one in others if extensions.overrides(one, one.requirements)]
 
 
-def test_a_compiler_comes_from_the_builder_or_else_from_the_index() -> None:
+def test_a_compiler_comes_from_the_builder_or_else_from_the_index():
     with_builder = resolve.select(STACKS, ["cuda13.0-torch2.13.0-fa*ubuntu*"])[0]
     assert not any("nvcc" in name for name in extensions.toolchain(with_builder))
     without = dataclasses.replace(with_builder, builder=None)
@@ -189,7 +189,7 @@ def test_a_compiler_comes_from_the_builder_or_else_from_the_index() -> None:
 
 
 @every_stack
-def test_constraints_are_read_from_what_was_installed(stack: Stack) -> None:
+def test_constraints_are_read_from_what_was_installed(stack):
     text = stage_of(stack, "extended" if extensions.extensions(stack) else "wheels")
     if stack.torch is None:
         assert "touch constraints.txt" in text
@@ -200,13 +200,13 @@ def test_constraints_are_read_from_what_was_installed(stack: Stack) -> None:
 
 
 @every_template
-def test_no_template_knows_a_version_or_a_place_of_ours(path: Path) -> None:
+def test_no_template_knows_a_version_or_a_place_of_ours(path):
     text = path.read_text("utf-8")
     assert not re.search(r"==\s*[\"']?\d+\.\d|[<>]=?\s*[\"']\d", text)
     assert "/work" not in text
 
 
-def test_a_triton_that_the_matrix_asks_for_is_frozen_once() -> None:
+def test_a_triton_that_the_matrix_asks_for_is_frozen_once():
     cpu = resolve.select(STACKS, ["cpu-*"])[0]
     asked = dataclasses.replace(cpu, requirements=("torch==2.13.0+cpu", "triton==3.7.1"))
     assert asked.frozen == asked.requirements
@@ -218,7 +218,7 @@ ROCM = [stack for stack in STACKS if stack.layout == "classic" and stack.torch]
 
 
 @pytest.mark.parametrize("stack", ROCM, ids=lambda stack: stack.id)
-def test_amds_management_library_is_of_the_release_by_hash_and_off_torchs_path(stack: Stack) -> None:
+def test_amds_management_library_is_of_the_release_by_hash_and_off_torchs_path(stack):
     text = stage_of(stack, "smi")
     folder = stack.runtime_version.removesuffix(".0")  # AMD's archive names the first patch so
     assert f"repo.radeon.com/rocm/apt/{folder}\n" in text
@@ -229,10 +229,10 @@ def test_amds_management_library_is_of_the_release_by_hash_and_off_torchs_path(s
     assert "COPY --from=smi /smi/ /\n" in stage_of(stack, "final")
 
 
-def test_no_stack_takes_amdsmi_from_an_index() -> None:
+def test_no_stack_takes_amdsmi_from_an_index():
     assert [one.id for one in STACKS if any(pin.startswith("amdsmi") for pin in one.requirements)] == []
 
 
-def test_roc_ms_own_libraries_come_with_amds_wheel_alone_which_does_not_bring_them() -> None:
+def test_roc_ms_own_libraries_come_with_amds_wheel_alone_which_does_not_bring_them():
     with_packages = [one.id for one in STACKS if "rocm-hip-libraries" in dockerfile_of(one)]
     assert with_packages == [one.id for one in STACKS if one.wheels == "amd"] != []

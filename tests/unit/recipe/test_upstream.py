@@ -29,12 +29,12 @@ DIGEST = "sha256:" + "7" * 64
         ("localhost/base:1", ("localhost", "base", "1")),
     ],
 )
-def test_a_base_is_read_as_docker_reads_it(reference: str, expected: tuple[str, str, str]) -> None:
+def test_a_base_is_read_as_docker_reads_it(reference, expected):
     assert split_reference(reference) == expected
 
 
 @pytest.fixture
-def releases(tmp_path: Path) -> Iterator[str]:
+def releases(tmp_path) -> Iterator[str]:
     """A release page in the form of GitHub's API, served on loopback."""
     with loopback.serving(SimpleHTTPRequestHandler, tmp_path) as host:
         address = f"http://{host}"
@@ -47,7 +47,7 @@ def releases(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def test_an_official_wheels_checksum_is_the_releases_or_that_of_its_bytes(releases: str) -> None:
+def test_an_official_wheels_checksum_is_the_releases_or_that_of_its_bytes(releases):
     upstream = Upstream(releases=releases)
     assert upstream.wheel_sha256("2.8.3", "new.whl") == "7" * 64
     assert upstream.wheel_sha256("2.8.3", "old.whl") == hashlib.sha256(b"an old wheel").hexdigest()
@@ -58,7 +58,7 @@ def test_an_official_wheels_checksum_is_the_releases_or_that_of_its_bytes(releas
     assert upstream.answers(f"{releases}/old.whl") is None
 
 
-def test_a_place_that_does_not_answer_is_named_and_asked_once() -> None:
+def test_a_place_that_does_not_answer_is_named_and_asked_once():
     with loopback.serving(BaseHTTPRequestHandler) as nobody:
         upstream = Upstream(releases=f"http://{nobody}")
     asked = []
@@ -91,7 +91,7 @@ RELEASES = (
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_an_index_lists_nothing_is_named_that_could_not_replace_the_pin(seed) -> None:
+def test_whatever_an_index_lists_nothing_is_named_that_could_not_replace_the_pin(seed):
     at = random.Random(seed)
     index = {
         name: [
@@ -116,7 +116,7 @@ def test_whatever_an_index_lists_nothing_is_named_that_could_not_replace_the_pin
                 assert answer != "refused", (stack.id, one.newest)
 
 
-def test_torch_of_another_build_is_no_successor() -> None:
+def test_torch_of_another_build_is_no_successor():
     (stack,) = (one for one in STACKS if "torch==2.14.1+rocm7.2" in one.requirements)
     listed = {"torch": ["2.15.0", "2.15.0+cu130", "2.14.1+rocm7.2", "2.13.0+rocm7.2"]}
     found = {b.name: b for b in indexes.behind([stack], RULES, lambda name, *_rest: listed.get(name, ["0"]))}
@@ -126,7 +126,7 @@ def test_torch_of_another_build_is_no_successor() -> None:
     assert found["torch"].newest == "2.14.2+rocm7.2"
 
 
-def test_a_pin_that_is_a_pre_release_is_compared_with_pre_releases() -> None:
+def test_a_pin_that_is_a_pre_release_is_compared_with_pre_releases():
     (stack,) = (one for one in STACKS if one.flash_attn and Version(one.flash_attn.version).is_prerelease)
     name, pinned = stack.flash_attn.package, Version(stack.flash_attn.version)
     later = f"{pinned.base_version}b{pinned.pre[1] + 1}"

@@ -33,7 +33,7 @@ def read(publisher: Publisher, now: dt.datetime = NOW + HOUR) -> tuple[Published
     return published(publisher.target, publisher.key.public_key(), now, MAX_AGE)
 
 
-def test_a_published_image_is_certified_for_the_machine_of_its_run(publisher: Publisher) -> None:
+def test_a_published_image_is_certified_for_the_machine_of_its_run(publisher):
     publisher.publish(publisher.image(b"one"))
     (found,) = read(publisher)
     assert (found.standing, found.current) == ("certified", True)
@@ -42,12 +42,12 @@ def test_a_published_image_is_certified_for_the_machine_of_its_run(publisher: Pu
     assert machine.expires == NOW + MAX_AGE
 
 
-def test_it_expires(publisher: Publisher) -> None:
+def test_it_expires(publisher):
     publisher.publish(publisher.image(b"one"))
     assert read(publisher, NOW + 31 * DAY)[0].standing == "expired"
 
 
-def test_a_revoked_image_says_why_and_what_it_was_certified_for(publisher: Publisher) -> None:
+def test_a_revoked_image_says_why_and_what_it_was_certified_for(publisher):
     publisher.publish(publisher.image(b"one"))
     publisher.revoke(publisher.reference)
     (found,) = read(publisher, NOW + 2 * HOUR)
@@ -55,26 +55,24 @@ def test_a_revoked_image_says_why_and_what_it_was_certified_for(publisher: Publi
     assert found.machines[0].device_model == "CPU"
 
 
-def test_what_another_key_signed_certifies_nothing(publisher: Publisher) -> None:
+def test_what_another_key_signed_certifies_nothing(publisher):
     publisher.publish(publisher.image(b"one"))
     (found,) = published(publisher.target, new_key().public_key(), NOW + HOUR, MAX_AGE)
     assert (found.standing, found.machines) == ("not certified", ())
 
 
-def test_only_the_newest_image_of_a_stack_is_current(publisher: Publisher) -> None:
+def test_only_the_newest_image_of_a_stack_is_current(publisher):
     publisher.publish(publisher.image(b"one"))
     publisher.publish(publisher.image(b"two"))
     assert [image.current for image in read(publisher)] == [True, False]
 
 
-def test_a_certificate_from_the_future_certifies_nothing(publisher: Publisher) -> None:
+def test_a_certificate_from_the_future_certifies_nothing(publisher):
     publisher.publish(publisher.image(b"one"))
     assert read(publisher, NOW - DAY)[0].standing == "not certified"
 
 
-def test_a_layout_that_was_never_made_holds_nothing_and_a_damaged_one_is_an_error(
-    publisher: Publisher,
-) -> None:
+def test_a_layout_that_was_never_made_holds_nothing_and_a_damaged_one_is_an_error(publisher):
     assert not is_there(publisher.target)
     publisher.publish(publisher.image(b"one"))
     assert is_there(publisher.target)
@@ -88,7 +86,7 @@ VERDICT = {"status": "FAILED", "reasons": ["it failed"], "failed": ["test_a.py::
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> History:
+def history(tmp_path) -> History:
     """Two nights of one stack on a processor."""
     found = History(str(tmp_path / "records"), f"sqlite:///{tmp_path / 'index.sqlite'}")
     for day in (1, 2):
@@ -106,7 +104,7 @@ def gathered(history: History, tmp_path: Path, **changes: Any) -> content.Conten
     return content.gather(history, content.Offered(target="oci:dist"), **(options | changes))
 
 
-def test_a_report_has_the_runs_figures_and_failures_of_its_history(history: History, tmp_path: Path) -> None:
+def test_a_report_has_the_runs_figures_and_failures_of_its_history(history, tmp_path):
     found = gathered(history, tmp_path)
     assert [run.simulated for run in found.runs] == [True, False]
     assert found.groups[0].series[0].values == (10.0, 10.0)
@@ -115,11 +113,11 @@ def test_a_report_has_the_runs_figures_and_failures_of_its_history(history: Hist
     assert "dq is nan" in page.render(found).decode()
 
 
-def test_older_runs_are_left_out(history: History, tmp_path: Path) -> None:
+def test_older_runs_are_left_out(history, tmp_path):
     assert len(gathered(history, tmp_path, since=MOMENT - dt.timedelta(days=1)).runs) == 1
 
 
-def test_a_damaged_record_is_named_and_hides_nothing_else(history: History, tmp_path: Path) -> None:
+def test_a_damaged_record_is_named_and_hides_nothing_else(history, tmp_path):
     newest = gathered(history, tmp_path).runs[-1].record
     (path,) = (tmp_path / "records").rglob(f"{newest.removeprefix('sha256:')}*")
     path.write_bytes(b"damaged")
@@ -133,7 +131,7 @@ def test_a_damaged_record_is_named_and_hides_nothing_else(history: History, tmp_
     assert "it failed" in text  # the index still says why
 
 
-def test_an_unknown_host_is_not_shown_first_but_an_asked_machine_is(history: History, tmp_path: Path) -> None:
+def test_an_unknown_host_is_not_shown_first_but_an_asked_machine_is(history, tmp_path):
     processor = StandingMachine(device_model="CPU", driver="")
     assert gathered(history, tmp_path, here=MACHINE).here == processor
     asked = gathered(history, tmp_path, asked=MACHINE)
@@ -141,9 +139,7 @@ def test_an_unknown_host_is_not_shown_first_but_an_asked_machine_is(history: His
     assert "<strong>No image</strong> is certified for <b>MI300X</b>" in page.render(asked).decode()
 
 
-def test_windows_of_points_lose_and_double_nothing(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_of_points_lose_and_double_nothing(history, tmp_path, monkeypatch):
     monkeypatch.setattr(content, "WINDOW", 1)
     assert gathered(history, tmp_path).groups[0].series[0].values == (10.0, 10.0)
 
@@ -170,7 +166,7 @@ def bundle(model: str, signer: str, day: str, value: float) -> contribution.Bund
     return contribution.Bundle(file=FOLDER, signer=signer, told=made)
 
 
-def test_a_model_has_the_median_of_its_own_bundles() -> None:
+def test_a_model_has_the_median_of_its_own_bundles():
     given = [bundle("A", "k1", "2026-01-03", 1.0), bundle("A", "k2", "2026-01-01", 2.0)]
     given += [bundle("A", "k2", "2026-01-02", 9.0), bundle("B", "k1", "2026-01-09", 100.0)]
     made = others.of_model(given, "A")
@@ -180,7 +176,7 @@ def test_a_model_has_the_median_of_its_own_bundles() -> None:
     assert (figure.conditions, figure.median, figure.unit, figure.runs) == ("m=8192", 2.0, "TFLOP/s", 3)
 
 
-def test_the_page_has_one_table_a_model_and_opens_that_of_the_first_machine() -> None:
+def test_the_page_has_one_table_a_model_and_opens_that_of_the_first_machine():
     made = tuple(
         others.of_model([bundle(name, "k", "2026-01-01", 650.4)], name) for name in ("H100", HOSTILE)
     )
@@ -193,7 +189,7 @@ def test_the_page_has_one_table_a_model_and_opens_that_of_the_first_machine() ->
 
 
 @pytest.mark.usefixtures("own_home")
-def test_the_committed_bundles_come_to_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_committed_bundles_come_to_the_page(tmp_path, capsys):
     out = tmp_path / "page.html"
     call(capsys, "report", "--others", FOLDER, "--root", ROOT, "--history", kept(tmp_path), "--out", out)
     html = out.read_text()
@@ -210,7 +206,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["another key", "a changed byte", "no bundle"])
-def test_a_wrong_bundle_stops_the_report(tmp_path: Path, damage: str) -> None:
+def test_a_wrong_bundle_stops_the_report(tmp_path, damage):
     folder = tmp_path / "contributed"
     shutil.copytree(FOLDER, folder)
     (first, *rest) = sorted(folder.glob(f"*{contribution.END}"))
@@ -228,7 +224,7 @@ def test_a_wrong_bundle_stops_the_report(tmp_path: Path, damage: str) -> None:
         others.load_others(folder, ROOT)
 
 
-def test_the_newest_run_is_shown_with_the_worst_rack_and_node_first(tmp_path: Path) -> None:
+def test_the_newest_run_is_shown_with_the_worst_rack_and_node_first(tmp_path):
     fleet_documents.write(tmp_path, fleet_documents.document(), age_days=0)
     fleet_documents.write(tmp_path, fleet_documents.document(), age_days=3)
     (tmp_path / "build" / "fleet" / "broken").mkdir()
@@ -247,7 +243,7 @@ def test_the_newest_run_is_shown_with_the_worst_rack_and_node_first(tmp_path: Pa
     assert not newest.links.is_bad("node1", "node3")
 
 
-def test_a_large_fleet_shows_every_bad_node_and_a_part_of_the_others(tmp_path: Path) -> None:
+def test_a_large_fleet_shows_every_bad_node_and_a_part_of_the_others(tmp_path):
     fleet_documents.write(tmp_path, fleet_documents.document(count=1000, links=False), age_days=0)
     ((newest,), _) = fleet_file.load_fleets(tmp_path)
     shown = [node for group in newest.groups() for node in group.nodes]
@@ -255,7 +251,7 @@ def test_a_large_fleet_shows_every_bad_node_and_a_part_of_the_others(tmp_path: P
     assert newest.hidden == 1000 - len(shown) > 0
 
 
-def test_page_and_markdown_tell_the_verdict_and_run_no_foreign_text(tmp_path: Path) -> None:
+def test_page_and_markdown_tell_the_verdict_and_run_no_foreign_text(tmp_path):
     document = fleet_documents.document()
     document["nodes"][0]["reasons"] = [report_content.HOSTILE]
     fleet_documents.write(tmp_path, document, age_days=0)

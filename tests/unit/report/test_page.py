@@ -97,7 +97,7 @@ def nightly(name: str) -> nightly_file.NightlyFile:
     return nightly_file.NightlyFile.model_validate_json(json.dumps(document))
 
 
-def test_the_questions_are_answered_in_order() -> None:
+def test_the_questions_are_answered_in_order():
     found = shown(everything())
     heads = [
         found.text.index(words) for words in ("What is certified", "What failed last night", "How fast is")
@@ -105,14 +105,14 @@ def test_the_questions_are_answered_in_order() -> None:
     assert heads == sorted(heads)
 
 
-def test_a_hostile_name_is_only_ever_text() -> None:
+def test_a_hostile_name_is_only_ever_text():
     plain, hostile = shown(everything("plain")), shown(everything(HOSTILE))
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
     assert not [name for _, found in hostile.tags for name in found if name.startswith("on")]
     assert "alert(1)" in hostile.text
 
 
-def test_the_page_names_no_address_to_load_from() -> None:
+def test_the_page_names_no_address_to_load_from():
     for tag, found in shown(everything()).tags:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
             assert (found.get(name) or "#").startswith(("#", "data:")), (tag, found)
@@ -120,7 +120,7 @@ def test_the_page_names_no_address_to_load_from() -> None:
     assert not re.search(r"url\(", page.render(everything()).decode())
 
 
-def test_the_policy_forbids_the_network_and_foreign_scripts() -> None:
+def test_the_policy_forbids_the_network_and_foreign_scripts():
     (policy,) = [
         found["content"] for tag, found in shown(everything()).tags if found.get("http-equiv") is not None
     ]
@@ -130,14 +130,14 @@ def test_the_policy_forbids_the_network_and_foreign_scripts() -> None:
     assert "unsafe-eval" not in policy
 
 
-def test_our_scripts_make_no_markup_of_text() -> None:
+def test_our_scripts_make_no_markup_of_text():
     for name in page.SCRIPTS[1:]:
         source = page._asset(name)
         for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "fetch("):
             assert way not in source, (name, way)
 
 
-def test_what_is_certified_names_image_waivers_issues_and_the_command() -> None:
+def test_what_is_certified_names_image_waivers_issues_and_the_command():
     found = shown(everything("odd-name"))
     assert "1 image is certified" in found.text
     assert "stackcheck pull odd-name" in found.text
@@ -145,20 +145,20 @@ def test_what_is_certified_names_image_waivers_issues_and_the_command() -> None:
     assert "Known issue odd-name" in found.text
 
 
-def test_unknown_certificates_are_never_shown_as_none_or_some() -> None:
+def test_unknown_certificates_are_never_shown_as_none_or_some():
     offered = content.Offered(target="registry.example.org/x", problem="it does not answer")
     found = shown(whole([run()], [], offered=offered))
     assert "It is not known what is certified" in found.text
     assert "No image is certified" not in found.text
 
 
-def test_nothing_certified_says_where_else() -> None:
+def test_nothing_certified_says_where_else():
     found = shown(whole([run(driver="31.40.1")], [image(certified())], here=None))
     assert "No image is certified for MI300X with driver 31.40.1" in found.text
     assert "Certified elsewhere: 1 image for MI300X, driver 30.30.3" in found.text
 
 
-def test_an_empty_history_and_target_give_a_page_with_the_next_step() -> None:
+def test_an_empty_history_and_target_give_a_page_with_the_next_step():
     found = shown(whole())
     assert "Nothing is certified, and nothing ran yet." in found.text
     assert "make images" in found.text
@@ -168,7 +168,7 @@ def marks(made: Content) -> int:
     return sum("simulated" in (found.get("class") or "") for _, found in shown(made).tags)
 
 
-def test_simulated_runs_are_marked_and_counted_wherever_they_show() -> None:
+def test_simulated_runs_are_marked_and_counted_wherever_they_show():
     failed = run(HOUR, status="FAILED", simulated=True, run_id="made-up")
     made = whole([failed], [image(certified(run_id="made-up"))])
     found = shown(made)
@@ -178,11 +178,11 @@ def test_simulated_runs_are_marked_and_counted_wherever_they_show() -> None:
     assert json.loads(found.blocks["data-runs"])["rows"][0][9] == 1
 
 
-def test_real_runs_carry_no_such_mark() -> None:
+def test_real_runs_carry_no_such_mark():
     assert marks(whole([run(HOUR, status="FAILED")], [image(certified())])) == 0
 
 
-def test_last_night_names_the_failed_check_what_it_proves_and_why() -> None:
+def test_last_night_names_the_failed_check_what_it_proves_and_why():
     failed = run(HOUR, status="FAILED", reasons=("failed",))
     told = failed_detail("test_a.py::test_nan", "dq is nan")
     found = shown(whole([failed], details={failed.record: told}))
@@ -191,22 +191,22 @@ def test_last_night_names_the_failed_check_what_it_proves_and_why() -> None:
         assert words in found.text.replace("new:", "new :")
 
 
-def test_a_run_whose_record_is_not_read_still_says_why_it_failed() -> None:
+def test_a_run_whose_record_is_not_read_still_says_why_it_failed():
     found = shown(whole([run(HOUR, status="FAILED", reasons=("zero results",))]))
     assert "zero results" in found.text
 
 
-def test_a_night_without_runs_is_said() -> None:
+def test_a_night_without_runs_is_said():
     assert "No run in the 24 hours before this page" in shown(whole([run(30 * HOUR)])).text
 
 
-def test_what_the_night_did_not_run_is_listed_with_its_reason() -> None:
+def test_what_the_night_did_not_run_is_listed_with_its_reason():
     found = shown(whole([run()], nightly=nightly("odd-name")))
     assert "1 image was not run, and why odd-name : odd-name" in found.text.replace("odd-name:", "odd-name :")
     assert "A reboot is pending, so nothing was run: odd-name" in found.text
 
 
-def test_a_damaged_file_of_the_night_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_file_of_the_night_is_an_error(tmp_path):
     path = tmp_path / "night.json"
     path.write_text('{"schema": 2}')
     with pytest.raises(ConfigurationError) as error:
@@ -214,24 +214,24 @@ def test_a_damaged_file_of_the_night_is_an_error(tmp_path: Path) -> None:
     assert "stackcheck nightly" in str(error.value)
 
 
-def test_states_have_words_beside_shapes() -> None:
+def test_states_have_words_beside_shapes():
     found = shown(whole([run(HOUR, status="FAILED")], []))
     cell = [tag for tag, attributes in found.tags if attributes.get("class") == "failed"]
     assert cell == ["td", "tr", "td"]  # of the machine; of the node, and of its stack
     assert "failed 04 Mar · 1 run" in found.text
 
 
-def test_a_missed_fault_is_named() -> None:
+def test_a_missed_fault_is_named():
     found = shown(everything("odd-name"))
     assert "0 of 1 planted fault were caught" in found.text
     assert "missed: odd-name" in found.text
 
 
-def test_the_page_of_the_same_content_has_the_same_bytes() -> None:
+def test_the_page_of_the_same_content_has_the_same_bytes():
     assert page.render(everything()) == page.render(everything())
 
 
-def test_each_run_of_a_series_points_to_its_row() -> None:
+def test_each_run_of_a_series_points_to_its_row():
     runs = [run(3 * HOUR), run(2 * HOUR, stack="other"), run(HOUR)]
     made = whole(runs, points=[point(runs[0], 650), point(runs[2], 640)])
     series = json.loads(blocks.blocks(made)["data-series-0"])
@@ -243,11 +243,11 @@ def test_each_run_of_a_series_points_to_its_row() -> None:
     ("number", "text"),
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd"), (113, "113th")],
 )
-def test_ordinals(number: int, text: str) -> None:
+def test_ordinals(number, text):
     assert page.ordinal(number) == text
 
 
-def test_the_campaign_is_what_prove_printed(tmp_path: Path) -> None:
+def test_the_campaign_is_what_prove_printed(tmp_path):
     fault = {"name": "a GPU is missing", "check": "test_a.py::test_one", "vendor": "amd", "state": "caught"}
     document = {"planted": 2, "caught": 1, "healthy_runs": 3, "false_alarms": 0, "extra": 1}
     document["faults"] = [fault, fault | {"name": "NaN", "state": "missed"}]  # type: ignore[assignment]
@@ -258,7 +258,7 @@ def test_the_campaign_is_what_prove_printed(tmp_path: Path) -> None:
     assert [fault.state for fault in found.suites["test_a.py"]] == ["missed", "caught"]
 
 
-def test_the_time_of_the_page_is_its_own() -> None:
+def test_the_time_of_the_page_is_its_own():
     assert page.moment(NOW) in shown(dataclasses.replace(whole(), made=NOW)).text
 
 
@@ -272,7 +272,7 @@ def text(name: str) -> str:
     return ASSETS.joinpath(name).read_text(encoding="utf-8")
 
 
-def test_uplot_is_the_release_that_the_page_of_the_report_names() -> None:
+def test_uplot_is_the_release_that_the_page_of_the_report_names():
     told = (ROOT / "docs" / "guides" / "report.md").read_text(encoding="utf-8")
     version = re.search(r"\(v([0-9.]+)\)", text("uPlot.iife.min.js"))
     assert version
@@ -282,12 +282,12 @@ def test_uplot_is_the_release_that_the_page_of_the_report_names() -> None:
         assert digest in told, f"{name} has sha256 {digest}"
 
 
-def test_its_licence_lies_beside_it_and_in_the_page() -> None:
+def test_its_licence_lies_beside_it_and_in_the_page():
     assert "MIT License" in text("uPlot.LICENSE")
     assert "Leon Sorokin" in text("uPlot.LICENSE")
     assert text("uPlot.LICENSE") in page.render(whole()).decode()
 
 
-def test_every_asset_is_used_or_named() -> None:
+def test_every_asset_is_used_or_named():
     known = {*page.SCRIPTS, *page.STYLES, "page.html.j2", "grafana.json", "uPlot.LICENSE"}
     assert {item.name for item in ASSETS.iterdir()} == known

@@ -20,29 +20,29 @@ def state(runs: list, images: list) -> State:
     return cell.state
 
 
-def test_a_valid_certificate_is_certified_with_or_without_a_run_in_the_history() -> None:
+def test_a_valid_certificate_is_certified_with_or_without_a_run_in_the_history():
     assert state([], [image(certified())]) == "certified"
     assert state([run(3 * HOUR)], [image(certified())]) == "certified"
 
 
-def test_a_failure_after_the_certificate_was_signed_hides_it() -> None:
+def test_a_failure_after_the_certificate_was_signed_hides_it():
     assert state([run(HOUR, status="FAILED")], [image(certified(2 * HOUR))]) == "failed"
 
 
-def test_a_failure_before_the_certificate_does_not() -> None:
+def test_a_failure_before_the_certificate_does_not():
     assert state([run(3 * HOUR, status="FAILED")], [image(certified(2 * HOUR))]) == "certified"
 
 
-def test_an_unfit_machine_says_nothing_about_the_certificate() -> None:
+def test_an_unfit_machine_says_nothing_about_the_certificate():
     assert state([run(HOUR, status="UNFIT")], [image(certified(2 * HOUR))]) == "certified"
     assert state([run(HOUR, status="UNFIT")], []) == "unfit"
 
 
-def test_an_old_certificate_is_expired() -> None:
+def test_an_old_certificate_is_expired():
     assert state([run()], [image(certified(31 * DAY), standing="expired")]) == "expired"
 
 
-def test_a_revoked_image_is_revoked() -> None:
+def test_a_revoked_image_is_revoked():
     revoked = image(certified(), standing="revoked", reason="NaN")
     assert state([run()], [revoked]) == "revoked"
     assert state([run(image="sha256:another")], [revoked]) == "revoked"
@@ -50,65 +50,65 @@ def test_a_revoked_image_is_revoked() -> None:
     assert not standing.offers([revoked], MACHINE)[0].valid(NOW)
 
 
-def test_a_driver_on_which_a_certified_stack_fails_is_not_to_be_rolled_out() -> None:
+def test_a_driver_on_which_a_certified_stack_fails_is_not_to_be_rolled_out():
     cells = standing.cells([run(driver="31.40.1", status="FAILED")], [image(certified())], NOW)
     (warning,) = standing.warnings(cells)
     assert "Do not roll out driver 31.40.1" in warning
     assert STACK in warning
 
 
-def test_a_stack_that_is_certified_nowhere_warns_of_no_driver() -> None:
+def test_a_stack_that_is_certified_nowhere_warns_of_no_driver():
     assert standing.warnings(standing.cells([run(status="FAILED")], [], NOW)) == ()
 
 
-def test_a_simulated_failure_says_so_in_the_warning() -> None:
+def test_a_simulated_failure_says_so_in_the_warning():
     failed = run(driver="31.40.1", status="FAILED", simulated=True)
     (warning,) = standing.warnings(standing.cells([failed], [image(certified())], NOW))
     assert "(simulated)" in warning
 
 
 @pytest.mark.parametrize(("driver", "words"), [("", "CPU, no driver"), ("1.2", "CPU, driver 1.2")])
-def test_a_machine_reads_as_people_say_it(driver: str, words: str) -> None:
+def test_a_machine_reads_as_people_say_it(driver, words):
     assert StandingMachine(device_model="CPU", driver=driver).words() == words
 
 
-def test_a_night_without_a_run_is_missing_and_shows_the_newest_one() -> None:
+def test_a_night_without_a_run_is_missing_and_shows_the_newest_one():
     found = night.last_night([run(50 * HOUR, status="FAILED"), run(49 * HOUR)], NOW)
     assert found.missing
     assert len(found.runs) == 2
     assert found.newest == NOW - 49 * HOUR
 
 
-def test_an_empty_history_is_missing_too() -> None:
+def test_an_empty_history_is_missing_too():
     assert night.last_night([], NOW).missing
 
 
-def test_a_failure_says_for_how_many_runs_nothing_passed_there() -> None:
+def test_a_failure_says_for_how_many_runs_nothing_passed_there():
     runs = [run(age * DAY + HOUR, status="FAILED") for age in (3, 2, 1, 0)]
     (trouble,) = night.last_night([run(5 * DAY), *runs], NOW).troubles
     assert trouble.nights == 4
     assert trouble.since == runs[0].started
 
 
-def test_a_failure_after_a_pass_is_new() -> None:
+def test_a_failure_after_a_pass_is_new():
     (trouble,) = night.last_night([run(DAY + HOUR), run(HOUR, status="FAILED")], NOW).troubles
     assert (trouble.since, trouble.first) == (None, False)
 
 
-def test_a_failure_of_a_stack_that_never_ran_there_is_the_first_run() -> None:
+def test_a_failure_of_a_stack_that_never_ran_there_is_the_first_run():
     runs = [run(2 * DAY, stack="another"), run(DAY + HOUR, driver="1.0"), run(HOUR, status="FAILED")]
     (trouble,) = night.last_night(runs, NOW).troubles
     assert (trouble.since, trouble.first) == (None, True)
 
 
-def test_several_failures_of_a_night_on_one_machine_are_told_once() -> None:
+def test_several_failures_of_a_night_on_one_machine_are_told_once():
     runs = [run(age * HOUR, status="FAILED", node=node) for age, node in ((3, "a"), (2, "b"), (1, "a"))]
     (trouble,) = night.last_night(runs, NOW).troubles
     assert trouble.run.started == NOW - HOUR
     assert (trouble.others, trouble.nodes) == (2, 2)
 
 
-def test_failed_runs_come_before_unfit_ones() -> None:
+def test_failed_runs_come_before_unfit_ones():
     runs = [run(3 * HOUR, status="UNFIT", stack="a"), run(2 * HOUR, status="FAILED", stack="b")]
     assert [item.run.status for item in night.last_night(runs, NOW).troubles] == ["FAILED", "UNFIT"]
 
@@ -116,12 +116,12 @@ def test_failed_runs_come_before_unfit_ones() -> None:
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_margin_is_positive_inside_the_bound_in_both_directions() -> None:
+def test_the_margin_is_positive_inside_the_bound_in_both_directions():
     (group,) = speed.groups([point(run(), 660), point(run(), 90, "latency_us", direction="max", bound=100)])
     assert [round(series.margin or 0, 3) for series in group.series] == [0.1, 0.1]
 
 
-def test_last_month_is_the_median_of_the_two_weeks_a_month_before() -> None:
+def test_last_month_is_the_median_of_the_two_weeks_a_month_before():
     runs = [run(age * DAY + HOUR) for age in (60, 35, 30, 25, 0)]
     values = [1, 700, 710, 720, 639]
     (group,) = speed.groups([point(each, value) for each, value in zip(runs, values, strict=True)])
@@ -129,12 +129,12 @@ def test_last_month_is_the_median_of_the_two_weeks_a_month_before() -> None:
     assert group.series[0].change == pytest.approx(-0.1)
 
 
-def test_without_runs_a_month_ago_there_is_no_change() -> None:
+def test_without_runs_a_month_ago_there_is_no_change():
     (group,) = speed.groups([point(run(DAY), 650), point(run(HOUR), 640)])
     assert group.series[0].change is None
 
 
-def test_a_processor_has_no_bounds_so_its_speeds_are_shown_without() -> None:
+def test_a_processor_has_no_bounds_so_its_speeds_are_shown_without():
     plain = {"direction": None, "bound": None}
     found = speed.groups(
         [point(run(), 5, "copy", unit="GB/s", **plain), point(run(), 3, "cases", unit="", **plain)]
@@ -142,7 +142,7 @@ def test_a_processor_has_no_bounds_so_its_speeds_are_shown_without() -> None:
     assert [series.name for series in found[0].series] == ["copy"]
 
 
-def test_the_bandwidth_curve_has_the_sizes_in_order_with_their_bounds() -> None:
+def test_the_bandwidth_curve_has_the_sizes_in_order_with_their_bounds():
     metrics = [
         result_files.metric(
             "all_reduce_busbw", float(size), conditions={"bytes": size, "dtype": "bf16"}, bound=bound
@@ -154,7 +154,7 @@ def test_the_bandwidth_curve_has_the_sizes_in_order_with_their_bounds() -> None:
     assert curve.bounds == (None, None, 5.0)
 
 
-def test_readings_of_a_wrong_type_are_left_out() -> None:
+def test_readings_of_a_wrong_type_are_left_out():
     during = {"clock_mhz_median": "fast", "power_w_max": True, "temperature_c_max": 61, "throttle": "hot"}
     check = result_files.check("test_a.py::test_one", evidence={"before": {}, "after": {"during": during}})
     (reading,) = details.readings(parsed(check))
@@ -162,14 +162,14 @@ def test_readings_of_a_wrong_type_are_left_out() -> None:
     assert reading.throttle == ()
 
 
-def test_a_long_reason_is_cut_and_says_so() -> None:
+def test_a_long_reason_is_cut_and_says_so():
     check = result_files.check("test_a.py::test_one", "failed", reason="\n".join(["x" * 999] * 50))
     (failure,) = details.failures(parsed(check))
     assert failure.reason[-1] == "… 44 more lines"
     assert max(map(len, failure.reason)) <= details.REASON_LENGTH
 
 
-def test_the_band_is_that_of_the_trainers() -> None:
+def test_the_band_is_that_of_the_trainers():
     band = details.loss_band(ROOT)
     assert band is not None
     facts = json.loads((ROOT / details.REFERENCE).read_text())
@@ -177,7 +177,7 @@ def test_the_band_is_that_of_the_trainers() -> None:
     assert band.low[-1] == pytest.approx(facts["losses"][-1] * (1 - facts["band"]["last"]))
 
 
-def test_a_checkout_without_trainers_has_no_band_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+def test_a_checkout_without_trainers_has_no_band_and_a_damaged_one_is_an_error(tmp_path):
     assert details.loss_band(tmp_path) is None
     path = tmp_path / details.REFERENCE
     path.parent.mkdir(parents=True)
@@ -194,7 +194,7 @@ def parsed(*checks: dict) -> results.RunResult:
 @pytest.mark.parametrize(
     ("value", "text"), [(123456.7, "123460"), (0.000123456, "0.00012346"), (float("nan"), "null"), (2.0, "2")]
 )
-def test_numbers_of_the_page_have_five_digits(value: float, text: str) -> None:
+def test_numbers_of_the_page_have_five_digits(value, text):
     assert text_of(rounded(value)) == text
 
 
@@ -206,7 +206,7 @@ def steady(count: int, node: str, last: float, offset: float = 0.0) -> list:
     return [point(each, level + noise) for each, level, noise in zip(nights, levels, wave, strict=True)]
 
 
-def test_a_step_is_shown_at_its_first_run_and_two_nodes_make_it_a_warning() -> None:
+def test_a_step_is_shown_at_its_first_run_and_two_nodes_make_it_a_warning():
     (group,) = speed.groups(
         sorted([*steady(40, "a", 620), *steady(40, "b", 620, 5)], key=lambda one: one[0].started)
     )

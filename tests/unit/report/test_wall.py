@@ -26,7 +26,7 @@ RUNS = st.lists(
 
 
 @given(RUNS)
-def test_every_node_is_told_by_its_newest_runs(runs: list) -> None:
+def test_every_node_is_told_by_its_newest_runs(runs):
     runs.sort(key=lambda one: one.started)
     made = wall.wall(runs, NOW)
     assert {node.name for node in made.nodes} == {one.node for one in runs}
@@ -57,7 +57,7 @@ def test_every_node_is_told_by_its_newest_runs(runs: list) -> None:
         ([], "late"),
     ],
 )
-def test_a_node_is_as_good_as_its_last_night(runs: list, outcome: str) -> None:
+def test_a_node_is_as_good_as_its_last_night(runs, outcome):
     assert wall.wall(runs, NOW).outcome == outcome
 
 
@@ -65,11 +65,11 @@ def test_a_node_is_as_good_as_its_last_night(runs: list, outcome: str) -> None:
     ("since", "words"),
     [(DAY, "1 d"), (DAY - HOUR, "23 h"), (59 * dt.timedelta(minutes=1), "59 min"), (-HOUR, "0 min")],
 )
-def test_an_age_is_rounded_down(since: dt.timedelta, words: str) -> None:
+def test_an_age_is_rounded_down(since, words):
     assert wall.age(NOW - since, NOW) == words
 
 
-def test_the_page_and_the_terminal_say_the_same() -> None:
+def test_the_page_and_the_terminal_say_the_same():
     runs = [run(HOUR, node="n1", status="FAILED"), run(50 * HOUR, node="n2"), run(HOUR, node="n3")]
     content = whole(runs)
     html = page.render(content).decode()
@@ -81,7 +81,7 @@ def test_the_page_and_the_terminal_say_the_same() -> None:
     assert columns[-1] == "1"
 
 
-def test_a_page_for_a_wall_begins_with_the_fleet_and_refreshes() -> None:
+def test_a_page_for_a_wall_begins_with_the_fleet_and_refreshes():
     runs = [run(HOUR)]
     usual, hung = (page.render(whole(runs, refresh_s=each)).decode() for each in (None, 300))
     assert 'id="refresh"' not in usual
@@ -91,7 +91,7 @@ def test_a_page_for_a_wall_begins_with_the_fleet_and_refreshes() -> None:
     assert usual.count('id="wall"') == hung.count('id="wall"') == 1
 
 
-def test_a_thousand_nodes_fit_the_screen_the_worst_first_and_the_page() -> None:
+def test_a_thousand_nodes_fit_the_screen_the_worst_first_and_the_page():
     runs = [run(HOUR + n * dt.timedelta(seconds=1), node=f"node{n:04}") for n in range(1000)]
     runs += [run(HOUR, node="bad", status="FAILED")]
     content = whole(runs)
@@ -103,7 +103,7 @@ def test_a_thousand_nodes_fit_the_screen_the_worst_first_and_the_page() -> None:
     assert len(page.render(content)) < 1_000_000
 
 
-def test_no_control_character_reaches_a_screen_that_status_draws_by_itself() -> None:
+def test_no_control_character_reaches_a_screen_that_status_draws_by_itself():
     evil = "n\x1b[2J\u202e\x9b31m"
     content = whole([run(HOUR, node=evil, driver=evil)])
     columns, rows, notes = status.screen(content.wall, (200, 50))
@@ -112,12 +112,12 @@ def test_no_control_character_reaches_a_screen_that_status_draws_by_itself() -> 
 
 
 @pytest.mark.usefixtures("own_home")
-def test_status_answers_without_a_history(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_answers_without_a_history(capsys):
     assert "no run is kept yet" in call(capsys, "status").out
     assert json.loads(call(capsys, "status", "--json").out)["nodes"] == []
 
 
-def test_an_image_from_elsewhere_has_its_name_and_an_old_record_says_that_it_kept_none() -> None:
+def test_an_image_from_elsewhere_has_its_name_and_an_old_record_says_that_it_kept_none():
     content = whole([run(HOUR, stack="rocm-pytorch-2.9"), run(2 * HOUR, stack="sha256:" + "7" * 64)])
     said = f"sha256:{'7' * 12}… (no name was kept)"
     html, notes = page.render(content).decode(), status.screen(content.wall, (200, 50))[2]

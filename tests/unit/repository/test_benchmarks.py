@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from by_path import module_at
+from waits import run_program
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = [
@@ -56,36 +57,29 @@ def commands() -> list[list[str]]:
 
 
 def run(folder: Path, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run_program([sys.executable, *arguments], cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_help_says_what_a_benchmark_takes_and_makes_nothing(program: Path, tmp_path: Path) -> None:
+def test_help_says_what_a_benchmark_takes_and_makes_nothing(program, tmp_path):
     assert "usage:" in run(tmp_path, program, "--help")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_a_command_of_a_page_is_taken(words: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", DRY, ROOT / words[0], *words[1:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+def test_a_command_of_a_page_is_taken(words, tmp_path):
+    done = run_program(
+        [sys.executable, "-B", "-c", DRY, ROOT / words[0], *words[1:]], cwd=tmp_path, timeout=300
     )
     assert done.returncode == TAKEN, done.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_pages_name_commands_of_benchmarks() -> None:
+def test_pages_name_commands_of_benchmarks():
     assert len({words[0] for words in commands()}) >= 5
 
 
@@ -98,17 +92,17 @@ def collectives():
     return module_at(PROGRAM, "benchmark_collectives")
 
 
-def test_the_median_cycle_out_of_place_is_read(collectives) -> None:
+def test_the_median_cycle_out_of_place_is_read(collectives):
     table = (ASSETS / "nccl-tests.txt").read_text(encoding="utf-8")
     assert collectives.parsed(table) == {65_536: 4.57, 16_777_216: 251.91}
 
 
-def test_output_without_a_table_is_refused(collectives) -> None:
+def test_output_without_a_table_is_refused(collectives):
     with pytest.raises(SystemExit, match="no row"):
         collectives.parsed("Test NCCL failure common.cu:1279 'unhandled cuda error'")
 
 
-def test_bandwidth_is_nccl_tests_definition(collectives) -> None:
+def test_bandwidth_is_nccl_tests_definition(collectives):
     figure = {"op": "all_reduce", "moved": 65_536, "seconds": [21.51e-6]}
     assert collectives.busbw(figure, 4) == pytest.approx(4.57, rel=1e-3)
     assert collectives.busbw(figure | {"op": "all_gather"}, 4) == pytest.approx(2.285, rel=1e-3)
@@ -118,14 +112,14 @@ def test_bandwidth_is_nccl_tests_definition(collectives) -> None:
     ("size", "suite", "within"),
     [(65_536, 4.9, True), (65_536, 8.69, False), (16 << 20, 255.0, True), (16 << 20, 270.7, False)],
 )
-def test_goal_is_two_per_cent_of_large_and_ten_of_small_sizes(collectives, size, suite, within) -> None:
+def test_goal_is_two_per_cent_of_large_and_ten_of_small_sizes(collectives, size, suite, within):
     theirs = 4.57 if size == 65_536 else 251.9
     line = collectives.Line("all_reduce", size, (suite,), (theirs,), (theirs,), (suite,))
     assert line.within is within
     assert ("met" if within else "missed") in collectives.table([line])
 
 
-def test_launches_take_turns_and_their_medians_are_compared(collectives, monkeypatch) -> None:
+def test_launches_take_turns_and_their_medians_are_compared(collectives, monkeypatch):
     asked = []
 
     def run(command: list[str], **_: str) -> str:

@@ -106,7 +106,7 @@ def backward(package: Path) -> list[str]:
     return found
 
 
-def test_the_calls_back_to_earlier_rooms_do_not_become_more() -> None:
+def test_the_calls_back_to_earlier_rooms_do_not_become_more():
     found = backward(ROOT / "stackcheck")
     assert len(found) == BACKWARD, "\n".join(["lower BACKWARD, or take the new call out:", *found])
 
@@ -124,13 +124,13 @@ def test_the_calls_back_to_earlier_rooms_do_not_become_more() -> None:
         ("from stackcheck.engine import client\nclient.connect()", 0),
     ],
 )
-def test_a_call_back_counts_once_for_each_place(tmp_path: Path, line: str, counts: int) -> None:
+def test_a_call_back_counts_once_for_each_place(tmp_path, line, counts):
     (tmp_path / "imaging").mkdir()
     (tmp_path / "imaging" / "site.py").write_text(f"{line}\n")
     assert len(backward(tmp_path)) == counts
 
 
-def test_every_call_back_to_an_earlier_room_is_in_the_chains() -> None:
+def test_every_call_back_to_an_earlier_room_is_in_the_chains():
     assert (
         hidden(
             (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8"), ROOT / "stackcheck"
@@ -147,20 +147,20 @@ def test_every_call_back_to_an_earlier_room_is_in_the_chains() -> None:
         "class Verdict:\n    def judge(self):\n        self.one()\n    def one(self):\n        matrix.load()",
     ],
 )
-def test_a_call_back_that_is_left_out_is_found(tmp_path: Path, body: str) -> None:
+def test_a_call_back_that_is_left_out_is_found(tmp_path, body):
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "verdict.py").write_text(f"from stackcheck.matrix import matrix\n{body}\n")
     page = "## Two paths\n```\nsuite/verdict.judge   -> Verdict\n```\n## Next\n"
     assert hidden(page, tmp_path) == ["suite/verdict.judge calls matrix/matrix.load"]
 
 
-def test_every_function_of_the_call_chains_exists() -> None:
+def test_every_function_of_the_call_chains_exists():
     page = (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8")
     assert missing(page) == []
     assert len(set(named(page))) > 50
 
 
-def test_a_renamed_function_is_found() -> None:
+def test_a_renamed_function_is_found():
     lines = (
         "suite/results.read_result_file, .parsed   -> RunResult",
         "  engine/client.Engine.start",

@@ -4,7 +4,6 @@ import ast
 import functools
 import os
 import shutil
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from by_path import module_at
+from waits import run_program
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ("stackcheck", "trainers", "tests/acceptance")
@@ -34,7 +34,7 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("folder", SHIPPED)
-def test_modules_and_functions_are_short(folder: str) -> None:
+def test_modules_and_functions_are_short(folder):
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
     assert [found for path in paths for found in too_long(path)] == []
@@ -50,7 +50,7 @@ def test_modules_and_functions_are_short(folder: str) -> None:
         ("class A:\n  async def one(self):\n" + "    x = 1\n" * FUNCTION_LINES, 1),
     ],
 )
-def test_what_is_too_long_is_found(tmp_path: Path, text: str, problems: int) -> None:
+def test_what_is_too_long_is_found(tmp_path, text, problems):
     path = tmp_path / "module.py"
     path.write_text(text)
     assert len([*too_long(path)]) == problems
@@ -61,7 +61,7 @@ MARK = "mark" + ".slow"  # in two parts, or this file would be one of them
 
 
 @pytest.mark.parametrize("folder", ["integration", "unit"])
-def test_no_helper_hands_the_mark_on(folder: str) -> None:
+def test_no_helper_hands_the_mark_on(folder):
     naming = [path for path in (TESTS / folder).rglob("*.py") if MARK in path.read_text(encoding="utf-8")]
     assert naming
     assert [path for path in naming if not path.name.startswith("test_")] == []
@@ -90,9 +90,7 @@ esac
         ({}, None),
     ],
 )
-def test_a_newer_python_is_found_beside_an_old_one(
-    there: dict[str, int], taken: str | None, tmp_path
-) -> None:
+def test_a_newer_python_is_found_beside_an_old_one(there, taken, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sh", "dirname", "id"):
@@ -101,15 +99,7 @@ def test_a_newer_python_is_found_beside_an_old_one(
         (folder / name).write_text(STUB.format(minor=minor))
         (folder / name).chmod(0o755)
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
-    done = subprocess.run(
-        [str(folder / "sh"), ".ci/venv"],
-        cwd=tmp_path,
-        env={"PATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run_program([str(folder / "sh"), ".ci/venv"], cwd=tmp_path, env={"PATH": str(folder)}, timeout=300)
     if taken:
         assert f"error: {taken} cannot make virtual environments" in done.stderr
         assert f"sudo apt-get install {taken}-venv" in done.stderr
@@ -139,13 +129,13 @@ def index() -> str:
     return HEAD + "".join(rows)
 
 
-def test_the_index_has_every_shared_module() -> None:
+def test_the_index_has_every_shared_module():
     if os.environ.get("STACKCHECK_WRITE_CHECKS"):
         PAGE.write_text(index(), encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == index(), "write it again: make lists"
 
 
-def test_every_shared_module_says_what_it_gives() -> None:
+def test_every_shared_module_says_what_it_gives():
     assert [line for line in index().splitlines() if line.endswith("|  |")] == []
 
 
@@ -165,7 +155,7 @@ def targets(text: str) -> Iterator[tuple[str, str]]:
                 yield token.type, str(token.attrs["src" if token.type == "image" else "href"])
 
 
-def test_each_link_of_the_readme_is_absolute_and_leads_to_a_file_of_the_tree() -> None:
+def test_each_link_of_the_readme_is_absolute_and_leads_to_a_file_of_the_tree():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     before, after = list(targets(text)), list(targets(program().index_page(text, URL, REF, ROOT)))
     assert len(before) == len(after) > 20
@@ -190,11 +180,11 @@ def test_each_link_of_the_readme_is_absolute_and_leads_to_a_file_of_the_tree() -
         ("```\n[a](b)\n```\n", "```\n[a](b)\n```\n"),
     ],
 )
-def test_links_and_pictures_are_absolute_and_code_stays(text: str, expected: str) -> None:
+def test_links_and_pictures_are_absolute_and_code_stays(text, expected):
     assert program().index_page(text, URL, REF, ROOT) == expected
 
 
-def test_the_metadata_has_the_address_and_stays_otherwise_as_it_is() -> None:
+def test_the_metadata_has_the_address_and_stays_otherwise_as_it_is():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     before, after = tomllib.loads(text), tomllib.loads(program().with_urls(text, URL, REF))
     urls = after["project"].pop("urls")
@@ -206,7 +196,7 @@ def test_the_metadata_has_the_address_and_stays_otherwise_as_it_is() -> None:
 @pytest.mark.parametrize(
     "url", ["", "/", "https:///", "http://a.org/b/c", "https://a.org", "https://a.org/b/c d"]
 )
-def test_a_release_without_an_address_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_release_without_an_address_is_refused(url, tmp_path):
     with pytest.raises(SystemExit, match="address"):
         program().write(url, "HEAD", tmp_path / "out")
     assert not (tmp_path / "out").exists()

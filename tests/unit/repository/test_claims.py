@@ -80,14 +80,14 @@ def unheld(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_claim_has_a_test_or_a_source(page: Path) -> None:
+def test_every_claim_has_a_test_or_a_source(page):
     text = page.read_text(encoding="utf-8")
     assert len(list(claims(text))) > 20
     assert unheld(text) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_test_that_a_page_names_exists(page: Path) -> None:
+def test_every_test_that_a_page_names_exists(page):
     named = _TEST.findall(page.read_text(encoding="utf-8"))
     gone = [(file, name) for file, name in named if not is_held(f"{file}::{name}" if name else file)]
     assert gone == []
@@ -104,17 +104,17 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
         "It works ([above](#page)).",
     ],
 )
-def test_a_claim_without_either_is_found(claim: str) -> None:
+def test_a_claim_without_either_is_found(claim):
     assert unheld(f"# Page\n\nHeld by `test_layers.py`.\n\n## Part\n{claim}\n") == [claim]
 
 
-def test_a_list_is_held_by_the_paragraph_before_it_and_a_row_of_a_table_by_itself() -> None:
+def test_a_list_is_held_by_the_paragraph_before_it_and_a_row_of_a_table_by_itself():
     assert unheld("# Page\n`test_layers.py` reads:\n\n- a\n- b\n") == []
     table = "# Page\n`test_layers.py` reads:\n\n| a | b |\n|---|---|\n| c | d |\n| e | `test_layers.py` |\n"
     assert unheld(table) == ["| c | d |"]
 
 
-def test_every_step_of_the_first_hour_says_what_tests_it() -> None:
+def test_every_step_of_the_first_hour_says_what_tests_it():
     text = PAGES[1].read_text(encoding="utf-8")
     steps = {int(number) for number in re.findall(r"^\| (\d+)\. ", text, re.MULTILINE)}
     _, _, said = text.partition("What tests these steps without a device:")
@@ -149,7 +149,7 @@ def attacks() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("attack", "outcome", "shown"), attacks())
-def test_each_row_has_what_its_outcome_asks_for(attack: str, outcome: str, shown: str) -> None:
+def test_each_row_has_what_its_outcome_asks_for(attack, outcome, shown):
     named = re.findall(r"`([a-z_/0-9]+\.py)::(test_[a-z_0-9]+)`", shown)
     if outcome.startswith(("visible", "not stopped")):
         assert len(shown) > 10, attack
@@ -161,7 +161,7 @@ def test_each_row_has_what_its_outcome_asks_for(attack: str, outcome: str, shown
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_kind_of_outcome_is_there() -> None:
+def test_every_kind_of_outcome_is_there():
     outcomes = {outcome.partition(":")[0].partition(",")[0] for _, outcome, _ in attacks()}
     assert {"stopped", "refused", "visible", "not stopped"} <= outcomes
 
@@ -245,7 +245,7 @@ def test_every_fault_exists():
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[0].partition("]")[0][1:])
-def test_what_is_refused_is_refused_by_more_than_a_warning_and_shown(row: list[str]):
+def test_what_is_refused_is_refused_by_more_than_a_warning_and_shown(row):
     refusing = {name for name in judges(row[2]) if name not in ISSUES or ISSUES[name].severity == "refuse"}
     assert refusing, row[0]
     assert named(row[3]), row[0]
@@ -277,7 +277,7 @@ def listed() -> set[str]:
 
 
 @pytest.mark.parametrize("half", ["A", "B"])
-def test_a_half_of_the_incidents_is_one_by_its_rule_and_its_figures_are_its_rows(half: str) -> None:
+def test_a_half_of_the_incidents_is_one_by_its_rule_and_its_figures_are_its_rows(half):
     links = [_LINK.match(row[0]) for row in collected(half)]
     names = [link[1] for link in links if link]
     assert len(set(names)) == len(links) == 50
@@ -295,7 +295,7 @@ def test_a_half_of_the_incidents_is_one_by_its_rule_and_its_figures_are_its_rows
 @pytest.mark.parametrize(
     "row", [*collected("A"), *collected("B")], ids=lambda row: row[0].partition("]")[0][1:]
 )
-def test_what_a_collected_incident_is_caught_by_exists(row: list[str]) -> None:
+def test_what_a_collected_incident_is_caught_by_exists(row):
     ids = [name for name in named(row[5]) if re.match(r"(test_|R[0-9])", name)]
     assert bool(ids) == (row[4] != "missed")
     assert set(ids) <= listed() | checks() | RULES

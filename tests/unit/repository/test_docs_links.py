@@ -67,11 +67,11 @@ def pages(root: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_points_to_exists(page: Path) -> None:
+def test_what_a_page_points_to_exists(page):
     assert [*broken_links(page), *missing_paths(page, ROOT)] == []
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < README_LINES
 
 
@@ -87,7 +87,7 @@ def test_the_readme_is_short() -> None:
         "see `tests/unit/test_matrix.py::test_one`",
     ],
 )
-def test_a_wrong_pointer_is_found(tmp_path: Path, line: str) -> None:
+def test_a_wrong_pointer_is_found(tmp_path, line):
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text(f"# A heading\n{line}\n")
@@ -103,7 +103,7 @@ def test_a_wrong_pointer_is_found(tmp_path: Path, line: str) -> None:
         "```\n[not a link](nowhere.md)\n```",
     ],
 )
-def test_a_right_pointer_is_accepted(tmp_path: Path, line: str) -> None:
+def test_a_right_pointer_is_accepted(tmp_path, line):
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text(f"## A heading: of two & words\n{line}\n")
@@ -149,7 +149,7 @@ def _joined(node: ast.AST, text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("folder", SHIPPED)
-def test_docstrings_are_plain(folder: str) -> None:
+def test_docstrings_are_plain(folder):
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
     assert [found for path in paths for found in unplain(path)] == []
@@ -176,14 +176,14 @@ def test_docstrings_are_plain(folder: str) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["{}", "class A:\n    {}", "async def a():\n    {}"])
-def test_what_is_not_plain_is_found(tmp_path: Path, place: str, text: str, problems: int) -> None:
+def test_what_is_not_plain_is_found(tmp_path, place, text, problems):
     path = tmp_path / "module.py"
     path.write_text(place.format(repr(text)))
     assert len([*unplain(path)]) == problems
 
 
 @pytest.mark.parametrize(("between", "problems"), [("\n        ", 0), (" ", 1)])
-def test_two_parameters_on_a_line_are_found(tmp_path: Path, between: str, problems: int) -> None:
+def test_two_parameters_on_a_line_are_found(tmp_path, between, problems):
     path = tmp_path / "module.py"
     entries = f"name: One.{between}unit: The bound's."
     path.write_text(f'def a(name, *, unit):\n    """Record.\n\n    Args:\n        {entries}\n    """')

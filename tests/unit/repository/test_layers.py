@@ -67,12 +67,12 @@ def climbs(package: Path) -> list[str]:
     return bad
 
 
-def test_every_module_is_in_a_room() -> None:
+def test_every_module_is_in_a_room():
     found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
     assert found - ENTRANCES <= set(ROOMS)
 
 
-def test_imports_go_down_the_list_of_rooms() -> None:
+def test_imports_go_down_the_list_of_rooms():
     assert climbs(PACKAGE) == []
 
 
@@ -85,7 +85,7 @@ def test_imports_go_down_the_list_of_rooms() -> None:
         "def f():\n    from stackcheck.imaging import build",
     ],
 )
-def test_an_import_that_goes_up_is_found(tmp_path: Path, line: str) -> None:
+def test_an_import_that_goes_up_is_found(tmp_path, line):
     module = tmp_path / "matrix" / "matrix.py"
     module.parent.mkdir()
     module.write_text(line)
@@ -113,7 +113,7 @@ def users(package: Path, module: str, function: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("module", "function"), ORCHESTRATED.items())
-def test_one_module_runs_and_judges(module: str, function: str) -> None:
+def test_one_module_runs_and_judges(module, function):
     assert users(PACKAGE, module, function) == ["suite/judged.py"]
 
 
@@ -127,7 +127,7 @@ def test_one_module_runs_and_judges(module: str, function: str) -> None:
         "import stackcheck.suite.run as there\nthere.run(1)",
     ],
 )
-def test_a_second_caller_is_found(tmp_path: Path, line: str) -> None:
+def test_a_second_caller_is_found(tmp_path, line):
     (tmp_path / "night.py").write_text(line)
     assert users(tmp_path, "run", "run") == ["night.py"]
 
@@ -142,11 +142,11 @@ def doubles(package: Path) -> dict[str, list[str]]:
     return {name: places for name, places in found.items() if len(places) > 1}
 
 
-def test_the_name_of_a_class_stands_once() -> None:
+def test_the_name_of_a_class_stands_once():
     assert doubles(PACKAGE) == {}
 
 
-def test_a_second_class_of_a_name_is_found(tmp_path: Path) -> None:
+def test_a_second_class_of_a_name_is_found(tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("class Wanted: ...")
     assert doubles(tmp_path) == {"Wanted": ["a.py", "b.py"]}
@@ -172,11 +172,11 @@ def loaded(package: Path) -> dict[str, set[str]]:
     return found
 
 
-def test_each_module_can_be_the_first_that_is_loaded() -> None:
+def test_each_module_can_be_the_first_that_is_loaded():
     graphlib.TopologicalSorter(loaded(PACKAGE)).prepare()
 
 
-def test_modules_that_load_each_other_are_found(tmp_path: Path) -> None:
+def test_modules_that_load_each_other_are_found(tmp_path):
     for name, other in ("ab", "ba"):
         (tmp_path / f"{name}.py").write_text(f"from {tmp_path.name} import {other}")
     with pytest.raises(graphlib.CycleError):

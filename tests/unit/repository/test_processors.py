@@ -25,7 +25,7 @@ TEST = "def test_one(): assert {holds}\n"
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def program(monkeypatch, tmp_path) -> ModuleType:
     """The program, in a checkout of its own and on a processor with AVX2."""
     module = module_at(ROOT / ".ci" / "processors.py", "processors")
     monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -45,7 +45,7 @@ def ended(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str, hol
     return code
 
 
-def test_no_library_may_do_more_than_atens_limit_says(program: ModuleType) -> None:
+def test_no_library_may_do_more_than_atens_limit_says(program):
     for setting in program.SETTINGS:
         onednn = setting.onednn.removesuffix("_AMX") if setting.name in AMX else setting.onednn
         assert RANKS[onednn] <= RANKS[setting.aten], setting.name
@@ -55,9 +55,7 @@ def test_no_library_may_do_more_than_atens_limit_says(program: ModuleType) -> No
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_plants_in_a_check_of_numbers_runs_under_every_setting(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, *, slow: bool
-) -> None:
+def test_what_plants_in_a_check_of_numbers_runs_under_every_setting(program, monkeypatch, *, slow):
     monkeypatch.setattr(program, "ROOT", ROOT)
     ran = {word for run in program.parts([], slow=slow) for word in run.words}
     checks = [Path(word).name for word in ran if word.startswith("tests/acceptance/")]
@@ -67,7 +65,7 @@ def test_what_plants_in_a_check_of_numbers_runs_under_every_setting(
             assert f"tests/faults/{path.name}" in ran, path.name
 
 
-def test_checks_that_record_a_margin_run_under_every_setting(program: ModuleType) -> None:
+def test_checks_that_record_a_margin_run_under_every_setting(program):
     """Of those that a processor can run: a link joins two GPUs."""
     for path in sorted((ROOT / "tests/acceptance").glob("test_*.py")):
         records = "margins.record(" in path.read_text(encoding="utf-8")
@@ -75,27 +73,21 @@ def test_checks_that_record_a_margin_run_under_every_setting(program: ModuleType
             assert f"tests/acceptance/{path.name}" in program.SUITES, path.name
 
 
-def test_limits_from_outside_do_not_mix_with_those_of_a_setting(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_from_outside_do_not_mix_with_those_of_a_setting(program, monkeypatch):
     for name in (*program.LIMITS, *program.THREADS):
         monkeypatch.setenv(name, "from outside")
     for setting in program.SETTINGS:
         assert "from outside" not in program.environment(setting, 1).values()
 
 
-def test_a_setting_that_the_processor_lacks_is_named_and_does_not_pass(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_that_the_processor_lacks_is_named_and_does_not_pass(program, monkeypatch, capsys):
     assert ended(program, monkeypatch, "--setting", "amx-1") == 1
     said = capsys.readouterr().out
     assert "not on this processor: amx-1 (it lacks amx_bf16" in said
     assert "no setting ran" in said
 
 
-def test_a_setting_without_effect_fails(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_without_effect_fails(program, monkeypatch, capsys):
     text = (program.ROOT / "python").read_text()
     (program.ROOT / "python").write_text(text.replace('$(echo "$ATEN_CPU_CAPABILITY" | tr a-z A-Z)', "AVX2"))
     assert ended(program, monkeypatch, "--setting", "default-1") == 1
@@ -103,9 +95,7 @@ def test_a_setting_without_effect_fails(
     assert ended(program, monkeypatch, "--setting", "avx2-1") == 0
 
 
-def test_a_failure_prints_the_command_that_repeats_it(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_prints_the_command_that_repeats_it(program, monkeypatch, capsys):
     assert (
         ended(program, monkeypatch, "--setting", "default-2", "--with", "in-image python", holds=False) == 1
     )
@@ -114,9 +104,7 @@ def test_a_failure_prints_the_command_that_repeats_it(
     assert "repeat: in-image python .ci/processors.py --setting default-2 test_it.py::test_one" in said
 
 
-def test_each_kind_of_processor_but_its_own_runs_here(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_kind_of_processor_but_its_own_runs_here(program, monkeypatch, capsys):
     for own, flags, others in (
         ("default", frozenset(), {"default-1"}),
         ("avx2", program.AVX2, {"default-1"}),
@@ -129,9 +117,7 @@ def test_each_kind_of_processor_but_its_own_runs_here(
         assert {line.split()[1] for line in said.splitlines() if line.startswith("| ")} == others
 
 
-def test_only_settings_that_can_run_count(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_settings_that_can_run_count(program, monkeypatch, capsys):
     chosen = ("--setting", "default-1", "--setting", "avx2-2", "--setting", "avx512-1")
     assert ended(program, monkeypatch, *chosen) == 0
     assert "2 settings: 2 passed, 0 failed, 0 skipped in" in capsys.readouterr().out

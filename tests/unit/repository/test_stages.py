@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import scripted
+from waits import run_program
 
 CI = scripted.ROOT / ".ci"
 # Writes where its folder is, then ends as it is told.
@@ -22,7 +23,7 @@ def stage(root: Path, code: int) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch) -> Path:
     for folder in (".ci", "build/logs", "tmp"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / ".ci" / "stage.py").write_text((CI / "stage.py").read_text())
@@ -30,7 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root: Path) -> None:
+def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root):
     first, second = stage(root, 3), stage(root, 3)
     assert first != second
     assert first.is_dir()
@@ -38,14 +39,8 @@ def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root: Path
     assert not stage(root, 0).exists()
 
 
-def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other() -> None:
-    made = subprocess.run(
-        ["make", "-n", "-f", CI / "stages.mk", "usual", "slow"],
-        cwd=scripted.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other():
+    made = run_program(["make", "-n", "-f", CI / "stages.mk", "usual", "slow"], cwd=scripted.ROOT, check=True)
     scripts = [path.read_text() for path in CI.iterdir() if path.is_file() and path.name != "stages.mk"]
     lines = "\n".join([made.stdout, *scripts]).replace("\\\n", " ").splitlines()
     removing = [line for line in lines if "retention_policy=failed" in line]

@@ -61,7 +61,7 @@ def _is_weights(argument: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("path", sorted(TRAINERS.glob("*.py")), ids=lambda path: path.stem)
-def test_only_the_helpers_have_tolerances(path: Path) -> None:
+def test_only_the_helpers_have_tolerances(path):
     found = list(loose(ast.parse(path.read_text(encoding="utf-8"))))
     assert path.name in HELPERS or not found, f"{path.name}: {found}; compare by tests/trainers/agree.py"
 
@@ -84,7 +84,7 @@ def test_only_the_helpers_have_tolerances(path: Path) -> None:
         "agree.same_sums(model.state_dict(), other)",
     ],
 )
-def test_a_tolerance_of_its_own_is_found(text: str) -> None:
+def test_a_tolerance_of_its_own_is_found(text):
     assert list(loose(ast.parse(text)))
 
 
@@ -98,5 +98,5 @@ def test_a_tolerance_of_its_own_is_found(text: str) -> None:
         "assert rate == figure(2.0, abs=1)",
     ],
 )
-def test_other_comparisons_are_left_alone(text: str) -> None:
+def test_other_comparisons_are_left_alone(text):
     assert not list(loose(ast.parse(text)))

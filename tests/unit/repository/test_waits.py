@@ -81,7 +81,7 @@ def found(folder: Path) -> Iterator[str]:
             yield from (f"{place}:{line}: {kind}" for line, kind in unlimited(ast.parse(text)))
 
 
-def test_every_wait_of_a_test_has_a_limit() -> None:
+def test_every_wait_of_a_test_has_a_limit():
     assert list(found(TESTS)) == []
 
 
@@ -114,18 +114,18 @@ GOOD = (
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_wait_without_a_limit_is_found(text: str, tmp_path: Path) -> None:
+def test_a_wait_without_a_limit_is_found(text, tmp_path):
     (tmp_path / "test_it.py").write_text(text)
     assert len(list(found(tmp_path))) == 1
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_a_wait_with_a_limit_is_none(text: str, tmp_path: Path) -> None:
+def test_a_wait_with_a_limit_is_none(text, tmp_path):
     (tmp_path / "test_it.py").write_text(text)
     assert list(found(tmp_path)) == []
 
 
-def test_a_line_that_never_comes_is_an_error_with_what_came() -> None:
+def test_a_line_that_never_comes_is_an_error_with_what_came():
     """The program writes two other lines, and then sleeps."""
     run = object.__new__(scripted.Command)
     run.lines = []
@@ -142,6 +142,6 @@ def test_a_line_that_never_comes_is_an_error_with_what_came() -> None:
         waits.until(lambda: False, "the moon", said=lambda: "nothing yet", limit_s=0.1)
 
 
-def test_the_end_of_a_program_is_no_line() -> None:
+def test_the_end_of_a_program_is_no_line():
     with subprocess.Popen(["sh", "-c", "echo one; exit 3"], stdout=subprocess.PIPE, text=True) as process:
         assert [waits.line(process.stdout), waits.line(process.stdout)] == ["one\n", ""]

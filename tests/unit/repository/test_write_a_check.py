@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from waits import run_program
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "guides" / "write-a-check.md"
 BLOCK = re.compile(r"^```(python|sh)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -25,7 +27,7 @@ def blocks() -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture
-def followed(tmp_path: Path) -> Path:
+def followed(tmp_path) -> Path:
     """The suites with the files of the page; the other faults are left out, as the page's command does."""
     ignored = shutil.ignore_patterns("unit", "integration", "__pycache__")
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
@@ -39,13 +41,12 @@ def followed(tmp_path: Path) -> Path:
 def ran(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     stackcheck = f"{sys.executable} -m stackcheck"
     environment = {**os.environ, "STACKCHECK_SUITE_PYTHON": PYTHON, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        ["sh", "-c", re.sub(r"^stackcheck", stackcheck, line)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    return run_program(
+        ["sh", "-c", re.sub(r"^stackcheck", stackcheck, line)], cwd=folder, env=environment, timeout=600
+    )
 
 
-def test_the_page_has_its_files_and_commands() -> None:
+def test_the_page_has_its_files_and_commands():
     assert [(kind, name) for kind, name, _ in blocks()] == [
         ("python", "tests/acceptance/workloads/sorting.py"),
         ("python", "tests/acceptance/test_sort.py"),
@@ -56,7 +57,7 @@ def test_the_page_has_its_files_and_commands() -> None:
 
 
 @needs_torch
-def test_the_check_of_the_page_passes(followed: Path) -> None:
+def test_the_check_of_the_page_passes(followed):
     (line, _) = [text.strip() for kind, _, text in blocks() if kind == "sh"]
     done = ran(line, followed)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,7 +66,7 @@ def test_the_check_of_the_page_passes(followed: Path) -> None:
 
 @needs_torch
 @pytest.mark.slow
-def test_the_fault_of_the_page_is_caught_by_its_check(followed: Path) -> None:
+def test_the_fault_of_the_page_is_caught_by_its_check(followed):
     (_, line) = [text.strip() for kind, _, text in blocks() if kind == "sh"]
     done = ran(f"{line} --root {followed}", followed)
     assert "1 fault planted, 1 caught; 1 healthy run, 0 false alarms; 1 of 1 check shown to fail" in (

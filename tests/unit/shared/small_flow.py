@@ -8,11 +8,11 @@ from typing import Any
 import asked
 import result_files
 from small_checkout import CPU_STACK, FakeEngine
+from small_images import tags_of
 from stackcheck import flow
 from stackcheck.certificate import keys, signing, verify
 from stackcheck.certificate.statement import Statement
 from stackcheck.matrix import resolve
-from stackcheck.oci.layout import OciLayout
 from stackcheck.recipe import render
 
 
@@ -63,18 +63,10 @@ class Job:
         return asked.verified(
             f"oci:{self.dist}:{CPU_STACK}",
             public_key=keys.load_or_create(key or self.settings.key).public_key(),
-            device_model="CPU",
-            driver=None,
         )
 
     def tags(self) -> dict[str, str]:
-        store = OciLayout(self.dist)
-        names = store.tags() if (self.dist / "index.json").exists() else ()
-        return {
-            name: store.read_manifest(name).digest
-            for name in names
-            if not name.startswith(("cert-", "sha256-"))
-        }
+        return tags_of(self.dist)
 
     def signed(self, name: str = CPU_STACK) -> dict[str, Statement]:
         statements = [

@@ -172,16 +172,48 @@ def certify(
     )
 
 
+def tags_of(dist: Path) -> dict[str, str]:
+    """The tags that users see, without those of the attestations."""
+    store = OciLayout(dist)
+    names = store.tags() if (dist / "index.json").exists() else ()
+    return {
+        name: store.read_manifest(name).digest for name in names if not name.startswith(("cert-", "sha256-"))
+    }
+
+
+def target_of(to: Path | str) -> str:
+    """A target by its name, or a layout on disk as one."""
+    return to if isinstance(to, str) else f"oci:{to}"
+
+
 def release(
-    image: SmallImage, dist: Path, key: Any, *, tag: str = STACK_ID, **changes: Any
+    image: SmallImage, to: Path | str, key: Any, *, tag: str = STACK_ID, **changes: Any
 ) -> publish.Published:
-    """Publish the image into a layout on disk, with the given envelopes or those of `certify`."""
+    """Publish into a layout on disk or a target by name, with the given envelopes or those of `certify`."""
     envelopes = changes.pop("envelopes", None) or certify(image, key, **changes)
     return publish.publish(
         image.layout,
         tag=tag,
         envelopes=envelopes,
-        target=f"oci:{dist}",
+        target=target_of(to),
+        public_key=key.public_key(),
+        report=quiet,
+        key=key,
+    )
+
+
+def promote(reference: str, to: Path | str, key: Any, **changes: Any) -> publish.Published:
+    return publish.promote(
+        reference, target=target_of(to), public_key=key.public_key(), report=quiet, **changes
+    )
+
+
+def copy_to(store: Any, image: SmallImage, envelopes: Sequence[Envelope], key: Any) -> None:
+    """Copy an image and its statements into a store that is open, and tag it."""
+    source = OciLayout(image.layout)
+    publish.copy_and_tag(
+        *(source, source.only_manifest(), envelopes, store),
+        tag=STACK_ID,
         public_key=key.public_key(),
         report=quiet,
         key=key,

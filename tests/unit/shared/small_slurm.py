@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from waits import run_program
+
 NODES = ("node1", "node2", "node3", "node4")
 TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 CONF = """\
@@ -111,9 +113,7 @@ class Cluster:
             )
 
     def client(self, *command: str) -> str:
-        done = subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        done = run_program(command, env=self.env, timeout=TIMEOUT_S)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
@@ -122,13 +122,7 @@ class Cluster:
         return self.client("squeue", "--noheader", *options)
 
     def states(self) -> dict[str, str]:
-        done = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%N %T"],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_program(["sinfo", "--noheader", "--Node", "--format=%N %T"], env=self.env)
         return dict(line.split() for line in done.stdout.splitlines())
 
     def wait_for(self, state: str, *names: str) -> None:

@@ -8,11 +8,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 import asked
-from small_images import NOW, STACK_ID, SmallImage, make_image, new_key, quiet, release
+from small_images import NOW, STACK_ID, SmallImage, make_image, new_key, quiet, release, tags_of
 from stackcheck.certificate import publish, revoke, verify
 from stackcheck.errors import PublishError, StackcheckError
 from stackcheck.oci.documents import RegistryError
-from stackcheck.oci.layout import OciLayout
 
 HOUR = dt.timedelta(hours=1)
 
@@ -42,18 +41,11 @@ class Publisher:
             reference or self.reference,
             public_key=self.key.public_key(),
             now=now,
-            **({"device_model": "CPU", "driver": None} | host),
+            **host,
         )
 
     def tags(self) -> dict[str, str]:
-        """The tags that users see, without those of the attestations."""
-        store = OciLayout(self.folder / "dist")
-        names = store.tags() if (self.folder / "dist" / "index.json").exists() else ()
-        return {
-            name: store.read_manifest(name).digest
-            for name in names
-            if not name.startswith(("cert-", "sha256-"))
-        }
+        return tags_of(self.folder / "dist")
 
 
 def refused(publisher: Publisher, image: SmallImage, **changes: Any) -> StackcheckError:

@@ -1,4 +1,4 @@
-"""Waits with a limit. In: a program's pipe, or a state. Out: its next line, or nothing.
+"""Waits with a limit. In: a program, its pipe, or a state. Out: what it printed, its next line, or nothing.
 
 When the limit is over, the error says what was waited for and what the program wrote so far. The limit is
 for what hangs, so it is long enough for a busy machine. tests/unit/repository/test_waits.py holds the tests
@@ -6,10 +6,12 @@ to it.
 """
 
 import queue
+import subprocess
 import threading
 import time
-from collections.abc import Callable
-from typing import IO, AnyStr, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, AnyStr, TypeVar
 
 LIMIT_S = 600.0
 T = TypeVar("T")
@@ -56,3 +58,10 @@ def line(
     """The next line of a program; empty at its end."""
     assert pipe is not None
     return answer(pipe.readline, what, said=said, limit_s=limit_s)
+
+
+def run_program(
+    command: Sequence[str | Path], *, check: bool = False, timeout: float = 6 * LIMIT_S, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, with what it printed; its exit code is for the test to judge."""
+    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=timeout, **more)

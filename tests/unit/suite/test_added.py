@@ -87,7 +87,7 @@ SEEN: dict[str, Layer] = {
 
 
 @pytest.fixture
-def suites(tmp_path: Path) -> Path:
+def suites(tmp_path) -> Path:
     for name in added.OURS:
         (tmp_path / "suites" / name).mkdir(parents=True)
     (tmp_path / "suites/tests/test_x.py").write_text("import of_the_suites\n")
@@ -106,7 +106,7 @@ def look(
 
 
 @pytest.mark.parametrize("name", APART)
-def test_what_nothing_below_knows_is_apart(tmp_path: Path, suites: Path, name: str) -> None:
+def test_what_nothing_below_knows_is_apart(tmp_path, suites, name):
     found = look(tmp_path, suites, BELOW, APART[name])
     assert (found.seen, found.layers) == ("", 1)
     assert (
@@ -117,7 +117,7 @@ def test_what_nothing_below_knows_is_apart(tmp_path: Path, suites: Path, name: s
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_all_else_is_seen_and_named(tmp_path: Path, suites: Path, name: str) -> None:
+def test_all_else_is_seen_and_named(tmp_path, suites, name):
     assert look(tmp_path, suites, BELOW, SEEN[name]).seen
     assert look(tmp_path / "apart", suites, BELOW, APART["a package"], SEEN[name]).seen
 
@@ -134,12 +134,12 @@ def test_all_else_is_seen_and_named(tmp_path: Path, suites: Path, name: str) -> 
     ],
     ids=str,
 )
-def test_another_setting_is_seen(tmp_path: Path, suites: Path, own: dict[str, Any]) -> None:
+def test_another_setting_is_seen(tmp_path, suites, own):
     assert "setting" in look(tmp_path, suites, BELOW, {}, **own).seen
 
 
 @pytest.mark.parametrize("name", added.UNSEEN)
-def test_what_no_run_uses_is_not_seen(tmp_path: Path, suites: Path, name: str) -> None:
+def test_what_no_run_uses_is_not_seen(tmp_path, suites, name):
     assert look(tmp_path, suites, BELOW, {}, settings={name: ["x"]}).seen == ""
 
 
@@ -148,16 +148,12 @@ def test_what_no_run_uses_is_not_seen(tmp_path: Path, suites: Path, name: str) -
     [(BELOW | {"usr/lib/x/libc.so.6": ELF + b"!"}, {}), (), ({}, BELOW)],
     ids=("another base", "no layer", "the base on top"),
 )
-def test_an_image_that_was_not_made_from_the_other_is_refused(
-    tmp_path: Path, suites: Path, layers: tuple[Layer, ...]
-) -> None:
+def test_an_image_that_was_not_made_from_the_other_is_refused(tmp_path, suites, layers):
     with pytest.raises(ConfigurationError, match="was not made from this one"):
         look(tmp_path, suites, *layers)
 
 
-def test_a_layer_that_is_not_what_the_config_says_is_refused(
-    tmp_path: Path, suites: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_is_not_what_the_config_says_is_refused(tmp_path, suites, monkeypatch):
     """The config names the layers of the base, and the manifest other ones."""
     lower = layered.make(tmp_path / "below", BELOW, env=ENV)
     honest = added.config_of(tmp_path / "below", lower)
@@ -169,9 +165,7 @@ def test_a_layer_that_is_not_what_the_config_says_is_refused(
         added.look(tmp_path / "other", other, honest, suites)
 
 
-def test_a_layer_that_the_config_does_not_name_is_looked_at(
-    tmp_path: Path, suites: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_the_config_does_not_name_is_looked_at(tmp_path, suites, monkeypatch):
     lower = layered.make(tmp_path / "below", BELOW, env=ENV)
     config = added.config_of(tmp_path / "below", lower)
     upper = layered.make(tmp_path / "on-top", BELOW, SEEN["a changed library"], env=ENV)
@@ -180,7 +174,7 @@ def test_a_layer_that_the_config_does_not_name_is_looked_at(
 
 
 @pytest.mark.parametrize("shift", range(0, 16, 2))
-def test_a_name_is_found_where_two_pieces_of_a_layer_meet(tmp_path: Path, suites: Path, shift: int) -> None:
+def test_a_name_is_found_where_two_pieces_of_a_layer_meet(tmp_path, suites, shift):
     big: Layer = {"usr/data": b"." * ((1 << 20) - 512 - 14 + shift) + b"\nimport apart\n" + b"." * 4096}
     assert look(tmp_path, suites, BELOW, big, {f"{SITE}/apart.py": b""}, below=(BELOW, big)).seen
 
@@ -217,12 +211,12 @@ UNNAMED = (
 
 
 @pytest.mark.parametrize("text", NAMED)
-def test_a_package_is_named_by_what_imports_it(text: str) -> None:
+def test_a_package_is_named_by_what_imports_it(text):
     assert added._named(text.encode(), {"apart": added.Spelling.of("apart")})
 
 
 @pytest.mark.parametrize("text", UNNAMED)
-def test_prose_names_no_package(text: str) -> None:
+def test_prose_names_no_package(text):
     assert not added._named(text.encode(), {"apart": added.Spelling.of("apart")})
 
 
@@ -230,13 +224,13 @@ def test_prose_names_no_package(text: str) -> None:
     "text",
     ["'/app'", "X=/app/x", "\0/app\0", "PATH=/bin:/app", "`/app/x`", "X=/bin:/app", "/usr/lib\n/app/lib\n"],
 )
-def test_a_folder_is_named_by_its_whole_path(text: str) -> None:
+def test_a_folder_is_named_by_its_whole_path(text):
     assert added._named(text.encode(), {"/app": added.Spelling.of("/app")})
     assert not added._named(text.replace("/app", "x/app").encode(), {"/app": added.Spelling.of("/app")})
 
 
 @pytest.mark.parametrize("text", ["gcc -c x", "run gcc", "'gcc'", "/usr/bin/gcc\n", "\0gcc\0"])
-def test_a_program_is_named_by_any_word(text: str) -> None:
+def test_a_program_is_named_by_any_word(text):
     names = {"bin/gcc": added.Spelling.of("bin/gcc")}
     assert added._named(text.encode(), names)
     assert not added._named(text.replace("gcc", "gcc-12").encode(), names)
@@ -245,5 +239,5 @@ def test_a_program_is_named_by_any_word(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["run -w /app x", "hf://spaces/org/space:/app", "<id>:/app/x", "a/app", "/apps"]
 )
-def test_prose_and_addresses_name_no_folder(text: str) -> None:
+def test_prose_and_addresses_name_no_folder(text):
     assert not added._named(text.encode(), {"/app": added.Spelling.of("/app")})

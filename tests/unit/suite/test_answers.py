@@ -32,21 +32,21 @@ LENGTH = len("\n".join(INVENTORY))
 
 
 @given(st.lists(st.integers(0, LENGTH - 1), max_size=answers.TRIES - 1))
-def test_a_list_of_packages_is_whole_wherever_it_was_cut(cuts: list[int]) -> None:
+def test_a_list_of_packages_is_whole_wherever_it_was_cut(cuts):
     engine: Any = CuttingEngine(INVENTORY, cuts)
     assert sbom.list_packages("x", FOUND, engine) == RECORDS
     assert len(engine.specs) == len(cuts) + 1
 
 
 @given(st.lists(st.integers(0, 1), max_size=answers.TRIES - 1))
-def test_whether_packages_are_found_is_asked_until_it_is_answered(cuts: list[int]) -> None:
+def test_whether_packages_are_found_is_asked_until_it_is_answered(cuts):
     engine: Any = CuttingEngine(["[]"], cuts)
     needed._require_found(FOUND, SUBJECT, engine)
     assert len(engine.specs) == len(cuts) + 1
 
 
 @pytest.mark.parametrize(("cuts", "code", "asked"), [([0] * 9, 0, answers.TRIES), ([], 126, 1)])
-def test_a_python_that_does_not_answer_is_refused(cuts: list[int], code: int, asked: int) -> None:
+def test_a_python_that_does_not_answer_is_refused(cuts, code, asked):
     engine: Any = CuttingEngine(["[]"], cuts, code)
     with pytest.raises(ChecksFailedError, match="cannot be started"):
         needed._require_found(FOUND, SUBJECT, engine)

@@ -35,7 +35,7 @@ def reasons_of(stack: Stack, models: list[str]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("model", [name for name, row in ROWS.items() if row["vendor"] != "cpu"])
 @pytest.mark.parametrize("count", [1, 8])
-def test_any_other_machine_is_told_which_bounds_are_missing(model: str, count: int) -> None:
+def test_any_other_machine_is_told_which_bounds_are_missing(model, count):
     """Drawn from all rows of devices.json: there is no third answer, and none is silent."""
     stack = dataclasses.replace(BY_RUNTIME[ROWS[model]["vendor"]], archs=(ROWS[model]["arch"],))
     missing = certifiable.missing_bounds(ROOT, model, count)
@@ -50,7 +50,7 @@ def test_any_other_machine_is_told_which_bounds_are_missing(model: str, count: i
         assert found == ()
 
 
-def test_a_list_of_machines_narrows_and_an_empty_one_shuts_every_machine_out() -> None:
+def test_a_list_of_machines_narrows_and_an_empty_one_shuts_every_machine_out():
     named = dataclasses.replace(CUDA, tested_on=(TestTarget(device="H200", count=8),))
     assert reasons_of(named, ["H200"] * 8) == ()
     (reason,) = reasons_of(named, ["H100"] * 8)
@@ -72,9 +72,7 @@ def test_a_list_of_machines_narrows_and_an_empty_one_shuts_every_machine_out() -
         *(("gfx942", "gfx942", True), ("gfx942", "gfx950", False), ("gfx90a", "gfx942", False)),
     ],
 )
-def test_code_runs_on_a_later_minor_of_its_major_and_on_amd_on_its_own(
-    built: str, arch: str, runs: bool
-) -> None:
+def test_code_runs_on_a_later_minor_of_its_major_and_on_amd_on_its_own(built, arch, runs):
     assert certifiable.serves(built, arch) is runs
     stack = dataclasses.replace(CUDA, archs=(built,))
     devices = [name for name, row in ROWS.items() if row["arch"] == arch and row["vendor"] == "nvidia"]
@@ -99,7 +97,7 @@ def test_code_runs_on_a_later_minor_of_its_major_and_on_amd_on_its_own(
         ("none", "7.2.1", False),
     ],
 )
-def test_a_release_is_compared_to_its_patch(found: str, declared: str, same: bool, monkeypatch) -> None:
+def test_a_release_is_compared_to_its_patch(found, declared, same, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tests/acceptance"))
     from vendors import amd
 
@@ -109,7 +107,7 @@ def test_a_release_is_compared_to_its_patch(found: str, declared: str, same: boo
 @pytest.mark.parametrize(
     "stack", [one for one in STACKS.values() if one.wheels == "upstream" and one.vendor == "amd"]
 )
-def test_no_patch_of_the_matrix_is_another_than_the_wheels(stack) -> None:
+def test_no_patch_of_the_matrix_is_another_than_the_wheels(stack):
     """The newest patch under the same minor is no name for these wheels, unless they carry it."""
     rules = compat.load_rules(ROOT / "images/compat.yaml")
     (row,) = [rule for rule in rules if rule.id == f"R1-upstream-rocm[{stack.torch}]"]

@@ -36,7 +36,7 @@ def run(vendor: str, *metrics: dict[str, Any]) -> RunResult:
     ("value", "dtype", "said"),
     [(799.0, "bf16", 0), (801.0, "bf16", 1), (1599.0, "fp8", 0), (1601.0, "fp8", 1)],
 )
-def test_no_figure_is_more_than_the_clock_allows(value: float, dtype: str, said: int) -> None:
+def test_no_figure_is_more_than_the_clock_allows(value, dtype, said):
     found = list(figures.clock_problems(run("nvidia", metric("gemm_tflops", value, dtype=dtype)), None, {}))
     assert len(found) == said, found
     assert not list(figures.clock_problems(run("cpu", metric("gemm_tflops", value)), None, {})), (
@@ -52,9 +52,7 @@ def test_no_figure_is_more_than_the_clock_allows(value: float, dtype: str, said:
         ("gemm_tflops", 989.0, {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "layout": "NT"}),
     ],
 )
-def test_no_figure_is_more_than_the_hardware_of_the_model_can_do(
-    name: str, limit: float, conditions: dict[str, Any]
-) -> None:
+def test_no_figure_is_more_than_the_hardware_of_the_model_can_do(name, limit, conditions):
     """The limits are looked up on this host, in devices.json; a made up one in the result is not read."""
     for value, said in ((0.95 * limit, 0), (1.24 * limit, 0), (1.26 * limit, 1), (90 * limit, 1)):
         unit = figures.TFLOPS if name.endswith("tflops") else "GB/s"
@@ -67,7 +65,7 @@ def test_no_figure_is_more_than_the_hardware_of_the_model_can_do(
         assert len(list(figures.clock_problems(made, None, known.ceilings))) == said
 
 
-def test_no_recorded_healthy_run_is_beyond_its_hardware() -> None:
+def test_no_recorded_healthy_run_is_beyond_its_hardware():
     judged = 0
     for path in sorted((ROOT / "docs" / "results").rglob("*.json")):
         document = json.loads(path.read_bytes())
@@ -80,7 +78,7 @@ def test_no_recorded_healthy_run_is_beyond_its_hardware() -> None:
 
 
 @pytest.mark.parametrize(("busy_s", "said"), [(0.0, 1), (0.4, 1), (0.6, 0), (90.0, 0), (None, 0)])
-def test_a_device_worked_at_least_as_long_as_the_child_says(busy_s: float | None, said: int) -> None:
+def test_a_device_worked_at_least_as_long_as_the_child_says(busy_s, said):
     seen = Seen(busy_s={DEVICE: busy_s})
     assert len(list(figures.clock_problems(run("nvidia"), seen, {}))) == said
     words = figures.clock_words(run("nvidia"), seen)
@@ -92,7 +90,7 @@ def host(vendor: vendors.Vendor, *names: str) -> Any:
     return types.SimpleNamespace(vendor=vendor, devices=devices)
 
 
-def test_counters_are_read_while_the_image_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_read_while_the_image_runs(monkeypatch):
     monkeypatch.setattr(seen, "PERIOD_S", 0.01)
     monkeypatch.setattr(nvidia, "busy", lambda: {"a": 0.5, "b": None, "other": 1.0})
     with seen.watched(host("nvidia", "a", "b")) as found:
@@ -103,7 +101,7 @@ def test_counters_are_read_while_the_image_runs(monkeypatch: pytest.MonkeyPatch)
     assert 0 < found["a"] <= 1
 
 
-def test_a_counter_that_fails_is_not_read_and_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_fails_is_not_read_and_ends_no_run(monkeypatch):
     def fails() -> dict[str, float | None]:
         raise RuntimeError("the driver hangs")
 
@@ -115,9 +113,7 @@ def test_a_counter_that_fails_is_not_read_and_ends_no_run(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("lost", [1, 3, 10, 1000])
-def test_a_counter_that_is_lost_for_a_while_refuses_nobody(
-    lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_counter_that_is_lost_for_a_while_refuses_nobody(lost, monkeypatch):
     """The device is always busy, and its driver does not answer `lost` times after each answer."""
     answers = itertools.cycle([{"a": 1.0}, *({"a": None} if number % 2 else {} for number in range(lost))])
     monkeypatch.setattr(seen, "PERIOD_S", 0.005)
@@ -128,7 +124,7 @@ def test_a_counter_that_is_lost_for_a_while_refuses_nobody(
     assert found["a"] > figures.LEAST_BUSY * 0.4
 
 
-def test_amd_says_how_busy_a_device_is_in_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amd_says_how_busy_a_device_is_in_sysfs(tmp_path, monkeypatch):
     monkeypatch.setattr(amd, "_gpus", lambda: [{"unique_id": 7}])
     monkeypatch.setattr(amd, "_card", lambda _node: tmp_path)
     assert list(amd.busy().values()) == [None]
@@ -136,7 +132,7 @@ def test_amd_says_how_busy_a_device_is_in_sysfs(tmp_path: Path, monkeypatch: pyt
     assert list(amd.busy().values()) == [0.37]
 
 
-def test_nvidia_says_it_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_says_it_through_nvml(monkeypatch):
     def rates(handle: str) -> Any:
         if handle == "old":
             raise nvidia.pynvml.NVMLError(nvidia.pynvml.NVML_ERROR_NOT_SUPPORTED)

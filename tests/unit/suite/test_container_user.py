@@ -2,7 +2,6 @@
 
 import os
 import pwd
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,20 +13,20 @@ FIRST = container_user.UNUSED.start
 
 
 @pytest.fixture(autouse=True)
-def _as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _as_root(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(container_user, "SUBORDINATE", (tmp_path / "subuid", tmp_path / "none"))
     container_user._has_account.cache_clear()
 
 
-def test_it_is_always_the_same_and_no_account_of_this_host() -> None:
+def test_it_is_always_the_same_and_no_account_of_this_host():
     number = container_user.uid()
     assert number == container_user.uid()
     assert number in container_user.UNUSED
     assert number not in {entry.pw_uid for entry in pwd.getpwall()}
 
 
-def test_an_id_of_an_account_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_of_an_account_is_passed_over(monkeypatch):
     def look_up(number: int) -> object:
         if number <= FIRST + 1:
             return SimpleNamespace(pw_uid=number)
@@ -37,17 +36,17 @@ def test_an_id_of_an_account_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
     assert container_user.uid() == FIRST + 2
 
 
-def test_an_id_that_is_lent_to_a_person_is_passed_over(tmp_path: Path) -> None:
+def test_an_id_that_is_lent_to_a_person_is_passed_over(tmp_path):
     (tmp_path / "subuid").write_text(f"# lent\nperson:{FIRST - 10}:20\nbroken:x:y\nbroken\n")
     assert container_user.uid() == FIRST + 10
 
 
-def test_a_host_without_a_free_id_is_told(tmp_path: Path) -> None:
+def test_a_host_without_a_free_id_is_told(tmp_path):
     (tmp_path / "subuid").write_text("person:0:4294967295\n")
     with pytest.raises(ConfigurationError, match="no user id is free"):
         container_user.uid()
 
 
-def test_another_user_runs_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_runs_as_itself(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     assert container_user.uid() == 1234

@@ -126,7 +126,7 @@ def found(folder: Path, *layers: Layer, **env: str) -> contents.Contents:
     return contents.compare(folder, layered.make(folder, *layers, env=env))
 
 
-def test_an_honest_image_has_no_finding(tmp_path: Path) -> None:
+def test_an_honest_image_has_no_finding(tmp_path):
     honest = found(tmp_path, HONEST)
     assert honest.findings == {}
     assert honest.owned == {"dpkg": 8, "wheel": 3}
@@ -134,14 +134,14 @@ def test_an_honest_image_has_no_finding(tmp_path: Path) -> None:
     assert honest.byte_code == 1
 
 
-def test_a_later_release_of_a_package_may_bring_its_byte_code(tmp_path: Path) -> None:
+def test_a_later_release_of_a_package_may_bring_its_byte_code(tmp_path):
     files: Layer = {"usr/bin/python3.11": PYTHON, f"{LIBRARY}/json.py": b"2", f"{LIBRARY}/pathlib.py": b"2"}
     code: Layer = {f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"2"}
     assert found(tmp_path, HONEST, dpkg("python3.11-minimal", files) | code).findings == {}
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_a_layer_on_top_is_found(tmp_path: Path, name: str) -> None:
+def test_a_layer_on_top_is_found(tmp_path, name):
     layer, path, why = EVIL[name]
     findings = found(tmp_path, HONEST, layer).findings
     assert path in findings
@@ -151,18 +151,18 @@ def test_a_layer_on_top_is_found(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "env", [{"OPENSSL_CONF": "/evil/x"}, {"PYTHONPATH": "/evil"}, {"LD_PRELOAD": "/none:/evil/x"}]
 )
-def test_what_a_variable_names_is_compared(tmp_path: Path, env: dict[str, str]) -> None:
+def test_what_a_variable_names_is_compared(tmp_path, env):
     layer: Layer = {"evil/x": b"text", "evil/module.py": b"code"}
     assert found(tmp_path / "named", HONEST, layer, **env).findings
     assert not found(tmp_path / "unnamed", HONEST, layer).findings
 
 
-def test_a_record_that_cannot_be_read_vouches_for_nothing(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_vouches_for_nothing(tmp_path):
     broken: Layer = {f"{SITE}/torch-1.dist-info/RECORD": b"\xff\x00", "opt/c/conda-meta/x.json": b"[[["}
     assert len(found(tmp_path, HONEST, broken).findings) == 3
 
 
-def test_conda_vouches_for_its_files(tmp_path: Path) -> None:
+def test_conda_vouches_for_its_files(tmp_path):
     paths = [{"_path": "bin/python3", "sha256_in_prefix": hashlib.sha256(PYTHON).hexdigest()}]
     record = json.dumps({"name": "python", "paths_data": {"paths": paths}}).encode()
     layer: Layer = {"opt/c/bin/python3": PYTHON, "opt/c/conda-meta/python-3.json": record}
@@ -176,13 +176,13 @@ def subject(folder: Path, *layers: Layer, accepted: str = "") -> Subject:
     return dataclasses.replace(made, image=image)
 
 
-def test_a_finding_refuses_the_image_with_its_path(tmp_path: Path) -> None:
+def test_a_finding_refuses_the_image_with_its_path(tmp_path):
     with pytest.raises(ChecksFailedError, match="no package vouches") as caught:
         contents.require(subject(tmp_path, HONEST, {"evil/libx.so": ELF}), tmp_path, _silent)
     assert "/evil/libx.so: no package owns it" in str(caught.value)
 
 
-def test_an_allowance_is_signed_with_what_it_covers(tmp_path: Path) -> None:
+def test_an_allowance_is_signed_with_what_it_covers(tmp_path):
     made = subject(tmp_path, HONEST, {"evil/libx.so": ELF, "evil/liby.so": ELF})
     rule = Unpackaged(paths=("/evil/lib*",), stacks=("some",), reason="built by the site")
     policy = made.policy.model_copy(update={"unpackaged": (rule,)})
@@ -194,7 +194,7 @@ def test_an_allowance_is_signed_with_what_it_covers(tmp_path: Path) -> None:
         contents.require(dataclasses.replace(made, policy=other), tmp_path, _silent)
 
 
-def test_an_accepted_python_brings_its_library_and_no_packages(tmp_path: Path) -> None:
+def test_an_accepted_python_brings_its_library_and_no_packages(tmp_path):
     own: Layer = {"usr/local/bin/python3": PYTHON + b"!", "usr/local/lib/python3.12/json.py": b"j"}
     digest = "sha256:" + hashlib.sha256(PYTHON + b"!").hexdigest()
     stated = contents.require(subject(tmp_path / "a", HONEST, own, accepted=digest), tmp_path / "a", _silent)
@@ -226,19 +226,19 @@ def built(folder: Path, torch: bytes, base: Layer, *, locked: bool = True) -> co
     return contents.compare(folder / "oci", layered.make(folder / "oci", HONEST), known)
 
 
-def test_what_the_image_was_built_from_confirms_its_files(tmp_path: Path) -> None:
+def test_what_the_image_was_built_from_confirms_its_files(tmp_path):
     confirmed = built(tmp_path, b"torch", {"usr/bin/python3.11": PYTHON, f"{LIBRARY}/json.py": b"json"})
     assert confirmed.findings == {}
     assert confirmed.owned["source"] == 3
 
 
-def test_a_forged_record_differs_from_what_the_image_was_built_from(tmp_path: Path) -> None:
+def test_a_forged_record_differs_from_what_the_image_was_built_from(tmp_path):
     forged = built(tmp_path, b"another torch", {f"{LIBRARY}/json.py": b"another json"})
     assert {*forged.findings} == {f"/{SITE}/torch/__init__.py", f"/{LIBRARY}/json.py"}
     assert {*forged.findings.values()} == {"differs from what the image was built from"}
 
 
-def test_a_wheel_that_the_lock_does_not_name_contradicts_nothing(tmp_path: Path) -> None:
+def test_a_wheel_that_the_lock_does_not_name_contradicts_nothing(tmp_path):
     assert built(tmp_path, b"another torch", {}, locked=False).findings == {}
 
 

@@ -80,7 +80,7 @@ def sbom(versions: Mapping[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", range(4))
 @pytest.mark.parametrize("issue", ISSUES, ids=lambda issue: issue.id)
-def test_an_image_with_the_versions_of_an_issue_has_it(issue: known_issues.KnownIssue, name: int) -> None:
+def test_an_image_with_the_versions_of_an_issue_has_it(issue, name):
     document, host = image_and_host(issue, name)
     assert issue in foreign.issues(document, host, ROOT)
     for axis in issue.when.keys() & {"torch", "triton", "nccl", "rocm", "cuda", "driver"}:
@@ -90,7 +90,7 @@ def test_an_image_with_the_versions_of_an_issue_has_it(issue: known_issues.Known
 
 
 @pytest.mark.parametrize("issue", ISSUES, ids=lambda issue: issue.id)
-def test_a_refused_combination_fails_whatever_its_checks_say(issue: known_issues.KnownIssue) -> None:
+def test_a_refused_combination_fails_whatever_its_checks_say(issue):
     run = results.parse(json.dumps(result(check("test_devices.py::test_device_count"))).encode())
     needed = Requirements(checks=("test_devices.py::test_device_count",), image_config_digest=CONFIG_DIGEST)
     assert verdict.judge(run, needed).status == "PASSED"
@@ -109,7 +109,7 @@ def test_a_refused_combination_fails_whatever_its_checks_say(issue: known_issues
         *(("2.8.0a0+34c6371d24.nv25.08", {}), ("2.9.0", {}), ("2.9.0+gitcu", {})),
     ],
 )
-def test_torch_names_its_runtime(version: str, found: dict[str, str]) -> None:
+def test_torch_names_its_runtime(version, found):
     assert dict(foreign.versions(sbom({"torch": version}))) == {"torch": version, **found}
 
 
@@ -117,9 +117,7 @@ PACKAGES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from("123"))
 
 
 @given(PACKAGES, PACKAGES)
-def test_the_changes_of_packages_turn_one_list_into_the_other(
-    before: dict[str, str], after: dict[str, str]
-) -> None:
+def test_the_changes_of_packages_turn_one_list_into_the_other(before, after):
     made = dict(before)
     for line in foreign.changes(sbom(before), sbom(after)):
         words = line.split()
@@ -146,7 +144,7 @@ def test_the_changes_of_packages_turn_one_list_into_the_other(
         "a__b--c/d.e:T_1",
     ],
 )
-def test_a_name_that_an_engine_may_have_is_taken(name: str) -> None:
+def test_a_name_that_an_engine_may_have_is_taken(name):
     assert find_stack(name, ROOT) is None
 
 
@@ -167,7 +165,7 @@ def test_a_name_that_an_engine_may_have_is_taken(name: str) -> None:
         "a:b\n",
     ],
 )
-def test_a_name_that_no_engine_has_is_refused_before_an_engine_is_asked(name: str) -> None:
+def test_a_name_that_no_engine_has_is_refused_before_an_engine_is_asked(name):
     with pytest.raises(ConfigurationError) as error:
         find_stack(name, ROOT)
     assert error.value.got == name

@@ -58,7 +58,7 @@ def today(host: tuple[str, int]) -> tuple[str, ...]:
     return expected.check_ids(ROOT, vendor="nvidia", tier="standard", count=host[1])
 
 
-def test_the_list_of_newer_checks_is_up_to_date() -> None:
+def test_the_list_of_newer_checks_is_up_to_date():
     found = {
         f"{host[0]} x{host[1]}": sorted({*today(host)} - {check.id for check in result.checks})
         for host, result in RESULTS.items()
@@ -114,7 +114,7 @@ def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] =
     return gate(result, asked, waivers, result.image.config_digest)
 
 
-def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_none_of_them() -> None:
+def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_none_of_them():
     """docs/results/stack-h200-fa4.md: the image that was published, on two H200s."""
     found = of_image("stack-h200-x2-fa4", 2, *OURS, newer=NEWER_EVERYWHERE)
     assert (found.status, found.reasons) == ("PASSED", ())
@@ -127,13 +127,13 @@ def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_n
 
 @on_every_host
 @pytest.mark.parametrize("missing", range(len(WAIVERS)))
-def test_each_of_them_needs_a_waiver_of_its_own(missing: int, host: tuple[str, int]) -> None:
+def test_each_of_them_needs_a_waiver_of_its_own(missing, host):
     found = judged(host, *(one for number, one in enumerate(WAIVERS) if number != missing))
     assert (found.status, checks_of(found.reasons)) == ("FAILED", {WAIVERS[missing].check})
 
 
 @on_every_host
-def test_with_waivers_it_passes_and_the_certificate_names_them(host: tuple[str, int]) -> None:
+def test_with_waivers_it_passes_and_the_certificate_names_them(host):
     found = judged(host, *WAIVERS)
     assert (found.status, found.reasons) == ("PASSED", ())
     assert checks_of(found.warned) == set(KNOWN)
@@ -142,7 +142,7 @@ def test_with_waivers_it_passes_and_the_certificate_names_them(host: tuple[str, 
 
 
 @on_every_host
-def test_with_the_waivers_of_the_matrix_only_the_bare_host_is_left_to_blame(host: tuple[str, int]) -> None:
+def test_with_the_waivers_of_the_matrix_only_the_bare_host_is_left_to_blame(host):
     found = judged(host, *OURS)
     assert checks_of(found.reasons) == {"test_image.py::test_nothing_runs_unasked_when_python_starts"}
     assert judged(host, *OURS, WAIVERS[-1]).status == "PASSED"

@@ -78,9 +78,7 @@ def judge_all(
 
 @pytest.mark.parametrize("worst", [0.95, 1.1, FAR, 1000.0])
 @pytest.mark.parametrize(("model", "vendor", "count"), MACHINES)
-def test_of_every_machine_and_figure_class_and_distance_decide(
-    model: str, vendor: str, count: int, worst: float
-) -> None:
+def test_of_every_machine_and_figure_class_and_distance_decide(model, vendor, count, worst):
     drawn = random.Random(f"{model} {count} {worst}")  # a repeatable choice, no secret
     some = [times for times in TIMES if times <= worst]
     made = ended(model, vendor, count, iter(lambda: drawn.choice(some), None))
@@ -123,7 +121,7 @@ def low(**changes: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_check_that_only_claims_it_is_failed(claim: dict[str, Any]) -> None:
+def test_a_check_that_only_claims_it_is_failed(claim):
     verdict = judged(*HEALTHY, low(**claim), bounds=Bounds({(SPEED, 0): DERIVED}))
     assert (verdict.status, verdict.guessed) == ("FAILED", ())
 
@@ -136,9 +134,7 @@ OTHERS = {"same_thresholds": False}  # the run was judged by the bounds of then
 @pytest.mark.parametrize(
     ("now", "status"), [({}, "UNFIT"), ({"kind": "measured"}, "FAILED"), ({"kind": "published"}, "FAILED")]
 )
-def test_an_old_result_follows_the_bounds_of_now(
-    then: dict[str, Any], now: dict[str, Any], status: str
-) -> None:
+def test_an_old_result_follows_the_bounds_of_now(then, now, status):
     known = Bounds({(SPEED, 0): DERIVED.model_copy(update=now)})
     verdict = judged(*HEALTHY, then, bounds=known, held_to=OTHERS)
     assert (verdict.status, verdict.only_bounds) == (status, status == "UNFIT"), verdict.reasons
@@ -148,7 +144,7 @@ def test_an_old_result_follows_the_bounds_of_now(
 @pytest.mark.parametrize(
     "flaw", [{"value": None}, {"bound": 4.5}, {"verdict": "no_threshold"}, {"verdict": "fail"}], ids=str
 )
-def test_an_old_pass_that_its_own_figures_deny_is_failed(flaw: dict[str, Any]) -> None:
+def test_an_old_pass_that_its_own_figures_deny_is_failed(flaw):
     then = check(SPEED, metrics=[metric(value=4.0, bound=3.0, verdict="pass") | flaw])
     assert judged(*HEALTHY, then, bounds=Bounds({(SPEED, 0): DERIVED}), held_to=OTHERS).status == "FAILED"
 
@@ -162,7 +158,7 @@ def test_an_old_pass_that_its_own_figures_deny_is_failed(flaw: dict[str, Any]) -
     ],
     ids=str,
 )
-def test_only_bounds_is_said_of_nothing_else(besides: dict[str, Any]) -> None:
+def test_only_bounds_is_said_of_nothing_else(besides):
     alone = judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): DERIVED}))
     assert alone.only_bounds
     verdict = judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): DERIVED}), **besides)
@@ -170,7 +166,7 @@ def test_only_bounds_is_said_of_nothing_else(besides: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("begins", [GUESSED, UNBOUNDED, f"{UNBOUNDED} x bounds missing:"])
-def test_the_name_of_a_check_cannot_make_a_failure_one_of_bounds(begins: str) -> None:
+def test_the_name_of_a_check_cannot_make_a_failure_one_of_bounds(begins):
     named = check(f"{begins} test_x.py::test_y", "failed", cause="no_threshold", metrics=[BARE])
     verdict = judged(
         *HEALTHY, low(), named, required=(*REQUIRED, SPEED), bounds=Bounds({(SPEED, 0): DERIVED})
@@ -178,7 +174,7 @@ def test_the_name_of_a_check_cannot_make_a_failure_one_of_bounds(begins: str) ->
     assert (verdict.status, verdict.only_bounds, verdict.lacks_only_bounds) == ("FAILED", False, False)
 
 
-def test_a_night_still_asks_whether_the_image_became_slower() -> None:
+def test_a_night_still_asks_whether_the_image_became_slower():
     verdict = judged(*HEALTHY, low(), bounds=Bounds({(SPEED, 0): DERIVED}))
     parsed = results.parse(json.dumps(result(*HEALTHY, low())).encode())
     assert (outcome(verdict, parsed).status, outcome(verdict, parsed).failed) == ("FAILED", (SPEED,))
@@ -188,7 +184,7 @@ LATE = check("test_c.py::test_slow", "failed", cause="time_limit", reason="did n
 GUESSED_LIMITS = Bounds(limits_are_guessed=True)
 
 
-def test_a_check_that_a_guessed_limit_ended_is_unfit_and_names_what_to_read() -> None:
+def test_a_check_that_a_guessed_limit_ended_is_unfit_and_names_what_to_read():
     verdict = judged(*HEALTHY, LATE, bounds=GUESSED_LIMITS)
     assert (verdict.status, verdict.guessed, verdict.only_bounds) == ("UNFIT", (LATE["id"],), False)
     assert verdict.reasons[0].startswith(f"{OVERDUE} {LATE['id']}: did not end in 360 s; nobody has measured")
@@ -206,11 +202,11 @@ def test_a_check_that_a_guessed_limit_ended_is_unfit_and_names_what_to_read() ->
     ],
     ids=str,
 )
-def test_any_other_check_that_did_not_end_is_failed(late: dict[str, Any], known: Bounds) -> None:
+def test_any_other_check_that_did_not_end_is_failed(late, known):
     assert judged(*HEALTHY, late, bounds=known).status == "FAILED"
 
 
-def test_a_hang_of_a_certified_image_counts_in_a_night() -> None:
+def test_a_hang_of_a_certified_image_counts_in_a_night():
     verdict = judged(*HEALTHY, LATE, bounds=GUESSED_LIMITS)
     parsed = results.parse(json.dumps(result(*HEALTHY, LATE)).encode())
     assert outcome(verdict, parsed).status == "FAILED"
@@ -218,7 +214,7 @@ def test_a_hang_of_a_certified_image_counts_in_a_night() -> None:
 
 @pytest.mark.parametrize("times", TIMES[1:])
 @pytest.mark.parametrize("model", ["MI210", "MI300X", "MI355X", "B200"])
-def test_runs_far_beyond_a_guess_become_no_bound(model: str, times: float) -> None:
+def test_runs_far_beyond_a_guess_become_no_bound(model, times):
     vendor: Any = models.row(model)["vendor"]
     count = 1 if model == "MI210" else 8
     checks = [
@@ -241,7 +237,7 @@ def test_runs_far_beyond_a_guess_become_no_bound(model: str, times: float) -> No
         assert 1 < proposal.times_beyond <= FAR
 
 
-def test_such_runs_may_become_the_measured_bounds_and_other_failures_may_not() -> None:
+def test_such_runs_may_become_the_measured_bounds_and_other_failures_may_not():
     slow = next(one for one in missed("MI300X", "amd", 8) if one["metrics"][0]["name"] == "gemm_tflops"
                 and bounds_kind(one, "amd", "MI300X") == "derived")  # fmt: skip
     machine = host("amd", *["MI300X"] * 8)
@@ -264,9 +260,7 @@ def bounds_kind(one: dict[str, Any], vendor: Any, model: str) -> str:
 
 
 @pytest.mark.parametrize(("vendor", "model", "fails"), [("nvidia", "H200", True), ("amd", "MI325X", False)])
-def test_a_job_is_not_refused_beforehand_for_a_guess(
-    vendor: Any, model: str, *, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_not_refused_beforehand_for_a_guess(vendor, model, *, fails, monkeypatch):
     monkeypatch.setattr(preflight, "doubts", lambda *_: [])
     session: Any = SimpleNamespace(vendor=vendor, model=model, machine_at_start=lambda: None, devices=[])
     entries = thresholds.load(thresholds.path_of(vendor, model))

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(inputs, "PACKAGES", ("iniconfig",))  # the whole of it is `test_launcher.py`'s
     root = tmp_path / "checkout"
     for name, text in {
@@ -46,9 +46,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("trainers/tools/tune.py", None),
     ],
 )
-def test_a_changed_byte_changes_exactly_the_digest_of_its_part(
-    checkout: Path, tmp_path: Path, changed: str, part: str | None
-) -> None:
+def test_a_changed_byte_changes_exactly_the_digest_of_its_part(checkout, tmp_path, changed, part):
     before = inputs.freeze(checkout, tmp_path / "frozen").model_dump()
     with (checkout / changed).open("a", encoding="utf-8") as file:
         file.write("#")
@@ -56,20 +54,20 @@ def test_a_changed_byte_changes_exactly_the_digest_of_its_part(
     assert {name for name in before if before[name] != after[name]} == ({part} if part else set())
 
 
-def test_a_private_checkout_is_readable_by_the_containers_user(checkout: Path, tmp_path: Path) -> None:
+def test_a_private_checkout_is_readable_by_the_containers_user(checkout, tmp_path):
     (checkout / "tests" / "acceptance" / "test_image.py").chmod(0o600)
     inputs.freeze(checkout, tmp_path / "frozen")
     assert (tmp_path / "frozen" / "tests" / "acceptance" / "test_image.py").stat().st_mode & 0o004
 
 
-def test_an_edit_during_the_run_does_not_reach_what_was_digested(checkout: Path, tmp_path: Path) -> None:
+def test_an_edit_during_the_run_does_not_reach_what_was_digested(checkout, tmp_path):
     frozen = tmp_path / "frozen"
     told = inputs.freeze(checkout, frozen)
     (checkout / "trainers" / "train.py").write_text("raise SystemExit\n", encoding="utf-8")
     assert inputs.digest(frozen, matrix=checkout / "matrix.yaml") == told
 
 
-def test_a_folder_without_suites_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_a_folder_without_suites_is_refused_with_its_place(tmp_path):
     with pytest.raises(ConfigurationError, match="no acceptance suites"):
         inputs.freeze(tmp_path, tmp_path / "frozen")
 
@@ -105,7 +103,7 @@ def reachable(root: Path) -> tuple[set[str], set[str]]:
     return set(files), found
 
 
-def test_a_run_depends_on_exactly_the_modules_that_its_jobs_can_reach() -> None:
+def test_a_run_depends_on_exactly_the_modules_that_its_jobs_can_reach():
     every, reached = reachable(ROOT)
     tools = {name for name in every if name.split(".")[0] == "tools"}
     assert len(tools) > 5
@@ -113,7 +111,7 @@ def test_a_run_depends_on_exactly_the_modules_that_its_jobs_can_reach() -> None:
     assert reached - {"tools"} == every - tools, "what no job reaches belongs to trainers/tools"
 
 
-def test_a_comment_in_a_tool_changes_no_digest_and_one_in_a_layout_does(tmp_path: Path) -> None:
+def test_a_comment_in_a_tool_changes_no_digest_and_one_in_a_layout_does(tmp_path):
     """Modules of this checkout, each with one more line."""
     every, reached = reachable(ROOT)
     for name in ("tools.export", "tools.flux_weights", "models.mpt", "layouts.zero1", "corpus"):

@@ -43,29 +43,29 @@ def refusal(
 
 
 @pytest.mark.parametrize("path", ["/usr/bin", None, ":bin:/nowhere:/usr/bin"])
-def test_the_first_python_on_path_is_identified(path: str | None) -> None:
+def test_the_first_python_on_path_is_identified(path):
     found = find(HEALTHY, path)
     assert (found.path, found.file, found.package) == ("/usr/bin/python3", "/usr/bin/python3", PACKAGE)
     assert found.sha256 == "sha256:" + hashlib.sha256(PYTHON).hexdigest()
 
 
-def test_another_python_first_on_path_is_refused() -> None:
+def test_another_python_first_on_path_is_refused():
     text = refusal(HEALTHY | {"/evil/bin/python3": b"#!/bin/sh"}, "/evil/bin:/usr/bin")
     assert "belongs to no package" in text
     assert "/evil/bin/python3" in text
 
 
-def test_a_package_that_was_removed_owns_nothing() -> None:
+def test_a_package_that_was_removed_owns_nothing():
     removed = dpkg(("/usr/bin/python3", PYTHON), status=STATUS.replace("install ok", "deinstall ok"))
     assert "belongs to no package" in refusal(HEALTHY | removed)
 
 
-def test_an_image_without_python_or_packages_is_refused() -> None:
+def test_an_image_without_python_or_packages_is_refused():
     assert "the image has no python3" in refusal({"/usr/bin/bash": b""})
     assert "belongs to no package" in refusal({"/usr/bin/python3": PYTHON})
 
 
-def test_a_file_that_is_listed_without_usr_is_the_same_file() -> None:
+def test_a_file_that_is_listed_without_usr_is_the_same_file():
     found = find({"/usr/bin/python3": PYTHON, **dpkg(("/bin/python3", PYTHON))})
     assert found.package == PACKAGE
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_listed_without_usr_is_the_same_file() -> None:
     "config",
     [b"home = /evil/bin\n", b"home = /usr/bin\nhome = /evil/bin\n", b"", b"home=\n", b"home = usr/bin\n"],
 )
-def test_a_library_from_somewhere_else_is_refused(config: bytes) -> None:
+def test_a_library_from_somewhere_else_is_refused(config):
     files = HEALTHY | VENV | {"/opt/venv/pyvenv.cfg": config, "/evil/bin/python3": PYTHON}
     assert "belongs to another Python" in refusal(files)
 
@@ -92,19 +92,19 @@ def conda(digest: str, name: str = "python") -> dict[str, bytes | str]:
     }
 
 
-def test_a_python_of_conda_is_identified() -> None:
+def test_a_python_of_conda_is_identified():
     found = find(conda(hashlib.sha256(PYTHON).hexdigest()), "/opt/conda/bin")
     assert found.package == "conda:python 3.12.4"
 
 
-def test_a_python_of_conda_that_was_exchanged_is_refused() -> None:
+def test_a_python_of_conda_that_was_exchanged_is_refused():
     assert "belongs to no package" in refusal(conda("0" * 64), "/opt/conda/bin")
 
 
 @pytest.mark.parametrize(
     "record", [b"", b"[]", b'{"paths_data": {"paths": [1]}}', b'{"paths_data": 1}', b"[" * 99999]
 )
-def test_a_broken_record_owns_nothing(record: bytes) -> None:
+def test_a_broken_record_owns_nothing(record):
     files = conda("") | {"/opt/conda/conda-meta/python-3.12.4-h1_0.json": record}
     assert "belongs to no package" in refusal(files, "/opt/conda/bin")
 
@@ -124,7 +124,7 @@ def sha256(body: bytes) -> str:
     return "sha256:" + hashlib.sha256(body).hexdigest()
 
 
-def test_a_python_of_no_package_counts_with_the_digests_of_its_files_and_says_so() -> None:
+def test_a_python_of_no_package_counts_with_the_digests_of_its_files_and_says_so():
     found = find(COMPILED, "/usr/local/bin", {sha256(STUB), sha256(LIBRARY)})
     assert found.model_dump(exclude_defaults=True) == {
         "path": "/usr/local/bin/python3",
@@ -135,7 +135,7 @@ def test_a_python_of_no_package_counts_with_the_digests_of_its_files_and_says_so
     }
 
 
-def test_the_refusal_names_each_file_and_the_way_out() -> None:
+def test_the_refusal_names_each_file_and_the_way_out():
     text = refusal(COMPILED, "/usr/local/bin", sha256(STUB))
     assert "belongs to no package" in text
     assert f"sha256sum IMAGE /usr/local/bin/python3.12 /usr/local/lib/{NAME}" in text
@@ -152,7 +152,7 @@ def test_the_refusal_names_each_file_and_the_way_out() -> None:
         (f"/cached/{NAME}", {}),
     ],
 )
-def test_another_library_in_place_of_the_accepted_one_is_refused(place: str, env: dict[str, str]) -> None:
+def test_another_library_in_place_of_the_accepted_one_is_refused(place, env):
     cache = {"/etc/ld.so.cache": b"glibc-ld.so.cache1.1\0" + f"\0{NAME}\0/cached/{NAME}\0".encode()}
     assert find(COMPILED | cache, "/usr/local/bin", {sha256(STUB), sha256(LIBRARY)}, **env).package is None
     text = refusal(
@@ -161,21 +161,21 @@ def test_another_library_in_place_of_the_accepted_one_is_refused(place: str, env
     assert place in text
 
 
-def test_a_script_is_never_accepted_by_its_digest() -> None:
+def test_a_script_is_never_accepted_by_its_digest():
     script = b"#!/bin/sh\necho PASSED\n"
     text = refusal({"/usr/local/bin/python3": script}, "/usr/local/bin", sha256(script))
     assert "a script cannot be accepted" in text
     assert "--accept-python" not in text
 
 
-def test_a_library_that_is_loaded_into_every_program_is_refused() -> None:
+def test_a_library_that_is_loaded_into_every_program_is_refused():
     assert find(HEALTHY | {"/etc/ld.so.preload": b"\n"}).package == PACKAGE
     text = refusal(HEALTHY | {"/etc/ld.so.preload": b"/evil/lib.so\n"})
     assert "loads a library into every program" in text
     assert "/evil/lib.so" in text
 
 
-def test_the_environment_of_uv_names_its_python_by_a_link_of_the_minor_version() -> None:
+def test_the_environment_of_uv_names_its_python_by_a_link_of_the_minor_version():
     full = "/opt/uv/python/cpython-3.12.11-linux-x86_64-gnu"
     files = {
         "/opt/uv/python/cpython-3.12-linux-x86_64-gnu": full,

@@ -22,6 +22,7 @@ import pytest
 import waits
 from by_path import module_at
 from stackcheck.suite import inputs, run, steering
+from waits import run_program
 
 SUITES_CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
 
@@ -38,14 +39,14 @@ def test_it(pytestconfig):
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runner(tmp_path_factory) -> Path:
     target = tmp_path_factory.mktemp("frozen") / "runner"
     inputs.freeze_tools(target)
     return target
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
+def image(tmp_path) -> Path:
     """The image's Python."""
     folder = tmp_path / "venv"
     venv.create(folder, symlinks=True, with_pip=False)
@@ -71,12 +72,10 @@ def ran(image: Path) -> set[str]:
 def start(python: Path, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {"PATH": os.environ["PATH"], "HOME": str(python.parents[2]), **steering.OURS, **env}
     words = [str(word) for word in (python, *command)]
-    return subprocess.run(
-        words, env=clean, cwd=python.parents[2], capture_output=True, text=True, timeout=120, check=False
-    )
+    return run_program(words, env=clean, cwd=python.parents[2], timeout=120)
 
 
-def test_no_code_of_the_image_runs_before_the_suites(image: Path, runner: Path) -> None:
+def test_no_code_of_the_image_runs_before_the_suites(image, runner):
     command = (*run.ISOLATED, runner / "launcher.py", "-m", "pytest", "-s", "test_it.py")
     done = start(image, *command, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -92,33 +91,33 @@ def test_no_code_of_the_image_runs_before_the_suites(image: Path, runner: Path) 
     assert found["path"].index(str(runner / "pytest")) < found["path"].index(str(site))
 
 
-def test_the_same_image_runs_its_code_without_the_launcher(image: Path) -> None:
+def test_the_same_image_runs_its_code_without_the_launcher(image):
     """What the launcher is for; a test that could not fail would prove nothing."""
     start(image, "-m", "pytest", "test_it.py")
     assert {"pth", "sitecustomize", "pytest"} <= ran(image)
 
 
-def test_a_worker_of_xdist_starts_alike(image: Path, runner: Path) -> None:
+def test_a_worker_of_xdist_starts_alike(image, runner):
     command = (*run.ISOLATED, runner / "launcher.py", "-u", "-c")
     done = start(image, *command, "import sys, pytest; print(pytest.__file__, sys.argv)")
     assert done.stdout.split() == [str(runner / "pytest" / "pytest" / "__init__.py"), "['-c']"], done.stderr
     assert ran(image) == set()
 
 
-def test_the_launcher_runs_nothing_else(image: Path, runner: Path) -> None:
+def test_the_launcher_runs_nothing_else(image, runner):
     done = start(image, *run.ISOLATED, runner / "launcher.py", "script.py", "x")
     assert done.returncode == 1
     assert "expected -m MODULE or -c CODE" in done.stderr
 
 
-def test_the_toolkit_has_modules_and_no_metadata(runner: Path) -> None:
+def test_the_toolkit_has_modules_and_no_metadata(runner):
     assert not list((runner / "pytest").glob("*.dist-info"))
     for name in ("pytest", "_pytest", "pluggy", "execnet", "xdist", "exceptiongroup"):
         assert (runner / "pytest" / name / "__init__.py").exists(), name
     assert (runner / "pytest" / "pytest_timeout.py").exists()
 
 
-def test_a_python_of_the_oldest_images_can_parse_the_launcher() -> None:
+def test_a_python_of_the_oldest_images_can_parse_the_launcher():
     ast.parse(inputs.LAUNCHER.read_text(), feature_version=(3, 10))
 
 
@@ -140,9 +139,7 @@ def conftest() -> Any:
     ],
     ids=str,
 )
-def test_a_containers_quota_of_processors_limits_the_workers(
-    conftest: Any, files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_containers_quota_of_processors_limits_the_workers(conftest, files, cores, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -150,9 +147,7 @@ def test_a_containers_quota_of_processors_limits_the_workers(
     assert conftest._cores(tmp_path) == cores
 
 
-def test_the_workers_of_xdist_are_started_by_the_launcher_too(
-    conftest: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_workers_of_xdist_are_started_by_the_launcher_too(conftest, monkeypatch):
     command = ["/opt/my venv/bin/python3", *run.ISOLATED, f"{run.RUNNER}/launcher.py"]
     option = SimpleNamespace(tx=["popen", "popen"])
     for started, expected in (
@@ -164,7 +159,7 @@ def test_the_workers_of_xdist_are_started_by_the_launcher_too(
         assert option.tx == expected
 
 
-def test_a_launched_process_ends_when_its_parent_was_killed(runner: Path) -> None:
+def test_a_launched_process_ends_when_its_parent_was_killed(runner):
     """A run whose tool was killed left it waiting for a container that was gone."""
     launched = [sys.executable, *run.ISOLATED, str(runner / "launcher.py"), "-c"]
     code = "import time; print('ready', flush=True); time.sleep(3600)"

@@ -75,16 +75,14 @@ SHOWN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), SHOWN)
-def test_invalid_with_evidence_about_the_machine_is_unfit(
-    kind: str, before: dict[str, Any], after: dict[str, Any]
-) -> None:
+def test_invalid_with_evidence_about_the_machine_is_unfit(kind, before, after):
     device = None if kind in {"link", "firmware"} else 0
     verdict = judged(kind, before=before, after=after, device=device)
     assert (verdict.status, verdict.invalid) == ("UNFIT", (ONE,))
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in SHOWN}))
-def test_invalid_with_clean_telemetry_is_failed_and_says_what_no_reading_shows(kind: str) -> None:
+def test_invalid_with_clean_telemetry_is_failed_and_says_what_no_reading_shows(kind):
     links = {"0-1": LINK, "0-2": LINK}
     clean = {"0": CLEAN, "1": CLEAN, "links": links}
     start = {"start": clean, "during": {"unfit": {"0": []}}}
@@ -97,17 +95,17 @@ def test_invalid_with_clean_telemetry_is_failed_and_says_what_no_reading_shows(k
 @pytest.mark.parametrize(
     "junk", [{}, {"0": 7}, {"0": {}}, {"start": 3}, {"links": {"0-1": 5}}, {"during": []}]
 )
-def test_invalid_without_readings_is_failed(kind: str, junk: dict[str, Any]) -> None:
+def test_invalid_without_readings_is_failed(kind, junk):
     assert judged(kind, before=junk, after=junk).status == "FAILED"
 
 
-def test_invalid_that_names_nothing_is_failed() -> None:
+def test_invalid_that_names_nothing_is_failed():
     verdict = judged(None, before={}, after={"0": CLEAN | {"unfit": ["hardware thermal"]}})
     assert verdict.status == "FAILED"
     assert "names no state of the machine" in verdict.reasons[0]
 
 
-def test_a_library_of_the_image_that_answers_an_error_is_no_evidence_about_the_machine() -> None:
+def test_a_library_of_the_image_that_answers_an_error_is_no_evidence_about_the_machine():
     silent = CLEAN | {"throttle_reading": "the library answered NVML_ERROR_UNKNOWN"}
     assert judged("no answer", before={}, after={"0": silent}).status == "FAILED"
 
@@ -130,16 +128,14 @@ def refusal(reading: str, row: dict[str, object], **host: object) -> str | None:
 
 
 @given(row=rows, version=versions)
-def test_what_no_entry_names_is_refused(row: dict[str, object], version: str) -> None:
+def test_what_no_entry_names_is_refused(row, version):
     found = refusal("fan speed", row, driver=version, runtime=version)
     assert found is not None
     assert str(row["model"]) in found
 
 
 @given(row=rows, reading=st.sampled_from(READINGS), newer=versions, older=versions)
-def test_an_older_driver_or_library_never_tells_more(
-    row: dict[str, object], reading: str, newer: str, older: str
-) -> None:
+def test_an_older_driver_or_library_never_tells_more(row, reading, newer, older):
     low, high = sorted((newer, older), key=lambda version: [int(part) for part in version.split(".")])
     if refusal(reading, row, driver=high, runtime=high) is None:
         assert refusal(reading, row, driver=low, runtime=low) is None
@@ -150,15 +146,13 @@ JUDGED = ("uncorrectable memory errors", "ECC mode", "power cap", "fault reports
 
 
 @given(row=rows, reading=st.sampled_from(JUDGED), version=st.none() | versions)
-def test_no_driver_or_library_excuses_a_hidden_fault(
-    row: dict[str, object], reading: str, version: str | None
-) -> None:
+def test_no_driver_or_library_excuses_a_hidden_fault(row, reading, version):
     assert refusal(reading, row, driver=version, runtime=version) is not None
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row["vendor"] == "amd"], ids=lambda row: row["model"])
 @pytest.mark.parametrize("runtime", RELEASES)
-def test_the_skips_of_a_healthy_amd_host_are_accepted(row: dict[str, object], runtime: str) -> None:
+def test_the_skips_of_a_healthy_amd_host_are_accepted(row, runtime):
     """Fabricated hosts show these skips; a real one has them too, with each release of the library."""
     listed = json.loads(WHOLE.read_text(encoding="utf-8"))
     of_model = {"MI210": "mi210", "MI250X": "mi250x-as-740c", "MI250": "mi250x-as-740c"}
@@ -184,7 +178,7 @@ def test_the_skips_of_a_healthy_amd_host_are_accepted(row: dict[str, object], ru
         ("580.95.05", False),
     ],
 )
-def test_nvidias_recovery_action_is_asked_from_r570_on(driver: str, *, accepted: bool) -> None:
+def test_nvidias_recovery_action_is_asked_from_r570_on(driver, *, accepted):
     row = next(row for row in ROWS if row["model"] == "A100")
     assert (refusal("recovery action", row, driver=driver) is None) is accepted
 
@@ -192,10 +186,10 @@ def test_nvidias_recovery_action_is_asked_from_r570_on(driver: str, *, accepted:
 @pytest.mark.parametrize(
     ("runtime", "accepted"), [("6.2.4", True), ("6.3.3", True), ("6.4.3", False), ("7.0.2", False)]
 )
-def test_link_states_are_asked_of_the_libraries_that_have_them(runtime: str, *, accepted: bool) -> None:
+def test_link_states_are_asked_of_the_libraries_that_have_them(runtime, *, accepted):
     row = next(row for row in ROWS if row["model"] == "MI300X")
     assert (refusal("active links", row, driver="6.16.6", runtime=runtime) is None) is accepted
 
 
-def test_every_entry_has_a_source_and_a_vendor_with_rows() -> None:
+def test_every_entry_has_a_source_and_a_vendor_with_rows():
     assert all(entry["source"] and entry["vendor"] in {row["vendor"] for row in ROWS} for entry in TABLE)

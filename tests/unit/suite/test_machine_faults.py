@@ -117,7 +117,7 @@ def cases(draw: Any) -> tuple[dict[str, Any], str, Planted]:
 
 
 @given(case=cases())
-def test_a_fault_of_the_machine_is_unfit_with_its_evidence(case: tuple[dict[str, Any], str, Planted]) -> None:
+def test_a_fault_of_the_machine_is_unfit_with_its_evidence(case):
     row, driver, planted = case
     for seen in (planted.seen, None):  # on this host, and of a file from another one
         found = verdict(row, driver, planted, seen)
@@ -125,9 +125,7 @@ def test_a_fault_of_the_machine_is_unfit_with_its_evidence(case: tuple[dict[str,
 
 
 @given(case=cases())
-def test_a_claim_without_evidence_or_against_what_this_host_sees_is_failed(
-    case: tuple[dict[str, Any], str, Planted],
-) -> None:
+def test_a_claim_without_evidence_or_against_what_this_host_sees_is_failed(case):
     row, driver, planted = case
     for after in ({}, {"pcie": {"0": HEALTHY}, "missing": [], "faults": [], "links": {}}):
         bare = dataclasses.replace(planted, after=after)
@@ -137,9 +135,7 @@ def test_a_claim_without_evidence_or_against_what_this_host_sees_is_failed(
 
 
 @given(case=cases())
-def test_a_check_that_failed_beside_it_fails_the_image_unless_the_host_lost_a_device(
-    case: tuple[dict[str, Any], str, Planted],
-) -> None:
+def test_a_check_that_failed_beside_it_fails_the_image_unless_the_host_lost_a_device(case):
     row, driver, planted = case
     wrong = check("test_kernels.py::test_gemm", "failed")
     assert verdict(row, driver, planted, planted.seen, wrong).status == "FAILED"
@@ -165,11 +161,11 @@ def every_event() -> list[Event]:
 
 
 @pytest.mark.parametrize("event", every_event(), ids=lambda event: event.what)
-def test_suites_and_host_blame_the_same_reports_on_the_machine(event: Event) -> None:
+def test_suites_and_host_blame_the_same_reports_on_the_machine(event):
     assert event.what.startswith(machine.MACHINE_FAULTS) is event.machine
 
 
-def test_a_report_that_a_program_can_cause_hides_behind_no_other() -> None:
+def test_a_report_that_a_program_can_cause_hides_behind_no_other():
     faults = [{"index": 0, "what": "Xid 79: x"}, {"index": 0, "what": "Xid 31: memory page fault"}]
     row = models.row("H200")
     assert verdict(dict(row), "580", Planted("driver fault", 0, {"faults": faults}), None).status == "FAILED"
@@ -242,14 +238,12 @@ def judged(document: dict[str, Any], folder: Path) -> Verdict:
         ("H100-PCIe", "590.44.01", {"pcie_generation": 3}),
     ],
 )
-def test_healthy_machines_that_the_project_never_met_pass(
-    model: str, driver: str, slot: dict[str, int] | None, tmp_path: Path
-) -> None:
+def test_healthy_machines_that_the_project_never_met_pass(model, driver, slot, tmp_path):
     found = judged(healthy(model, driver, slot), tmp_path)
     assert (found.status, found.reasons) == ("PASSED", ())
 
 
-def test_a_copy_that_is_slow_for_an_older_slot_too_is_failed(tmp_path: Path) -> None:
+def test_a_copy_that_is_slow_for_an_older_slot_too_is_failed(tmp_path):
     document = healthy("H100-PCIe", "580.95.05", {"pcie_generation": 4})
     copy = next(one for one in document["checks"][0]["metrics"] if one["name"] == "h2d_gb_per_s")
     copy["value"] = copy["bound"] * 0.9
@@ -257,7 +251,7 @@ def test_a_copy_that_is_slow_for_an_older_slot_too_is_failed(tmp_path: Path) -> 
 
 
 @given(claimed=st.integers(1, 6), has=st.integers(1, 6))
-def test_an_image_cannot_make_its_host_an_older_one(claimed: int, has: int) -> None:
+def test_an_image_cannot_make_its_host_an_older_one(claimed, has):
     link = HostLink(width=16, generation=1, max_generation=has)
     conditions = {thresholds.OLDER_SLOT: claimed}
     assert (machine.slot_problem(conditions, Seen(links=(None, link))) is None) is (claimed >= has)

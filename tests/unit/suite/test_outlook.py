@@ -163,7 +163,7 @@ def test_the_pairs_hold_both_answers():
 
 @UNHURRIED
 @given(st.sampled_from(STACKS), st.sampled_from(MACHINES))
-def test_every_reason_is_true(stack: Stack, machine: Machine):
+def test_every_reason_is_true(stack, machine):
     found, about = said(stack, machine), known(machine)
     assert ("lock" in kinds(found)) == bool(stack.missing)
     assert ("vendor" in kinds(found)) == (stack.vendor != machine.vendor)
@@ -208,7 +208,7 @@ def test_a_driver_that_is_too_old_is_a_reason_with_the_words_of_the_documents():
 
 
 @pytest.mark.parametrize("text", ["H100:0", "H100:", "H100:-1", "H100:x", "8xH100", "TPU:4", "", ":8"])
-def test_a_machine_that_no_row_has_is_refused_with_the_models(text: str):
+def test_a_machine_that_no_row_has_is_refused_with_the_models(text):
     with pytest.raises(ConfigurationError) as caught:
         outlook.named(text)
     assert "MI300X" in str(caught.value)
@@ -227,7 +227,7 @@ def test_a_count_without_a_list_of_checks_is_a_reason():
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.id)
-def test_every_known_fault_of_a_stack_is_waived_or_expected_by_name(stack: Stack) -> None:
+def test_every_known_fault_of_a_stack_is_waived_or_expected_by_name(stack):
     """Nobody learns of a known fault from a run of hours: matrix.yaml says of each which of the two it is."""
     policy = matrix.load_matrix(ROOT / "matrix.yaml").policy
     stated = [one for one in (*policy.waivers, *policy.expects_failures) if one.is_for(stack.id)]

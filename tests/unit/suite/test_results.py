@@ -49,19 +49,19 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-def test_a_finished_run_is_read_with_its_checks_and_metrics(tmp_path: Path) -> None:
+def test_a_finished_run_is_read_with_its_checks_and_metrics(tmp_path):
     content = result(result_files.check("test_a.py::test_b[x]", metrics=[result_files.metric(value=7)]))
     run = results.load_result(write(tmp_path / "result.json", content))
     assert run.checks[0].metrics[0].value == 7
     assert run.started.utcoffset() is not None
 
 
-def test_the_committed_schema_is_the_one_that_the_reader_enforces() -> None:
+def test_the_committed_schema_is_the_one_that_the_reader_enforces():
     assert json.loads(SCHEMA.read_text()) == results.json_schema()
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_file_is_refused_with_exit_code_6_and_its_place(tmp_path: Path, broken: str) -> None:
+def test_a_broken_file_is_refused_with_exit_code_6_and_its_place(tmp_path, broken):
     path = tmp_path / "result.json"
     assert BROKEN[broken][0] in TEXT
     path.write_text(TEXT.replace(*BROKEN[broken]), encoding="latin-1")
@@ -72,15 +72,13 @@ def test_a_broken_file_is_refused_with_exit_code_6_and_its_place(tmp_path: Path,
     assert error.value.got
 
 
-def test_a_file_over_the_size_limit_is_refused_before_it_is_parsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_over_the_size_limit_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "SIZE_LIMIT_BYTES", 100)
     with pytest.raises(results.ResultError, match="too large"):
         results.load_result(write(tmp_path / "result.json", result()))
 
 
-def test_a_bottomless_nesting_is_refused_and_does_not_end_the_process(tmp_path: Path) -> None:
+def test_a_bottomless_nesting_is_refused_and_does_not_end_the_process(tmp_path):
     path = tmp_path / "result.json"
     path.write_text("[" * 200_000)
     with pytest.raises(results.ResultError):
@@ -88,7 +86,7 @@ def test_a_bottomless_nesting_is_refused_and_does_not_end_the_process(tmp_path: 
 
 
 @pytest.mark.parametrize("cut", range(0, 1000, 37))
-def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path, cut: int) -> None:
+def test_a_file_cut_at_any_byte_is_refused(tmp_path, cut):
     path = tmp_path / "result.json"
     path.write_text(TEXT[: min(cut, len(TEXT) - 1)])
     with pytest.raises(results.ResultError):
@@ -191,7 +189,7 @@ def answer(parse: Any, text: bytes) -> object:
 
 @given(texts())
 @settings(max_examples=400, deadline=None)
-def test_the_verdict_is_that_of_the_whole_file(text: bytes) -> None:
+def test_the_verdict_is_that_of_the_whole_file(text):
     plain = answer(results.parse, text)
     assert answer(functools.partial(results.parse_to_judge, strict=True), text) == plain
     if not isinstance(plain, str):  # else no node hands it over as read
@@ -209,11 +207,11 @@ def chosen(text: str, check: str) -> bool:
 
 
 @pytest.mark.parametrize("check", [*IDS[::7], "test_a.py::test_b[x=1, y]", "test_a.py::test_b[not or and]"])
-def test_each_check_is_chosen_by_its_own_expression(check: str) -> None:
+def test_each_check_is_chosen_by_its_own_expression(check):
     assert chosen(some.expression([check]), check)
 
 
-def test_checks_of_other_names_are_not_chosen() -> None:
+def test_checks_of_other_names_are_not_chosen():
     text = some.expression(["test_a.py::test_b[bf16]", "test_c.py::test_d"])
     others = ("test_a.py::test_b[fp16]", "test_a.py::test_d", "test_c.py::test_b[bf16]")
     assert not any(chosen(text, other) for other in others)
@@ -231,7 +229,7 @@ def kept(folder: Path, failing: str | None, age_s: int) -> None:
     os.utime(path, (path.stat().st_mtime - age_s,) * 2)
 
 
-def test_the_newest_run_says_what_failed_last(tmp_path: Path) -> None:
+def test_the_newest_run_says_what_failed_last(tmp_path):
     with pytest.raises(NothingSelectedError, match="nothing ran yet"):
         some.last_failed(tmp_path)
     passing = [each["id"] for each in json.loads(RESULT.read_text())["checks"] if each["outcome"] == "passed"]

@@ -4,7 +4,9 @@ import dataclasses
 import os
 import pwd
 import shutil
+import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import waits
 from fake_runs import ROOT, FakeEngine, healthy, make_plan, run
 from stackcheck.errors import ConfigurationError
 from stackcheck.suite import controller, steering
@@ -21,7 +24,7 @@ from stackcheck.vendors import amd, nvidia
 pytestmark = pytest.mark.usefixtures("frozen_once")
 
 
-def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
+def test_the_container_gets_least_privilege(tmp_path):
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     assert (spec.read_only, spec.network, spec.cap_drop) == (True, "none", ("ALL",))
     assert spec.security_opt == ("no-new-privileges",)
@@ -30,9 +33,7 @@ def test_the_container_gets_least_privilege(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", ["sha256:" + "5" * 64, "stackcheck/image:012345", "other.org/x:1"])
-def test_an_image_from_elsewhere_is_known_by_the_name_under_which_it_was_tested(
-    tmp_path: Path, reference: str
-) -> None:
+def test_an_image_from_elsewhere_is_known_by_the_name_under_which_it_was_tested(tmp_path, reference):
     """Whatever the engine of a host calls it: a test, a night and a node of a fleet keep one name."""
     plan = make_plan(tmp_path)
     image = dataclasses.replace(plan.subject.image, stack_id=None, reference=reference)
@@ -41,7 +42,7 @@ def test_an_image_from_elsewhere_is_known_by_the_name_under_which_it_was_tested(
     assert facts["image"]["reference"] == "rocm-pytorch-2.9"
 
 
-def test_in_the_container_the_identified_python_starts_the_agent(tmp_path: Path) -> None:
+def test_in_the_container_the_identified_python_starts_the_agent(tmp_path):
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     assert spec.entrypoint == ("/usr/bin/python3",)
     targets = {mount.target: mount for mount in spec.mounts}
@@ -50,9 +51,7 @@ def test_in_the_container_the_identified_python_starts_the_agent(tmp_path: Path)
     assert targets["/stackcheck/tests"].read_only
 
 
-def test_the_controller_is_this_python_with_the_frozen_pytest_and_nothing_of_the_image(
-    tmp_path: Path,
-) -> None:
+def test_the_controller_is_this_python_with_the_frozen_pytest_and_nothing_of_the_image(tmp_path):
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     judge: Any = spec.beside
     assert judge.command[:3] == (sys.executable, "-I", "-S")
@@ -62,9 +61,7 @@ def test_the_controller_is_this_python_with_the_frozen_pytest_and_nothing_of_the
     assert {*judge._env} <= {"PATH", "HOME", "LANG", "TMPDIR", *steering.OURS}
 
 
-def test_nothing_that_the_controller_writes_or_reads_by_name_is_in_the_container_s_folder(
-    tmp_path: Path,
-) -> None:
+def test_nothing_that_the_controller_writes_or_reads_by_name_is_in_the_container_s_folder(tmp_path):
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     judge: Any = spec.beside
     (writable,) = [mount.source for mount in spec.mounts if not mount.read_only]
@@ -73,7 +70,7 @@ def test_nothing_that_the_controller_writes_or_reads_by_name_is_in_the_container
     assert judge.folder / "children" in spec.quota_folders
 
 
-def test_the_seed_of_generated_cases_reaches_the_suites_and_makes_another_run(tmp_path: Path) -> None:
+def test_the_seed_of_generated_cases_reaches_the_suites_and_makes_another_run(tmp_path):
     plans = [make_plan(tmp_path, case_seed=seed) for seed in (0, 739_000)]
     told = [run(plan, tmp_path).specs[0].beside.command for plan in plans]  # type: ignore[union-attr]
     assert "--case-seed=739000" in told[1]
@@ -103,7 +100,7 @@ HOSTILE = {
 HARMLESS = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/rocm/lib", "PYTORCH_VERSION": "2.13.0", "LANG": "C"}
 
 
-def test_what_an_image_sets_chooses_nothing_that_runs_and_hides_no_device(tmp_path: Path) -> None:
+def test_what_an_image_sets_chooses_nothing_that_runs_and_hides_no_device(tmp_path):
     engine = FakeEngine(healthy)
     engine.env = HOSTILE | HARMLESS
     suite.run(make_plan(tmp_path), engine, out=tmp_path, report=lambda _line: None)  # type: ignore[arg-type]
@@ -122,12 +119,12 @@ def test_what_an_image_sets_chooses_nothing_that_runs_and_hides_no_device(tmp_pa
         ("amd", "ROCR_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES"),
     ],
 )
-def test_all_devices_are_shown_whatever_an_image_says(vendor: Any, hidden: str, shown: str) -> None:
+def test_all_devices_are_shown_whatever_an_image_says(vendor, hidden, shown):
     found = steering.environment({hidden, shown}, vendor, {shown: "0"})
     assert (found[hidden], found[shown]) == (None, "all")
 
 
-def test_the_user_of_the_container_has_no_account_and_only_root_comes_to_its_folder(tmp_path: Path) -> None:
+def test_the_user_of_the_container_has_no_account_and_only_root_comes_to_its_folder(tmp_path):
     out = tmp_path / "out"
     (spec,) = run(make_plan(out), out).specs
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
@@ -144,9 +141,7 @@ def of_vendor(plan: suite.RunPlan, vendor: str) -> suite.RunPlan:
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
-def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
-) -> None:
+def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(tmp_path, monkeypatch, vendor):
     monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     (tmp_path / "dev").mkdir()
     for module, node in ((amd, "kfd"), (nvidia, "nvidia0")):
@@ -162,8 +157,8 @@ def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(
 
 
 def test_a_lease_folder_that_all_users_can_write_is_closed_and_another_user_s_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     (tmp_path / "leases").mkdir()
     (tmp_path / "leases").chmod(0o1777)  # as older releases made it
@@ -180,9 +175,7 @@ def test_a_lease_folder_that_all_users_can_write_is_closed_and_another_user_s_is
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
-def test_a_host_without_devices_asks_for_no_limit_that_its_daemon_may_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
-) -> None:
+def test_a_host_without_devices_asks_for_no_limit_that_its_daemon_may_refuse(tmp_path, monkeypatch, vendor):
     monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     monkeypatch.setattr(nvidia, "CDI_SPECS", ())  # this machine may have one
     for module in (amd, nvidia):
@@ -191,21 +184,19 @@ def test_a_host_without_devices_asks_for_no_limit_that_its_daemon_may_refuse(
     assert spec.ulimits == {}
 
 
-def test_the_bare_machine_and_the_containers_share_one_lease_folder() -> None:
+def test_the_bare_machine_and_the_containers_share_one_lease_folder():
     source = ROOT / "tests" / "acceptance" / "harness" / "leases.py"
     assert f'Path("{controller.FOLDER}")' in source.read_text()
 
 
-def test_a_link_in_the_place_of_the_lease_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_in_the_place_of_the_lease_folder_is_refused(tmp_path, monkeypatch):
     (tmp_path / "leases").symlink_to("/etc")
     monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
     with pytest.raises(ConfigurationError, match="not a directory"):
         run(of_vendor(make_plan(tmp_path), "amd"), tmp_path)
 
 
-def test_a_folder_without_permissions_in_the_run_folder_is_removed() -> None:
+def test_a_folder_without_permissions_in_the_run_folder_is_removed():
     """By a user without rights: root removes such a folder anyway."""
     folder = Path(tempfile.mkdtemp(prefix="stackcheck-run-"))  # pytest's own folders are closed to others
     child = os.fork()
@@ -226,3 +217,18 @@ def test_a_folder_without_permissions_in_the_run_folder_is_removed() -> None:
     ended = os.waitpid(child, 0)[1]
     shutil.rmtree(folder)
     assert os.waitstatus_to_exitcode(ended) == 0
+
+
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+
+@pytest.mark.parametrize(
+    ("program", "wait_s", "by"), [("", 60.0, signal.SIGTERM), (DEAF, 0.1, signal.SIGKILL)]
+)
+def test_a_child_is_asked_to_end_and_one_that_does_not_listen_is_killed(program, wait_s, by):
+    code = f"import signal, time; {program}print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        waits.line(process.stdout)
+        controller.stop(process, wait_s)
+    assert process.returncode == -by
+    controller.stop(process)  # which has ended

@@ -21,25 +21,25 @@ pytestmark = pytest.mark.usefixtures("frozen_once")
 HOUR, NONE = dt.timedelta(hours=1), dt.timedelta()
 
 
-def test_another_tier_may_not_keep_the_result(tmp_path: Path) -> None:
+def test_another_tier_may_not_keep_the_result(tmp_path):
     run(make_plan(tmp_path), tmp_path)
     assert suite.earlier_result(make_plan(tmp_path, tier="standard"), tmp_path) is None
 
 
-def test_a_run_that_dies_takes_the_earlier_result_along(tmp_path: Path) -> None:
+def test_a_run_that_dies_takes_the_earlier_result_along(tmp_path):
     run(make_plan(tmp_path), tmp_path)
     with pytest.raises(ChecksFailedError):
         run(make_plan(tmp_path), tmp_path, answer=lambda _told: None)
     assert suite.earlier_result(make_plan(tmp_path), tmp_path) is None
 
 
-def test_a_container_without_a_result_fails_with_its_last_words(tmp_path: Path) -> None:
+def test_a_container_without_a_result_fails_with_its_last_words(tmp_path):
     with pytest.raises(ChecksFailedError, match="without a result") as caught:
         run(make_plan(tmp_path), tmp_path, answer=lambda _told: None)
     assert "last words" in str(caught.value)
 
 
-def test_the_log_lies_where_the_container_cannot_write(tmp_path: Path) -> None:
+def test_the_log_lies_where_the_container_cannot_write(tmp_path):
     (spec,) = run(make_plan(tmp_path), tmp_path).specs
     (writable,) = [mount.source for mount in spec.mounts if not mount.read_only]
     assert (tmp_path / "container.log").read_text() == "last words\n"
@@ -47,7 +47,7 @@ def test_the_log_lies_where_the_container_cannot_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "dangling", "device", "pipe", "folder"])
-def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: Path, what: str) -> None:
+def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path, what):
     secret = tmp_path / "secret"
     secret.write_text("the host's own words")
 
@@ -69,9 +69,7 @@ def test_a_result_that_is_no_file_of_the_run_is_refused_and_not_read(tmp_path: P
 
 
 @pytest.mark.parametrize(("code", "why"), suite.NO_CHECKS.items())
-def test_an_expression_that_selects_nothing_is_no_fault_of_the_container(
-    tmp_path: Path, code: int, why: str
-) -> None:
+def test_an_expression_that_selects_nothing_is_no_fault_of_the_container(tmp_path, code, why):
     plan = dataclasses.replace(make_plan(tmp_path), only="nothing")
     engine: Any = FakeEngine(healthy, code)
     with pytest.raises(NothingSelectedError, match=why) as caught:
@@ -81,9 +79,7 @@ def test_an_expression_that_selects_nothing_is_no_fault_of_the_container(
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 126, 127, 134, 137, 139, 143])
 @pytest.mark.parametrize("outcome", ["passed", "failed"])
-def test_a_container_that_broke_off_is_refused_whatever_it_wrote(
-    tmp_path: Path, code: int, outcome: str
-) -> None:
+def test_a_container_that_broke_off_is_refused_whatever_it_wrote(tmp_path, code, outcome):
     engine: Any = FakeEngine(lambda told: healthy(told).replace('"passed"', f'"{outcome}"'), code)
     plan = make_plan(tmp_path)
     with pytest.raises(ChecksFailedError, match="killed or ended early") as caught:
@@ -106,9 +102,7 @@ def test_a_container_that_broke_off_is_refused_whatever_it_wrote(
         ("invalid", 0, False),
     ],
 )
-def test_an_exit_code_that_contradicts_the_outcomes_is_refused(
-    tmp_path: Path, outcome: str, code: int, *, fits: bool
-) -> None:
+def test_an_exit_code_that_contradicts_the_outcomes_is_refused(tmp_path, outcome, code, *, fits):
     engine: Any = FakeEngine(lambda told: healthy(told).replace('"passed"', f'"{outcome}"'), code)
     expectation = (
         contextlib.nullcontext() if fits else pytest.raises(ChecksFailedError, match="contradicts its result")
@@ -120,7 +114,7 @@ def test_an_exit_code_that_contradicts_the_outcomes_is_refused(
 @pytest.mark.parametrize(
     "reported", [None, {"path": "/evil/python3"}, {"sha256": result_files.DIGEST}, {"package": None}]
 )
-def test_a_result_of_another_python_is_refused(tmp_path: Path, reported: dict[str, Any] | None) -> None:
+def test_a_result_of_another_python_is_refused(tmp_path, reported):
     def other(told: dict[str, Any]) -> str:
         return json.dumps(of_run(told, interpreter=reported and told["interpreter"] | reported))
 
@@ -128,17 +122,17 @@ def test_a_result_of_another_python_is_refused(tmp_path: Path, reported: dict[st
         run(make_plan(tmp_path), tmp_path, answer=other)
 
 
-def test_a_result_that_names_no_devices_is_refused(tmp_path: Path) -> None:
+def test_a_result_that_names_no_devices_is_refused(tmp_path):
     with pytest.raises(ChecksFailedError, match="which devices the suites saw"):
         run(make_plan(tmp_path), tmp_path, lambda told: json.dumps(of_run(told, seen_devices=None)))
 
 
-def test_the_result_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_the_result_of_another_run_is_refused(tmp_path):
     with pytest.raises(ChecksFailedError, match="belongs to a different run"):
         run(make_plan(tmp_path), tmp_path, answer=lambda told: healthy(told | {"run_id": "deadbeef"}))
 
 
-def test_a_result_that_never_finished_is_not_kept(tmp_path: Path) -> None:
+def test_a_result_that_never_finished_is_not_kept(tmp_path):
     def dying(told: dict[str, Any]) -> str:
         return json.dumps(of_run(told, checks=[], state="running", finished=None))
 
@@ -157,12 +151,12 @@ def test_a_result_that_never_finished_is_not_kept(tmp_path: Path) -> None:
         ("image", {"reference": "x:1", "config_digest": result_files.DIGEST, "manifest_digest": None}),
     ],
 )
-def test_a_result_about_something_else_than_the_run_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_result_about_something_else_than_the_run_is_refused(tmp_path, name, value):
     with pytest.raises(ChecksFailedError, match=r"in result\.json differs from run\.json"):
         run(make_plan(tmp_path), tmp_path, answer=lambda told: json.dumps(of_run(told, **{name: value})))
 
 
-def test_a_result_that_was_edited_is_not_kept(tmp_path: Path) -> None:
+def test_a_result_that_was_edited_is_not_kept(tmp_path):
     plan, path = make_plan(tmp_path), tmp_path / "run" / "result.json"
     run(plan, tmp_path, answer=lambda told: healthy(told).replace('"passed"', '"failed"'))
     path.write_text(path.read_text().replace('"failed"', '"passed"'))
@@ -179,7 +173,7 @@ def keep_as_of(out: Path, started: dt.datetime, finished: dt.datetime) -> None:
 
 
 @pytest.mark.parametrize(("days", "kept"), [(6, True), (8, False)])
-def test_a_result_is_kept_for_a_week(tmp_path: Path, days: int, *, kept: bool) -> None:
+def test_a_result_is_kept_for_a_week(tmp_path, days, *, kept):
     plan = make_plan(tmp_path)
     run(plan, tmp_path)
     then = dt.datetime.now(dt.UTC) - dt.timedelta(days=days)
@@ -188,7 +182,7 @@ def test_a_result_is_kept_for_a_week(tmp_path: Path, days: int, *, kept: bool) -
 
 
 @pytest.mark.parametrize(("started", "finished"), [(-1, 1), (1, 1), (1, -1)])
-def test_a_result_from_the_future_is_not_kept(tmp_path: Path, started: int, finished: int) -> None:
+def test_a_result_from_the_future_is_not_kept(tmp_path, started, finished):
     plan, now = make_plan(tmp_path), dt.datetime.now(dt.UTC)
     run(plan, tmp_path)
     keep_as_of(tmp_path, now + started * HOUR, now + finished * HOUR)
@@ -199,9 +193,7 @@ def test_a_result_from_the_future_is_not_kept(tmp_path: Path, started: int, fini
     ("started", "finished"),
     [(-HOUR, -HOUR), (-HOUR, NONE), (NONE, HOUR), (HOUR, HOUR), (HOUR, NONE), (HOUR, None), (NONE, -HOUR)],
 )
-def test_times_that_the_image_made_up_are_refused(
-    tmp_path: Path, started: dt.timedelta, finished: dt.timedelta | None
-) -> None:
+def test_times_that_the_image_made_up_are_refused(tmp_path, started, finished):
     def lying(told: dict[str, Any]) -> str:
         now = dt.datetime.now(dt.UTC)
         ended = None if finished is None else (now + finished).isoformat()
@@ -214,7 +206,7 @@ def test_times_that_the_image_made_up_are_refused(
     assert suite.earlier_result(plan, tmp_path) is None
 
 
-def test_times_in_whole_milliseconds_are_those_of_the_run(tmp_path: Path) -> None:
+def test_times_in_whole_milliseconds_are_those_of_the_run(tmp_path):
     def writing(told: dict[str, Any]) -> str:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         return json.dumps(of_run(told, started=now, finished=now))

@@ -69,7 +69,7 @@ class ReaderEngine(HasFiles):
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Image:
+def image(tmp_path) -> Image:
     small = make_image(tmp_path / "oci")
     return Image(
         stack_id=STACK_ID,
@@ -93,7 +93,7 @@ def properties(item: dict[str, Any]) -> list[tuple[str, str]]:
     return [(entry["name"], entry["value"]) for entry in item["properties"]]
 
 
-def test_the_document_is_cyclonedx_about_this_digest(image: Image) -> None:
+def test_the_document_is_cyclonedx_about_this_digest(image):
     document = sbom_document.describe(image, RECORDS)
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     subject = document["metadata"]["component"]
@@ -102,7 +102,7 @@ def test_the_document_is_cyclonedx_about_this_digest(image: Image) -> None:
     assert {entry["ref"] for entry in document["dependencies"]} >= {subject["bom-ref"]}
 
 
-def test_python_distributions_have_version_licence_purl_and_the_hash_that_pip_recorded(image: Image) -> None:
+def test_python_distributions_have_version_licence_purl_and_the_hash_that_pip_recorded(image):
     torch = component(sbom_document.describe(image, RECORDS), "pkg:pypi/torch@2.13.0%2Bcpu")
     assert (torch["name"], torch["version"]) == ("torch", "2.13.0+cpu")
     assert torch["licenses"] == [{"expression": "BSD-3-Clause AND MIT", "acknowledgement": "declared"}]
@@ -110,18 +110,18 @@ def test_python_distributions_have_version_licence_purl_and_the_hash_that_pip_re
     assert ("stackcheck:files_sha256", "a" * 64) in properties(torch)
 
 
-def test_a_distribution_in_two_places_is_one_component_with_both(image: Image) -> None:
+def test_a_distribution_in_two_places_is_one_component_with_both(image):
     found = component(sbom_document.describe(image, RECORDS), "pkg:pypi/typing-extensions@4.16.0")
     assert len(properties(found)) == 2
     assert found["licenses"] == [{"license": {"id": "PSF-2.0", "acknowledgement": "declared"}}]
 
 
-def test_a_licence_text_is_no_name_and_the_classifier_stands_for_it(image: Image) -> None:
+def test_a_licence_text_is_no_name_and_the_classifier_stands_for_it(image):
     found = component(sbom_document.describe(image, RECORDS), "pkg:pypi/old-thing@0.1")
     assert [item["license"]["name"] for item in found["licenses"]] == ["MIT License"]
 
 
-def test_installed_debian_packages_are_listed_and_removed_ones_are_not(image: Image) -> None:
+def test_installed_debian_packages_are_listed_and_removed_ones_are_not(image):
     document = sbom_document.describe(image, RECORDS)
     names = [item["name"] for item in document["components"] if "pkg:deb" in item.get("purl", "")]
     assert sorted(names) == ["bash", "zlib1g"]
@@ -130,19 +130,19 @@ def test_installed_debian_packages_are_listed_and_removed_ones_are_not(image: Im
     assert properties(zlib) == [("stackcheck:files_sha256", "d" * 64)]
 
 
-def test_several_licences_are_names_and_never_an_expression_beside_them() -> None:
+def test_several_licences_are_names_and_never_an_expression_beside_them():
     bash = next(item for item in sbom_document.components(RECORDS) if item.name == "bash")
     stated = {licence.id or licence.name for licence in bash.licenses}
     assert stated == {"GFDL-NIV-1.3", "GPL-3+", "MIT AND BSD-3-Clause"}
 
 
-def test_what_could_not_be_read_is_said(image: Image) -> None:
+def test_what_could_not_be_read_is_said(image):
     assert sbom_document.describe(image, RECORDS)["properties"] == [
         {"name": "stackcheck:unread", "value": "/root"}
     ]
 
 
-def test_equal_images_give_equal_bytes_and_others_another_serial_number(image: Image) -> None:
+def test_equal_images_give_equal_bytes_and_others_another_serial_number(image):
     first = sbom_document.describe(image, RECORDS)
     assert compact_json(first) == compact_json(sbom_document.describe(image, RECORDS))
     other = dataclasses.replace(image, manifest_digest="sha256:" + "0" * 64)
@@ -155,9 +155,7 @@ def test_equal_images_give_equal_bytes_and_others_another_serial_number(image: I
     origin=st.none() | st.text(max_size=30) | st.sampled_from(["[]", '{"archive_info": 1}', "{"]),
 )
 @settings(max_examples=300, deadline=None)
-def test_whatever_an_image_holds_makes_a_document_and_no_traceback(
-    kind: str, text: str, origin: str | None
-) -> None:
+def test_whatever_an_image_holds_makes_a_document_and_no_traceback(kind, text, origin):
     record = {"kind": kind, "text": text, "head": text, "place": "/x", "files": None, "origin": origin}
     bom = Bom(components=sbom_document.components([*RECORDS[:-1], record]))
     assert json.loads(JsonV1Dot6(bom).output_as_string())["bomFormat"] == "CycloneDX"
@@ -168,13 +166,13 @@ def test_whatever_an_image_holds_makes_a_document_and_no_traceback(
     [([], 127), (INVENTORY[:-1], 0), (INVENTORY, 1), (["Traceback", *INVENTORY], 0)],
     ids=["no python", "cut short", "failed", "not records"],
 )
-def test_an_image_that_cannot_be_listed_is_an_error(lines: list[str], code: int) -> None:
+def test_an_image_that_cannot_be_listed_is_an_error(lines, code):
     engine: Any = ReaderEngine(lines, code)
     with pytest.raises(ChecksFailedError, match="could not be listed"):
         sbom.list_packages("stackcheck/x:1", FOUND, engine)
 
 
-def test_the_image_is_read_without_any_right_and_without_its_own_start_up_code(image: Image) -> None:
+def test_the_image_is_read_without_any_right_and_without_its_own_start_up_code(image):
     engine: Any = ReaderEngine(INVENTORY)
     assert sbom.list_packages(image.reference, FOUND, engine) == RECORDS
     (spec,) = engine.specs
@@ -184,7 +182,7 @@ def test_the_image_is_read_without_any_right_and_without_its_own_start_up_code(i
     assert {name for name, value in spec.env.items() if value is None} == {"LD_PRELOAD", "PYTHONHOME"}
 
 
-def test_a_python_whose_package_the_image_does_not_list_is_refused(image: Image, tmp_path: Path) -> None:
+def test_a_python_whose_package_the_image_does_not_list_is_refused(image, tmp_path):
     engine: Any = ReaderEngine(INVENTORY)
     engine.image = {"/usr/bin/python3": PYTHON, **dpkg(("/usr/bin/python3", PYTHON), status=STATUS)}
     with pytest.raises(ChecksFailedError, match="does not list the package of the image's Python"):
@@ -192,7 +190,7 @@ def test_a_python_whose_package_the_image_does_not_list_is_refused(image: Image,
     assert not (tmp_path / "sbom.json").exists()
 
 
-def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None:
+def test_it_is_read_once_an_image_and_kept(image, tmp_path):
     engine: Any = ReaderEngine(INVENTORY)
     first = sbom.load_or_create(image, engine, tmp_path, quiet)
     assert sbom.load_or_create(image, engine, tmp_path, quiet) == first == sbom.load_sbom(image, tmp_path)
@@ -207,14 +205,14 @@ def test_it_is_read_once_an_image_and_kept(image: Image, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def dist(image: Image, tmp_path: Path) -> Path:
+def dist(image: Image, tmp_path) -> Path:
     release(image, tmp_path / "dist", KEY)  # type: ignore[arg-type]
     return tmp_path / "dist"
 
 
 def test_the_reader_finds_distributions_wherever_they_lie_and_says_what_it_may_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     place = tmp_path / "opt" / "deep" / "a-1.dist-info"
     place.mkdir(parents=True)
     (place / "METADATA").write_bytes(b"Name: a\r\nVersion: 1\r\n\r\nA long description\r\n")
@@ -240,9 +238,7 @@ def test_the_reader_finds_distributions_wherever_they_lie_and_says_what_it_may_n
     assert (count, unread) == (5, [str(tmp_path / "closed")])
 
 
-def test_the_reader_takes_debians_database_and_licences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reader_takes_debians_database_and_licences(tmp_path, capsys, monkeypatch):
     (tmp_path / "info").mkdir()
     (tmp_path / "status").write_text("Package: bash\n")
     (tmp_path / "info" / "bash.md5sums").write_text("0 bin/bash\n")
@@ -271,7 +267,7 @@ def test_the_reader_takes_debians_database_and_licences(
         '{"kind": "end"}',
     ],
 )
-def test_records_that_lack_what_they_need_are_an_error(image: Image, tmp_path: Path, record: str) -> None:
+def test_records_that_lack_what_they_need_are_an_error(image, tmp_path, record):
     last = record if "end" in record else INVENTORY[-1]
     engine: Any = ReaderEngine([*INVENTORY[:-1], record, last])
     with pytest.raises(ChecksFailedError, match="could not be listed"):

@@ -19,28 +19,28 @@ from stackcheck.suite.verdict import MADE_UP
 GPU_ROW = {"model": "H200", "memory_bytes": 150 << 30, "lacks": ["fp8"], "unreadable": ["fan speed"]}
 
 
-def test_a_made_up_result_is_failed_for_that_alone() -> None:
+def test_a_made_up_result_is_failed_for_that_alone():
     found = judged(*HEALTHY, made_up=True)
     assert (found.status, found.reasons) == ("FAILED", (MADE_UP,))
 
 
-def test_no_required_checks_are_failed() -> None:
+def test_no_required_checks_are_failed():
     assert judged(*HEALTHY, required=()).status == "FAILED"
 
 
 @pytest.mark.parametrize("state", ["running", "crashed"])
-def test_a_run_that_did_not_finish_is_failed(state: str) -> None:
+def test_a_run_that_did_not_finish_is_failed(state):
     verdict = judged(*HEALTHY, state=state, finished=None)
     assert verdict.status == "FAILED"
     assert state in verdict.reasons[0]
 
 
-def test_a_check_that_the_suites_do_not_have_is_failed() -> None:
+def test_a_check_that_the_suites_do_not_have_is_failed():
     verdict = judged(*HEALTHY, check("test_c.py::test_three"), required=REQUIRED)
     assert verdict.reasons == ("test_c.py::test_three: not a check of this checkout's suites",)
 
 
-def test_a_missing_or_renamed_check_is_failed() -> None:
+def test_a_missing_or_renamed_check_is_failed():
     verdict = judged(*HEALTHY[:2], check("test_b.py::test_too"), required=REQUIRED)
     assert "test_b.py::test_two: no result" in verdict.reasons
 
@@ -49,7 +49,7 @@ def selected(dropped: int) -> dict[str, Any]:
     return {"arguments": ["-k"], "collected": 2, "deselected": 0, "dropped": dropped}
 
 
-def test_a_check_that_another_certificate_vouches_for_need_not_run() -> None:
+def test_a_check_that_another_certificate_vouches_for_need_not_run():
     held = {"carried": frozenset({REQUIRED[2], "test_z.py::of_no_suite"})}
     of_suites = {"carried": frozenset({REQUIRED[2]})}
     found = judged(*HEALTHY[:2], held_to=of_suites, selection=selected(1))
@@ -70,7 +70,7 @@ def test_a_check_that_another_certificate_vouches_for_need_not_run() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["failed", "error", "skipped"])
-def test_an_advisory_check_does_not_decide_but_has_to_be_there(outcome: str) -> None:
+def test_an_advisory_check_does_not_decide_but_has_to_be_there(outcome):
     advisory = (Advisory(check="test_c.py::test_three[1]", reason="a virtual machine hides it"),)
     held = {"advisory": advisory}
     assert judged(*HEALTHY, check("test_c.py::test_three[1]", outcome), held_to=held).status == "PASSED"
@@ -108,23 +108,21 @@ def skip(kind: str, **needs: Any) -> dict[str, Any]:
         (check("test_c.py::test_x", "skipped"), False),
     ],
 )
-def test_a_skip_is_accepted_only_if_this_hosts_data_confirm_it(
-    skipped: dict[str, Any], accepted: bool
-) -> None:
+def test_a_skip_is_accepted_only_if_this_hosts_data_confirm_it(skipped, accepted):
     facts = Facts(rows=[GPU_ROW], packages={"torch": "2.11.0", "triton": "3.6.0"}, archs=("sm_90",))
     verdict = judged(*HEALTHY, skipped, held_to={"facts": facts})
     assert verdict.status == ("PASSED" if accepted else "FAILED")
     assert accepted or "the skip is not accepted" in verdict.reasons[0]
 
 
-def test_a_stack_without_torch_is_never_certified() -> None:
+def test_a_stack_without_torch_is_never_certified():
     held = {"facts": Facts(rows=[GPU_ROW], packages={})}
     verdict = judged(*HEALTHY, skip("not in this stack", package="torch"), held_to=held)
     assert verdict.status == "FAILED"
     assert "a stack without torch is never certified" in verdict.reasons[0]
 
 
-def test_devices_that_this_host_does_not_see_are_failed() -> None:
+def test_devices_that_this_host_does_not_see_are_failed():
     assert judged(*HEALTHY, held_to={"devices": ("d0",)}).status == "PASSED"
     verdict = judged(*HEALTHY, held_to={"devices": ("d0", "d1")})
     assert verdict.reasons == ("the result is about 1 devices, this host sees 2 (by id)",)
@@ -140,9 +138,7 @@ def test_devices_that_this_host_does_not_see_are_failed() -> None:
         (["d0"], ["d0", "d1"], "checks used 1 devices that this host does not have (by id)"),
     ],
 )
-def test_the_suites_see_and_use_the_devices_of_this_host(
-    seen: list[str], used: list[str], says: str | None
-) -> None:
+def test_the_suites_see_and_use_the_devices_of_this_host(seen, used, says):
     checks = [check | {"devices": used} for check in HEALTHY]
     verdict = judged(*checks, held_to={"devices": ("d0",)}, seen_devices=seen)
     assert verdict.reasons == ((says,) if says else ())
@@ -164,49 +160,49 @@ KEY = ("test_b.py::test_speed", 0)
         (None, "FAILED"),
     ],
 )
-def test_the_bound_of_this_checkout_decides(found: Bound | None, status: str) -> None:
+def test_the_bound_of_this_checkout_decides(found, status):
     assert judged(*HEALTHY, FAST, bounds=Bounds({KEY: found})).status == status
 
 
-def test_a_standard_run_measures_everything_that_has_a_bound() -> None:
+def test_a_standard_run_measures_everything_that_has_a_bound():
     found = Bounds(unmeasured=("copy_gb_per_s with {}",))
     assert judged(*HEALTHY, bounds=found).status == "PASSED"  # a smoke run measures no speed
     verdict = judged(*HEALTHY, bounds=found, tier="standard")
     assert verdict.reasons == ("no check measured copy_gb_per_s with {}, which has a bound",)
 
 
-def test_a_deselected_instance_is_failed_and_says_by_what_although_another_instance_passed() -> None:
+def test_a_deselected_instance_is_failed_and_says_by_what_although_another_instance_passed():
     selection = {"arguments": ["-k", "not one[2]"], "collected": 2, "deselected": 0, "dropped": 1}
     verdict = judged(HEALTHY[0], HEALTHY[2], selection=selection)
     assert verdict.reasons[0] == "1 checks of the tier were deselected; arguments: -k not one[2]"
     assert verdict.status == "FAILED"
 
 
-def test_checks_of_a_later_tier_may_be_left_out() -> None:
+def test_checks_of_a_later_tier_may_be_left_out():
     selection = {"arguments": [], "collected": 3, "deselected": 7, "dropped": 0}
     assert judged(*HEALTHY, selection=selection).status == "PASSED"
 
 
 @pytest.mark.parametrize("dropped", [{}, {"dropped": None}])
-def test_a_result_that_does_not_say_what_was_left_out_of_its_tier_is_failed(dropped: dict[str, None]) -> None:
+def test_a_result_that_does_not_say_what_was_left_out_of_its_tier_is_failed(dropped):
     verdict = judged(*HEALTHY, selection={"arguments": [], "collected": 3, "deselected": 3, **dropped})
     assert verdict.reasons == ("the result does not say how many checks of the tier were deselected",)
     assert verdict.status == "FAILED"
 
 
 @pytest.mark.parametrize("deselected", [0, 1, 9])
-def test_fewer_reports_than_selected_checks_are_failed(deselected: int) -> None:
+def test_fewer_reports_than_selected_checks_are_failed(deselected):
     selection = {"arguments": [], "collected": 4, "deselected": deselected, "dropped": 0}
     assert "4 checks were selected and 3 reported" in judged(*HEALTHY, selection=selection).reasons[0]
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
-def test_a_vendor_without_a_device_is_failed_with_that_reason(vendor: str) -> None:
+def test_a_vendor_without_a_device_is_failed_with_that_reason(vendor):
     verdict = judged(*HEALTHY, host=host(vendor))
     assert f"vendor {vendor} was named and no {vendor.upper()} device is visible" in verdict.reasons
 
 
-def test_a_run_on_another_vendor_than_the_stack_is_for_is_failed() -> None:
+def test_a_run_on_another_vendor_than_the_stack_is_for_is_failed():
     verdict = judged(*HEALTHY, held_to={"vendor": "amd"})
     assert verdict.reasons == ("the stack is for amd, the run was on vendor cpu",)
 
@@ -225,7 +221,7 @@ def test_a_run_on_another_vendor_than_the_stack_is_for_is_failed() -> None:
     ],
     ids=["null", "null-pass", "fail", "no-threshold", "below-min", "no-bound", "no-direction", "above-max"],
 )
-def test_a_required_metric_without_proof_is_failed(broken: dict[str, Any]) -> None:
+def test_a_required_metric_without_proof_is_failed(broken):
     verdict = judged(*HEALTHY, check("test_b.py::test_speed", metrics=[broken]))
     assert verdict.status == "FAILED"
     assert "busbw" in verdict.reasons[0]
@@ -234,7 +230,7 @@ def test_a_required_metric_without_proof_is_failed(broken: dict[str, Any]) -> No
 NO_BOUND = metric(verdict="no_threshold", bound=None, direction=None)
 
 
-def test_a_missing_bound_is_an_outcome_of_its_own_with_the_next_command() -> None:
+def test_a_missing_bound_is_an_outcome_of_its_own_with_the_next_command():
     bare = check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=[NO_BOUND])
     verdict = judged(*HEALTHY, bare)
     assert (verdict.status, verdict.unbounded, verdict.lacks_only_bounds) == ("FAILED", (bare["id"],), True)
@@ -244,7 +240,7 @@ def test_a_missing_bound_is_an_outcome_of_its_own_with_the_next_command() -> Non
 
 
 @pytest.mark.parametrize("metrics", [[], [metric()], [NO_BOUND, metric(value=4.0, verdict="fail")]])
-def test_a_check_that_only_claims_to_lack_a_bound_is_failed(metrics: list[dict[str, Any]]) -> None:
+def test_a_check_that_only_claims_to_lack_a_bound_is_failed(metrics):
     verdict = judged(
         *HEALTHY, check("test_b.py::test_speed", "failed", cause="no_threshold", metrics=metrics)
     )
@@ -257,7 +253,7 @@ MIXED = (H200, TestTarget(device="MI300X", count=8), TestTarget(device="H200", c
 
 
 @pytest.mark.parametrize("models", [["H200"] * 8, ["H200"] * 4, ["MI300X"] * 8])
-def test_a_run_on_one_of_the_machines_that_the_stack_names_is_passed(models: list[str]) -> None:
+def test_a_run_on_one_of_the_machines_that_the_stack_names_is_passed(models):
     on = host(
         "nvidia", *models, driver="999.9"
     )  # nightly runs are there for drivers that the matrix does not know
@@ -277,15 +273,15 @@ def test_a_run_on_one_of_the_machines_that_the_stack_names_is_passed(models: lis
     ids=["fewer", "more", "another model", "none of several", "others beside them", "names none"],
 )
 def test_a_run_on_another_machine_is_unfit_and_says_where_it_was_and_where_it_has_to_be(
-    models: list[str], machines: tuple[TestTarget, ...], reason: str
-) -> None:
+    models, machines, reason
+):
     verdict = judged(*HEALTHY, host=host("nvidia", *models), machines=machines)
     assert verdict.status == "UNFIT"
     assert (len(verdict.reasons), verdict.invalid) == (1, ())
     assert reason in verdict.reasons[0]
 
 
-def test_a_run_without_any_device_is_on_no_machine() -> None:
+def test_a_run_without_any_device_is_on_no_machine():
     assert judged(*HEALTHY, host=host() | {"devices": []}).status == "UNFIT"
 
 
@@ -298,7 +294,7 @@ def waived(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])
-def test_a_waived_check_is_warned_and_named(outcome: str) -> None:
+def test_a_waived_check_is_warned_and_named(outcome):
     allowed = waived("test_a.py::test_one[3]")
     verdict = judged(*HEALTHY, check("test_a.py::test_one[3]", outcome), held_to=allowed)
     assert (verdict.status, verdict.warned) == ("PASSED", ("test_a.py::test_one[3]",))
@@ -306,14 +302,14 @@ def test_a_waived_check_is_warned_and_named(outcome: str) -> None:
     assert verdict.as_json()["waivers"][0]["until"] == "2999-01-01"
 
 
-def test_waivers_for_everything_prove_nothing() -> None:
+def test_waivers_for_everything_prove_nothing():
     failing = (check("test_a.py::test_one", "failed"), check("test_b.py::test_two", "failed"))
     ids = tuple(str(item["id"]) for item in failing)
     allowed = waived("test_a.py::test_one", "test_b.py::test_two")
     assert judged(*failing, required=ids, held_to=allowed).status == "FAILED"
 
 
-def test_a_failure_whose_waiver_ended_names_its_last_day() -> None:
+def test_a_failure_whose_waiver_ended_names_its_last_day():
     expired = {"expired": (waiver("test_a.py::test_one[3]", until="2026-01-31"),)}
     verdict = judged(*HEALTHY, check("test_a.py::test_one[3]", "failed"), held_to=expired)
     assert "test_a.py::test_one[3]: its waiver ended on 2026-01-31" in verdict.reasons
@@ -323,12 +319,12 @@ def test_a_failure_whose_waiver_ended_names_its_last_day() -> None:
     "name",
     ["*", "test_a.py::*", "test_?", "", " ", "test_a.py", "test_a.py::test_x[*]", "test_a.py::test_x[?-*]"],
 )
-def test_a_waiver_for_a_pattern_is_refused(name: str) -> None:
+def test_a_waiver_for_a_pattern_is_refused(name):
     with pytest.raises(ValidationError, match="is not a check"):
         waiver(name)
 
 
-def test_a_waiver_for_one_way_leaves_every_other_way_to_decide() -> None:
+def test_a_waiver_for_one_way_leaves_every_other_way_to_decide():
     ways = [f"test_a.py::test_one[{way}-{kind}]" for way in ("cudnn", "flash", "flex") for kind in ("a", "b")]
     results = [check(name, "failed") for name in ways]
     found = judged(
@@ -350,9 +346,7 @@ UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 
 @UNHURRIED
 @given(runs, waived_names, names, st.sampled_from(["failed", "error"]))
-def test_adding_a_failure_never_makes_a_verdict_better(
-    run: dict[str, str], waivers: list[str], name: str, outcome: str
-) -> None:
+def test_adding_a_failure_never_makes_a_verdict_better(run, waivers, name, outcome):
     """Unless a waiver names that check: it ran, and the certificate states who accepted it."""
     new = name + "[new]"
     covered = any(waiver(item).covers(new) for item in waivers)
@@ -367,9 +361,7 @@ def test_adding_a_failure_never_makes_a_verdict_better(
 
 @UNHURRIED
 @given(runs, waived_names, st.data())
-def test_losing_a_result_never_makes_a_verdict_passed(
-    run: dict[str, str], waivers: list[str], data: st.DataObject
-) -> None:
+def test_losing_a_result_never_makes_a_verdict_passed(run, waivers, data):
     lost = data.draw(st.sets(st.sampled_from(sorted(run)), min_size=1)) if run else set()
     kept = [check(k, v) for k, v in run.items() if k not in lost]
     selection = {"arguments": [], "collected": len(run), "deselected": 0}
@@ -379,8 +371,6 @@ def test_losing_a_result_never_makes_a_verdict_passed(
 
 @UNHURRIED
 @given(runs, st.sampled_from(REQUIRED))
-def test_a_run_without_one_of_its_checks_is_never_passed_even_if_it_was_never_collected(
-    run: dict[str, str], name: str
-) -> None:
+def test_a_run_without_one_of_its_checks_is_never_passed_even_if_it_was_never_collected(run, name):
     kept = [check(k, v) for k, v in run.items() if k != name]
     assert judged(*kept, required=(*run, name)).status == "FAILED"

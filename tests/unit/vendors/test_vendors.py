@@ -15,7 +15,7 @@ from vendors import amd_kernel
 
 
 @pytest.fixture
-def amd_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def amd_host(tmp_path, monkeypatch) -> Path:
     """One processor node and one MI300X as KFD and DRM show them."""
     nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     for name, text in {"0": "simd_count 0\n", "1": GPU_NODE}.items():
@@ -46,7 +46,7 @@ CARD = {
 }
 
 
-def test_an_amd_gpu_is_read_from_sysfs_with_units(amd_host: Path) -> None:
+def test_an_amd_gpu_is_read_from_sysfs_with_units(amd_host):
     (device,) = amd.devices()
     assert (device.arch, device.memory_bytes, device.power_cap_w) == ("gfx942", 192 * 2**30, 750.0)
     assert amd.driver() == "6.10.5"
@@ -54,27 +54,27 @@ def test_an_amd_gpu_is_read_from_sysfs_with_units(amd_host: Path) -> None:
     assert amd_host.exists()
 
 
-def test_a_uuid_never_leaves_the_host(amd_host: Path) -> None:
+def test_a_uuid_never_leaves_the_host(amd_host):
     (device,) = amd.devices()
     assert CARD["unique_id"] not in device.id
     assert amd_host.exists()
 
 
-def test_an_amd_gpu_has_the_id_that_the_suites_see_in_the_container(amd_host: Path) -> None:
+def test_an_amd_gpu_has_the_id_that_the_suites_see_in_the_container(amd_host):
     """HIP, ROCr and harness/resultfile.py write 77 so, before they hash it."""
     (device,) = amd.devices()
     assert device.id == vendors.anonymous_id("GPU-000000000000004d")
     assert amd_host.exists()
 
 
-def test_each_variable_that_a_vendor_names_is_known_to_hide_devices() -> None:
+def test_each_variable_that_a_vendor_names_is_known_to_hide_devices():
     named = [name for vendor in ("amd", "nvidia", "cpu") for name in vendors.module(vendor).visibility()]
     assert {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"} <= set(named)
     assert all(vendors.hides_devices(name) for name in named)
     assert not vendors.hides_devices("CUDA_DEVICE_ORDER")
 
 
-def test_amd_nodes_are_passed_by_path_and_not_as_the_whole_folder(amd_host: Path) -> None:
+def test_amd_nodes_are_passed_by_path_and_not_as_the_whole_folder(amd_host):
     needs = amd.container_needs()
     assert needs.devices == (str(amd_host / "dev/kfd"), str(amd_host / "dev/dri/renderD128"))
 
@@ -91,9 +91,7 @@ def test_amd_nodes_are_passed_by_path_and_not_as_the_whole_folder(amd_host: Path
         ("0x0000002c", 90500, False),
     ],
 )
-def test_scratch_is_kept_by_the_firmware_of_an_mi300(
-    amd_host: Path, version: str | None, arch: int, *, kept: bool
-) -> None:
+def test_scratch_is_kept_by_the_firmware_of_an_mi300(amd_host, version, arch, *, kept):
     for file in (amd_host / "sys").rglob("properties"):
         text = file.read_text(encoding="utf-8")
         file.write_text(
@@ -106,26 +104,26 @@ def test_scratch_is_kept_by_the_firmware_of_an_mi300(
     assert dict(amd.container_needs().env) == ({"HSA_NO_SCRATCH_RECLAIM": "1"} if kept else {})
 
 
-def test_a_host_without_kfd_has_no_amd_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_kfd_has_no_amd_device(tmp_path, monkeypatch):
     monkeypatch.setattr(amd, "SYS", tmp_path)
     assert not amd.present()
     assert amd.driver() is None
 
 
-def test_two_vendors_on_one_host_have_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_vendors_on_one_host_have_to_be_named(monkeypatch):
     monkeypatch.setattr(amd, "present", lambda: True)
     monkeypatch.setattr(nvidia, "present", lambda: True)
     with pytest.raises(ConfigurationError, match="two vendors"):
         vendors.detect()
 
 
-def test_a_new_driver_changes_the_fingerprint_and_grown_memory_does_not() -> None:
+def test_a_new_driver_changes_the_fingerprint_and_grown_memory_does_not():
     host = vendors.host("cpu")
     assert dataclasses.replace(host, memory_bytes=1).digest() == host.digest()
     assert dataclasses.replace(host, driver="580.1").digest() != host.digest()
 
 
-def test_the_processor_stands_in_as_one_device_of_model_cpu() -> None:
+def test_the_processor_stands_in_as_one_device_of_model_cpu():
     assert [device.model for device in cpu.devices()] == ["CPU"]
 
 
@@ -147,19 +145,17 @@ STACKS = resolve.load_stacks(Path(__file__).resolve().parents[3])
         ("2.12.1", ["gfx90a"], {"HIP_FORCE_DEV_KERNARG"}),
     ],
 )
-def test_an_image_sets_what_belongs_to_its_torch_and_architectures(
-    torch: str, archs: list[str], expected: set[str]
-) -> None:
+def test_an_image_sets_what_belongs_to_its_torch_and_architectures(torch, archs, expected):
     assert set(environment.of_image("amd", torch, archs)) == expected
 
 
-def test_what_amds_recipes_set_differently_is_left_to_the_job() -> None:
+def test_what_amds_recipes_set_differently_is_left_to_the_job():
     left = {one.name for one in environment.variables("amd") if len(one.values) > 1}
     assert left
     assert all(not left & set(stack.env) for stack in STACKS)
 
 
-def test_every_row_has_a_source_and_the_matrix_may_overrule_it() -> None:
+def test_every_row_has_a_source_and_the_matrix_may_overrule_it():
     assert all(one.source and one.because for one in environment.variables("amd"))
     assert all(one.source and one.note for one in environment.names("amd"))
     assert all(
@@ -167,7 +163,7 @@ def test_every_row_has_a_source_and_the_matrix_may_overrule_it() -> None:
     )
 
 
-def test_no_other_vendor_and_no_stack_without_torch_gets_any() -> None:
+def test_no_other_vendor_and_no_stack_without_torch_gets_any():
     assert environment.variables("nvidia") == environment.variables("cpu") == ()
     names = {one.name for one in environment.variables("amd")}
     others = [stack for stack in STACKS if stack.vendor != "amd" or stack.torch is None]
@@ -189,7 +185,7 @@ def device(name: str) -> HostDevice:
 
 
 @pytest.fixture
-def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sysfs(tmp_path, monkeypatch) -> Path:
     """Two GPUs, of which the driver lists the first, behind one port each; a third device is no GPU."""
     for address, kind in ((GPU, "0x030200"), (OTHER, "0x030200"), ("0000:20:00.0", "0x020000")):
         folder = tmp_path / "devices/pci0000:00" / PORT / address
@@ -247,13 +243,7 @@ def write(folder: Path, width: int, now: int, most: int) -> None:
         ((16, 4, 6), (16, 3, 6), HostLink(width=16, generation=3, max_generation=6)),
     ],
 )
-def test_the_slowest_port_on_the_way_decides(
-    sysfs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    of_gpu: tuple[int, int, int],
-    of_port: tuple[int, int, int],
-    expected: HostLink,
-) -> None:
+def test_the_slowest_port_on_the_way_decides(sysfs, monkeypatch, of_gpu, of_port, expected):
     write(sysfs / PORT, *of_port)
     write(sysfs / PORT / GPU, *of_gpu)
     found = look(monkeypatch, "a", "b")
@@ -262,17 +252,13 @@ def test_the_slowest_port_on_the_way_decides(
     assert amd_kernel.slot_generation(GPU) == of_port[2]  # the suites read slots from the same files
 
 
-def test_a_machine_that_shows_no_links_tells_nothing_of_them(
-    sysfs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_shows_no_links_tells_nothing_of_them(sysfs, monkeypatch):
     (sysfs / PORT / GPU / "current_link_speed").write_text("Unknown\n")
     assert look(monkeypatch, "a", "b").links == (None, None)
     assert amd_kernel.slot_generation(GPU) is None
 
 
-def test_gpus_that_no_list_has_and_devices_that_are_gone(
-    sysfs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_no_list_has_and_devices_that_are_gone(sysfs, monkeypatch):
     assert sysfs.is_dir()
     assert look(monkeypatch, "a", "b").unlisted == (OTHER,)
     assert look(monkeypatch, "a", "b").gone == ()
@@ -281,12 +267,12 @@ def test_gpus_that_no_list_has_and_devices_that_are_gone(
 
 
 @pytest.mark.parametrize("backend", [amd, nvidia, cpu], ids=lambda module: module.__name__)
-def test_each_vendor_gives_addresses_of_its_devices(backend: types.ModuleType) -> None:
+def test_each_vendor_gives_addresses_of_its_devices(backend):
     known = {one.id for one in backend.devices()}
     assert set(backend.addresses()) <= known
 
 
-def test_a_gpu_that_fell_off_its_bus_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_fell_off_its_bus_is_not_listed(monkeypatch):
     lost = nvidia.pynvml.NVMLError_GpuIsLost
 
     def uuid(handle: int) -> str:

@@ -18,6 +18,7 @@ from stackcheck.errors import BuildError, ConfigurationError, EngineError, FileE
 from stackcheck.files import atomic, origins
 from stackcheck.imaging.wheels import environment, wheel_supply
 from stackcheck.imaging.wheels.environment import Made
+from waits import run_program
 
 SCRIPT = b"#!python\nprint('hello')\n"
 FILES = {
@@ -76,7 +77,7 @@ def content(wheel: Path) -> Mapping[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory) -> Path:
     """An environment with three packages that pip installed."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "env", with_pip=False)
@@ -89,7 +90,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def python(original: Path, tmp_path: Path) -> Path:
+def python(original: Path, tmp_path) -> Path:
     """A copy of it that a test may damage."""
     subprocess.run(["cp", "-a", original.parents[1], tmp_path / "env"], check=True)
     return tmp_path / "env" / "bin" / "python"
@@ -104,9 +105,7 @@ def fill(folder: Path, python: Path, *wanted: str) -> Made:
     return environment.fill(folder, python, wanted=wanted, report=print)
 
 
-def test_a_wheel_made_again_installs_the_same_files_and_is_the_same_file_in_every_run(
-    original: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_made_again_installs_the_same_files_and_is_the_same_file_in_every_run(original, tmp_path):
     made = fill(tmp_path / "a", original)
     again = fill(tmp_path / "b", original)
     assert made.written == (
@@ -121,18 +120,14 @@ def test_a_wheel_made_again_installs_the_same_files_and_is_the_same_file_in_ever
     venv.create(tmp_path / "second", with_pip=False)
     second = tmp_path / "second" / "bin" / "python"
     install(second, tmp_path / "a" / "thing-1.2-py3-none-any.whl")  # pip holds it to its new RECORD's form
-    greeted = subprocess.run(
-        [second.with_name("greet")], capture_output=True, text=True, check=True, timeout=60
-    )
+    greeted = run_program([second.with_name("greet")], check=True, timeout=60)
     assert greeted.stdout == "hello\n"
     assert (tmp_path / "second/share/thing/table.txt").read_bytes() == b"1 2 3\n"
     for name in ("thing/__init__.py", "thing_start.pth"):
         assert (packages(second) / name).read_bytes() == FILES[name]
 
 
-def test_only_what_a_stack_needs_is_made_and_a_given_wheel_is_preferred(
-    original: Path, tmp_path: Path
-) -> None:
+def test_only_what_a_stack_needs_is_made_and_a_given_wheel_is_preferred(original, tmp_path):
     given = make(tmp_path / "house", "needed", "2.0")
     made = fill(given.parent, original, "thing==1.2", "absent>=1")
     assert made.written == ("thing-1.2-py3-none-any.whl",)
@@ -162,8 +157,8 @@ def test_only_what_a_stack_needs_is_made_and_a_given_wheel_is_preferred(
     ],
 )
 def test_what_is_not_as_it_was_installed_is_refused_by_name_and_nothing_is_left(
-    python: Path, tmp_path: Path, damage: str, says: str
-) -> None:
+    python, tmp_path, damage, says
+):
     site = packages(python)
     info, file = site / "thing-1.2.dist-info", site / "thing" / "__init__.py"
     record = info / "RECORD"
@@ -190,16 +185,14 @@ def test_what_is_not_as_it_was_installed_is_refused_by_name_and_nothing_is_left(
     )  # the rest is usable
 
 
-def test_a_program_that_is_no_python_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_program_that_is_no_python_is_a_clear_error(tmp_path):
     with pytest.raises(ConfigurationError, match="packages of this Python interpreter cannot be listed"):
         fill(tmp_path / "house", Path("/bin/false"))
     with pytest.raises(ConfigurationError, match="packages of this Python interpreter cannot be listed"):
         fill(tmp_path / "house", tmp_path / "absent")
 
 
-def test_a_full_disk_is_seen_before_the_first_byte(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_seen_before_the_first_byte(original, tmp_path, monkeypatch):
     usage = type(atomic.shutil.disk_usage("/"))
     monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _path: usage(10, 10, 0))
     with pytest.raises(FileError, match="not enough room for the wheels") as caught:
@@ -208,13 +201,13 @@ def test_a_full_disk_is_seen_before_the_first_byte(
     assert not list((tmp_path / "house").glob("*.whl"))
 
 
-def test_a_folder_that_cannot_be_written_is_exit_10(original: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_exit_10(original, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError):
         fill(tmp_path / "file" / "house", original)
 
 
-def test_a_script_keeps_a_first_line_that_names_no_installed_interpreter() -> None:
+def test_a_script_keeps_a_first_line_that_names_no_installed_interpreter():
     replaced = [
         environment._INTERPRETER.sub(rb"#!\g<window>\n", line, count=1)
         for line in (b"#!/opt/venv/bin/python3.12\nx", b"#!/usr/bin/env python\nx", b"#!/bin/sh\nx")
@@ -229,7 +222,7 @@ def pinned(data: bytes) -> wheel_supply.Pinned:
     )
 
 
-def test_a_file_of_the_right_name_and_another_hash_is_none(tmp_path: Path) -> None:
+def test_a_file_of_the_right_name_and_another_hash_is_none(tmp_path):
     (tmp_path / "x_1_amd64.deb").write_bytes(b"other")
     assert wheel_supply.find([pinned(b"right")], [tmp_path], None) == {}
     (tmp_path / "x_1_amd64.deb").write_bytes(b"right")
@@ -238,7 +231,7 @@ def test_a_file_of_the_right_name_and_another_hash_is_none(tmp_path: Path) -> No
     ]
 
 
-def test_the_cache_is_looked_into_by_hash(tmp_path: Path) -> None:
+def test_the_cache_is_looked_into_by_hash(tmp_path):
     one = pinned(b"right")
     place = tmp_path / "wheels" / one.sha256 / one.file
     place.parent.mkdir(parents=True)
@@ -246,7 +239,7 @@ def test_the_cache_is_looked_into_by_hash(tmp_path: Path) -> None:
     assert wheel_supply.find([one], [], tmp_path) == {one: place}
 
 
-def test_a_host_without_apt_says_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_apt_says_where_to_go(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     source = apt.AptSource(
         uris=("https://me:hunter2@m.example.org/amd",), suites=("noble",), components=("main",)

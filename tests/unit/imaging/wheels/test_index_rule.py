@@ -73,7 +73,7 @@ def asked_by_lock(stack: Stack, upstream: Upstream) -> tuple[str, ...]:
 )
 def test_a_build_asks_torchs_makers_where_and_only_where_lock_did(
     name, mirrors, reached, monkeypatch, tmp_path
-) -> None:
+):
     stack = stack_of(*name)
     monkeypatch.setattr(Upstream, "answers", lambda _self, url: None if reached else f"{url}: out of reach")
     monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
@@ -115,7 +115,7 @@ def conf_of_build(stack: Stack, upstream: Upstream, monkeypatch: pytest.MonkeyPa
     return supply.lay_out(plan, SimpleNamespace(instructions=()), folder)  # type: ignore[arg-type]
 
 
-def test_a_wheelhouse_of_our_own_does_not_hide_torchs_index(monkeypatch, tmp_path) -> None:
+def test_a_wheelhouse_of_our_own_does_not_hide_torchs_index(monkeypatch, tmp_path):
     monkeypatch.setattr(Upstream, "answers", lambda *_args: None)
     monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
     configure(monkeypatch, (None, None, None, None))
@@ -136,21 +136,19 @@ install.pre='true'
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> host_settings.HostSettings:
+def settings(monkeypatch) -> host_settings.HostSettings:
     monkeypatch.setattr(host_settings, "pip_settings", lambda: pip_settings.parse(LISTED))
     monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
     return host_settings.host_settings()
 
 
-def test_the_environment_wins_over_files_as_in_pip() -> None:
+def test_the_environment_wins_over_files_as_in_pip():
     parsed = pip_settings.parse(LISTED)
     assert parsed["find-links"] == ("/srv/wheels", "https://links.example.org/")
     assert parsed["pre"] == ("true",)
 
 
-def test_local_places_become_the_wheelhouse_and_remote_ones_pass(
-    settings: host_settings.HostSettings,
-) -> None:
+def test_local_places_become_the_wheelhouse_and_remote_ones_pass(settings):
     assert settings.folders == (Path("/srv/wheels"),)
     assert settings.indexes == (Path("/srv/index/simple"),)
     text = settings.pip_conf(wheelhouse=True)
@@ -160,15 +158,13 @@ def test_local_places_become_the_wheelhouse_and_remote_ones_pass(
     assert "/srv" not in text
 
 
-def test_a_host_with_only_a_local_index_asks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_with_only_a_local_index_asks_no_other(monkeypatch):
     monkeypatch.setattr(host_settings, "pip_settings", lambda: {"index-url": ("file:///srv/index/simple",)})
     monkeypatch.setattr(host_settings, "ca_bundle", lambda _settings: None)
     assert "no-index = true" in host_settings.host_settings().pip_conf(wheelhouse=True)
 
 
-def test_a_bundle_too_large_for_a_secret_is_refused_before_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_too_large_for_a_secret_is_refused_before_the_build(tmp_path, monkeypatch):
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # which pip takes first
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "large.crt").write_bytes(b"x" * (host_settings.SECRET_LIMIT_BYTES + 1))
@@ -176,7 +172,7 @@ def test_a_bundle_too_large_for_a_secret_is_refused_before_the_build(
         host_settings.ca_bundle({"cert": (str(tmp_path / "large.crt"),)})
 
 
-def test_apt_sources_pass_only_between_equal_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apt_sources_pass_only_between_equal_distributions(monkeypatch):
     monkeypatch.setattr(apt, "host_release", lambda: {"ID": "debian", "VERSION_CODENAME": "bookworm"})
     source = apt.AptSource(
         uris=("http://mirror.example.org/debian",),
@@ -218,7 +214,7 @@ def gather(lock: str, host: host_settings.HostSettings, folder: Path) -> tuple[s
     return wheelhouse.look(requirements.read_packages(lock), host, {}).lay_out(folder)
 
 
-def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
+def test_only_what_the_lock_names_is_gathered(tmp_path):
     host = host_with(
         tmp_path,
         {
@@ -235,7 +231,7 @@ def test_only_what_the_lock_names_is_gathered(tmp_path: Path) -> None:
     )
 
 
-def test_a_users_wheel_is_left_as_it_is_and_one_of_the_cache_is_linked(tmp_path: Path) -> None:
+def test_a_users_wheel_is_left_as_it_is_and_one_of_the_cache_is_linked(tmp_path):
     """uv unpacks a local wheel anew when its inode's time has changed, as a link to it would."""
     host = host_with(tmp_path, {"a-1.0-py3-none-any.whl": b"a"})
     users = host.folders[0] / "a-1.0-py3-none-any.whl"

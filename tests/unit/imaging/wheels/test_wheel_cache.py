@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from stackcheck.imaging.wheels import wheel_cache
 TARGET = platforms.InstallTarget(platform="linux/amd64", python="3.11", glibc=36)
 
 
-def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_wheel_is_taken_away_and_said(tmp_path, monkeypatch):
     wheel = make_wheel(tmp_path / "index")
     wanted = requirements.read_packages(locked_line(wheel))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
@@ -34,9 +33,7 @@ def test_a_damaged_wheel_is_taken_away_and_said(tmp_path: Path, monkeypatch: pyt
     assert len(cache.find(wanted, print)) == 1
 
 
-def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(tmp_path, monkeypatch):
     folder = tmp_path / "index"
     fits = make_wheel(folder)
     other = make_wheel(folder, "other_machine", tag="cp311-cp311-manylinux_2_17_aarch64")
@@ -53,7 +50,7 @@ def test_every_package_that_cannot_be_had_is_named_and_the_others_arrive(
         assert {package.name for package in cache.fill(wanted, arm, ())} == {"newer-glibc"}
 
 
-def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_what_a_stage_handed_over_comes_back_whole_or_not_at_all(tmp_path):
     output = tmp_path / "output"
     make_wheel(output / "deep")
     cache = wheel_cache.WheelCache(tmp_path / "cache")
@@ -94,9 +91,7 @@ def seal_with_another_secret(stage: Path, cache: wheel_cache.WheelCache, key: st
 
 
 @pytest.mark.parametrize("attack", [forge, copy_a_seal, take_the_seal_away, seal_with_another_secret])
-def test_a_stage_that_another_user_of_the_folder_wrote_is_not_used(
-    attack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_another_user_of_the_folder_wrote_is_not_used(attack, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "out").mkdir()
     cache = wheel_cache.WheelCache(tmp_path / "cache")
@@ -112,7 +107,7 @@ def test_a_stage_that_another_user_of_the_folder_wrote_is_not_used(
     assert wheel_cache.secret_path().stat().st_mode & 0o077 == 0
 
 
-def test_a_secret_that_others_can_read_seals_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_others_can_read_seals_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     assert not cache.has("a" * 64)
@@ -121,7 +116,7 @@ def test_a_secret_that_others_can_read_seals_nothing(tmp_path: Path, monkeypatch
         wheel_cache.WheelCache(tmp_path / "cache").has("a" * 64)
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path):
     (tmp_path / "file").write_text("")
     cache = wheel_cache.WheelCache(tmp_path / "file" / "cache")
     with pytest.raises(FileError, match="cannot write the wheel cache") as caught:
@@ -129,7 +124,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_a_way_on(tmp_path: Path) 
     assert "--wheel-cache DIR, or off" in str(caught.value)
 
 
-def test_an_index_that_never_answers_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_never_answers_is_a_reason(tmp_path, monkeypatch):
     def hang(command: list[str], *, timeout: float, **_options: object) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
@@ -149,9 +144,7 @@ def test_an_index_that_never_answers_is_a_reason(tmp_path: Path, monkeypatch: py
         ({"HOME": "/home/u"}, Path("/home/u/.cache/stackcheck/wheel-cache")),
     ],
 )
-def test_the_environment_says_where(
-    variables: dict[str, str], expected: Path | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_says_where(variables, expected, monkeypatch):
     for name in ("STACKCHECK_WHEEL_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -159,12 +152,12 @@ def test_the_environment_says_where(
     assert wheel_cache.default_folder() == expected
 
 
-def test_an_interrupted_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_download_leaves_nothing(tmp_path, monkeypatch):
     def interrupt(_wanted: object, folder: Path, *_more: object) -> None:
         (folder / "half-1.0-py3-none-any.whl").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wheel_cache, "_pip_download", interrupt)
+    monkeypatch.setattr(wheel_cache, "_pip", interrupt)
     cache = wheel_cache.WheelCache(tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
         cache.fill(requirements.read_packages(f"half==1.0 --hash=sha256:{'0' * 64}"), TARGET, ())

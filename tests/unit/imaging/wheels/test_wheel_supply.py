@@ -35,13 +35,13 @@ COPY --from=wheels /y /y
 
 
 @pytest.fixture(autouse=True)
-def no_other_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_other_place(monkeypatch) -> None:
     """Torch's own index does not answer: no test asks a host of another network."""
     monkeypatch.setattr(Upstream, "answers", lambda _self, url: f"{url} is out of reach of this machine")
 
 
 @pytest.fixture
-def wheel(tmp_path: Path) -> Path:
+def wheel(tmp_path) -> Path:
     return make_wheel(tmp_path / "elsewhere")
 
 
@@ -58,9 +58,7 @@ def stage(plan: plans.BuildPlan, name: str) -> object:
     return next(one for one in plan.stages if one.name == name)
 
 
-def test_a_second_stack_downloads_nothing_that_the_cache_has(
-    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_stack_downloads_nothing_that_the_cache_has(tmp_path, wheel, monkeypatch):
     plan, cache, said = plan_of(tmp_path, wheel), WheelCache(tmp_path / "cache"), []
     with index_of(wheel) as (address, fetched):
         only_index(monkeypatch, address)
@@ -73,9 +71,7 @@ def test_a_second_stack_downloads_nothing_that_the_cache_has(
     assert conf == "[global]\nno-index = true\nfind-links = /stackcheck-wheelhouse\n"
 
 
-def test_a_stage_that_asks_for_more_than_the_lock_keeps_the_hosts_index(
-    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_asks_for_more_than_the_lock_keeps_the_hosts_index(tmp_path, wheel, monkeypatch):
     only_index(monkeypatch, "https://index.example.org/simple")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     plan = plan_of(tmp_path, wheel)
@@ -86,9 +82,7 @@ def test_a_stage_that_asks_for_more_than_the_lock_keeps_the_hosts_index(
     assert "no-index" in supply.lay_out(plan, stage(plan, "wheels"), tmp_path / "house")
 
 
-def test_what_the_index_lacks_is_left_to_the_build_and_said(
-    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_index_lacks_is_left_to_the_build_and_said(tmp_path, wheel, monkeypatch):
     gone = make_wheel(tmp_path / "gone", "gone_package")
     said: list[str] = []
     with index_of(wheel) as (address, _):
@@ -102,7 +96,7 @@ def test_what_the_index_lacks_is_left_to_the_build_and_said(
     assert "no-index" not in conf
 
 
-def test_one_folder_is_all_there_is(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_folder_is_all_there_is(tmp_path, wheel, monkeypatch):
     only_index(monkeypatch, "https://index.example.org/simple")
     plan = plan_of(tmp_path, wheel)
     supply = wheel_supply.prepare((plan,), wheelhouse_only=wheel.parent, cache=None, report=print)
@@ -112,7 +106,7 @@ def test_one_folder_is_all_there_is(tmp_path: Path, wheel: Path, monkeypatch: py
     assert supply.pip_conf() == "[global]\nno-index = true\n"
 
 
-def test_a_folder_that_lacks_wheels_names_each_and_the_command(tmp_path: Path, wheel: Path) -> None:
+def test_a_folder_that_lacks_wheels_names_each_and_the_command(tmp_path, wheel):
     other = make_wheel(tmp_path / "other", "other_package", version="2.5")
     with pytest.raises(BuildError, match="lacks 1 of 2 packages for linux/amd64") as caught:
         wheel_supply.check_folder(plan_of(tmp_path, wheel, other), wheel.parent)
@@ -123,9 +117,7 @@ def test_a_folder_that_lacks_wheels_names_each_and_the_command(tmp_path: Path, w
         wheel_supply.check_folder(plan_of(tmp_path, wheel), tmp_path / "none")
 
 
-def test_a_platform_without_a_wheel_is_refused_and_the_wheel_named(
-    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_platform_without_a_wheel_is_refused_and_the_wheel_named(tmp_path, wheel, monkeypatch):
     foreign = "linux/arm64" if platforms.native() == "linux/amd64" else "linux/amd64"
     machine = platforms.MACHINES[platforms.native()]
     own = make_wheel(tmp_path / "elsewhere", "own_machine", tag=f"py3-none-manylinux_2_17_{machine}")
@@ -157,8 +149,8 @@ FROM base AS wheels""",
 
 
 def test_a_stage_is_handed_what_its_own_lock_names_and_no_source_is_looked_for_as_a_wheel(
-    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, wheel, monkeypatch
+):
     plan_of(tmp_path, wheel)
     (rocm,) = resolve.load_stacks(ROOT, ("rocm7.2.1-torch2.13.0-*",))
     base = Base(kind="registry", reference="registry.example.org/a", digest="sha256:1")
