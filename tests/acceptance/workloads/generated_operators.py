@@ -40,8 +40,8 @@ INTEGERS = ("byte", "char", "short", "int", "long")  # beyond their borders a pr
 # What draws numbers, has several right answers, or reads where it is told to: its samples stay as they are,
 # and its kernels alone are judged.
 NOT_A_FUNCTION = (
-    "bernoulli", "nn.functional.dropout", "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout",
-    "multinomial", "nn.functional.rrelu",
+    "bernoulli", "nn.functional.dropout", "nn.functional.alpha_dropout",
+    "nn.functional.feature_alpha_dropout", "multinomial", "nn.functional.rrelu",
     "nn.functional.fractional_max_pool", "nn.functional.max_unpool", "nn.functional.ctc_loss",
     "segment_reduce", "_segment_reduce",
     "linalg.eig", "linalg.svd", "svd", "linalg.qr", "qr", "linalg.lstsq", "linalg.l", "lu", "lobpcg",
