@@ -5,10 +5,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -31,13 +29,6 @@ NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "0"))
 DRAWN = int(os.environ.get("STACKCHECK_DRAWN_FAULTS", "60"))
 FAULT_SEED = int(os.environ.get("STACKCHECK_DRAWN_SEED", "31"))
 LEAST_FOUND = 18  # of 60 by one turn of one run
-
-
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """Take back what a library sets while cases run here: children of later tests fork without it only."""
-    with mock.patch.dict(os.environ):
-        yield
 
 
 def planted(family: str, *fault: str) -> Fault:
