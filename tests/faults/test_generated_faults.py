@@ -49,9 +49,10 @@ def planted(family: str, *fault: str) -> Fault:
     )
 
 
-def compiled(name: str, batch: int, *, another: bool = False, **fault: str) -> Fault:
-    """A fault of a compiler, in the processes that judge; one batch of programs is enough."""
-    one = f"dict(seed=0, traced=range({batch}, {batch + 1}), code=range(0))"
+def compiled(name: str, operator: str, *, another: bool = False, **fault: str) -> Fault:
+    """A fault of a compiler, in the processes that judge; the batches of an operator are enough."""
+    its = f"[n for n in range(batches(TRACED)) if {operator!r} in dict(rows(Job(0, n, TRACED)))]"
+    one = f"dict(seed=0, traced={its}, code=())"
     return Fault(
         name,
         f"{CHECK}[compiled]",
@@ -75,13 +76,13 @@ FAULTS = (
     planted(
         "attention", "_scaled_dot_product_flash_attention_for_cpu", "bfloat16", "always", "one column is 0"
     ),
-    compiled("a compiled program that loses a step", 3, kind="update", target="mul"),
-    compiled("a change in place that is lost", 5, kind="update", target="slice_scatter"),
-    compiled("a backward graph that gets another saved tensor", 3, kind="saved", another=True),
-    compiled("a gradient that a compiler leaves out", 3, kind="gradient", another=True),
+    compiled("a compiled program that loses a step", "mul", kind="update", target="mul"),
+    compiled("a change in place that is lost", "slice_scatter", kind="update", target="slice_scatter"),
+    compiled("a backward graph that gets another saved tensor", "mul", kind="saved", another=True),
+    compiled("a gradient that a compiler leaves out", "mul", kind="gradient", another=True),
     compiled(
         "a wrong decomposition",
-        5,
+        "softmax",
         kind="decomposition",
         target="_softmax",
         effect="times 1 + 2^-6",
