@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import os
 import random
 import sys
 import types
@@ -108,7 +109,7 @@ class Case:
 @functools.cache
 def table() -> dict[str, Any]:
     """PyTorch's operators by name. Their module needs a package that images lack, and changes settings."""
-    frozen, argv = torch.backends.flags_frozen(), sys.argv
+    frozen, argv, variables = torch.backends.flags_frozen(), sys.argv, dict(os.environ)
     absent = types.ModuleType("expecttest")
     absent.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     with contextlib.suppress(ImportError):
@@ -118,6 +119,8 @@ def table() -> dict[str, Any]:
         from torch.testing._internal.common_methods_invocations import op_db
     finally:
         sys.argv = argv
+        for name in os.environ.keys() - variables.keys():  # a child with others loads torch anew
+            del os.environ[name]
         if not frozen:
             torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
     named = ((f"{op.name}.{op.variant_test_name}".rstrip("."), op) for op in op_db)
