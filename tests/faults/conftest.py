@@ -14,6 +14,8 @@ import pytest
 import planting
 import proof
 
+VARIABLES = frozenset(os.environ)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -39,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    for name in set(os.environ) - VARIABLES:  # what a library sets while a file of tests is read
+        if not name.startswith("PYTEST_"):
+            del os.environ[name]
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(isinstance(value, planting.Fault) and value.another for value in given):
