@@ -11,13 +11,16 @@ lies in DIR already is not made again.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import re
+import subprocess
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,21 @@ PRODUCTS = (
 SPEED = "test_gemm_speed or test_throughput_fsdp2 or test_fp8_is_worth_it"
 COLLECTIVES = "test_collectives.py or test_loss_falls or test_ranks_agree or test_resume or test_peer_copies"
 LINKS = "test_collective_speed.py or test_all_reduce_values or test_node_speed.py"
+ALONE = f"test_devices_are_ours_alone or test_gemm_speed or {LINKS}"
 FLIP = Setting(kind="flip")
 RARELY = replace(FLIP, every=20)
-# A group's checks; then the faults, of which the first is none: a setting, or variables of NCCL.
-GROUPS: Mapping[str, tuple[str, Mapping[str, Setting | Mapping[str, str]]]] = {
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Another process that works on device 0 for this share of the time, from before the first check on."""
+
+    share: float
+
+
+Fault = Setting | Mapping[str, str] | Neighbour
+# A group's checks; then the faults, of which the first is none: a setting, variables of NCCL, or a neighbour.
+GROUPS: Mapping[str, tuple[str, Mapping[str, Fault]]] = {
     "products": (
         PRODUCTS,
         {
@@ -79,6 +93,13 @@ GROUPS: Mapping[str, tuple[str, Mapping[str, Setting | Mapping[str, str]]]] = {
             "one channel": {"NCCL_MAX_NCHANNELS": "1"},
         },
     ),
+    "neighbour": (
+        ALONE,
+        {
+            "none": Setting(),
+            **{f"device 0 works {share:.0%} of the time": Neighbour(share) for share in (1, 0.1, 0.02)},
+        },
+    ),
 }
 SHOWN = 0.01  # figures that changed by less are not printed
 SUITES = "tests/acceptance"
@@ -113,14 +134,31 @@ def on_gpus(groups: list[str], chosen: list[str] | None, out: Path, ends: float)
             if time.monotonic() > ends:
                 print(f"not run, no time was left: {group}: {fault}")
                 continue
-            setting, variables = (planted, {}) if isinstance(planted, Setting) else (Setting(), planted)
+            setting = planted if isinstance(planted, Setting) else Setting()
+            variables = planted if isinstance(planted, Mapping) else {}
             checks = ("tests/", "-k", selection)
-            one = runs.run(f"{group}: {fault}", checks, {"": setting}, machine, out=out, variables=variables)
+            with working(planted.share) if isinstance(planted, Neighbour) else contextlib.nullcontext():
+                one = runs.run(
+                    f"{group}: {fault}", checks, {"": setting}, machine, out=out, variables=variables
+                )
             found[f"{group}: {fault}"] = one
             write(out, found)
             calls = f"{one['calls']} calls, {one['changed']} changed"
             print(f"{one['seconds']:5.0f} s  {group}: {fault}: {calls}; {one['counts']}", flush=True)
     show(found)
+
+
+@contextlib.contextmanager
+def working(share: float) -> Iterator[None]:
+    """Another process works on device 0 meanwhile."""
+    command = (sys.executable, "-u", str(Path(__file__).with_name("neighbour.py")), str(share))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            if not process.stdout or not process.stdout.readline():
+                raise RuntimeError("the neighbour ended before it worked")
+            yield
+        finally:
+            process.kill()
 
 
 def on_processor(libraries: Sequence[str], chosen: str, out: Path, ends: float) -> None:
