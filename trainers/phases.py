@@ -10,12 +10,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
 HUNG = 6  # the exit code of a rank that its watchdog ended
+STDERR = 2  # not `sys.stderr`: a library may have put an object without a descriptor there
 STAGGER_S = 0.3  # between the stacks of two ranks
 # After the watchdog: ends a process whose hang holds the interpreter lock, so that the watchdog cannot run.
 LAST_RESORT_S = 15.0
@@ -31,7 +31,7 @@ class Phases:
         self.deadline = time.monotonic() + limit_s
         self.say(f"import took {since_start():.1f} s")
         if "STACKCHECK_STACKS" not in os.environ:  # the harness of the suites handles the signal
-            faulthandler.register(signal.SIGUSR1, all_threads=True)
+            faulthandler.register(signal.SIGUSR1, file=STDERR, all_threads=True)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def enter(self, name: str) -> None:
@@ -53,13 +53,11 @@ class Phases:
 
     def _watch(self) -> None:
         while (left := self.deadline - time.monotonic()) > 0:
-            faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True)
+            faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True, file=STDERR)
             time.sleep(min(left, 1.0))
         time.sleep(STAGGER_S * self.rank)
-        print(
-            f"rank {self.rank}: {self.name} lasted more than {self.limit_s:g} s", file=sys.stderr, flush=True
-        )
-        faulthandler.dump_traceback(all_threads=True)
+        os.write(STDERR, f"rank {self.rank}: {self.name} lasted more than {self.limit_s:g} s\n".encode())
+        faulthandler.dump_traceback(file=STDERR, all_threads=True)
         os._exit(HUNG)
 
 
