@@ -17,6 +17,7 @@ IMAGES = ROOT / "images"
 STACKS = resolve.load_stacks(ROOT)
 KNOWN = {
     "wheelhouse",
+    "unpacked",
     "base",
     "smi",
     "toolchain",
@@ -52,6 +53,22 @@ def test_stages_have_the_same_names_over_runtimes(stack):
     names = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile_of(stack), re.MULTILINE)
     assert set(names) <= KNOWN
     assert len(set(names)) == len(names)
+
+
+@every_stack
+@pytest.mark.parametrize("kind", ["as it is", "host"])
+def test_no_shipped_layer_has_byte_code_of_a_source_in_another_layer(stack, kind):
+    """An image with such byte code is refused, as nobody can compare it; each COPY of a stage is one layer."""
+    if kind == "host":
+        cut = dataclasses.replace(stack.base, kind="host", suite="bookworm", packages=("python3.12",))
+        stack = dataclasses.replace(stack, base=cut)
+    text, name = dockerfile_of(stack), "final"
+    starts = {made: start for start, made in re.findall(r"^FROM (\S+) AS (\S+)$", text, re.MULTILINE)}
+    compiling = [made for made in starts if "-m compileall" in stage_of(stack, made)]
+    while name in starts:
+        assert name not in compiling
+        name = starts[name]
+    assert compiling, "the search finds no stage that compiles"
 
 
 @every_stack
