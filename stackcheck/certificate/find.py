@@ -106,11 +106,7 @@ def find(
 
 
 def _left(end: float) -> float:
-    """The seconds that one more tag may take.
-
-    Raises:
-        CertificateError: None is left.
-    """
+    """The seconds that one more tag may take."""
     left = end - time.monotonic()
     if left <= 0:
         raise CertificateError("not looked at", got=f"all tags together may take {TOTAL_S:g} s")

@@ -148,11 +148,7 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
 
 
 def _ring_beside(path: Path, key: ec.EllipticCurvePrivateKey) -> keyring.Keyring | None:
-    """The keyring in the public file beside a signing key, if it has this key, and more.
-
-    Raises:
-        ConfigurationError: The key is retired there.
-    """
+    """The keyring in the public file beside a signing key, if it has this key, and more."""
     public = keys.public_path(path)
     if not public.exists():
         return None

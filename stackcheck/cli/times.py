@@ -11,11 +11,7 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def duration(text: str, option: str) -> dt.timedelta:
-    """The duration that an option names.
-
-    Raises:
-        ConfigurationError: The text is not a duration.
-    """
+    """The duration that an option names."""
     match = _DURATION.fullmatch(text)
     try:
         if match:

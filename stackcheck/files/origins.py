@@ -61,11 +61,7 @@ class Origins(Closed):
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a folder of wheels that does not exist.
-
-    Raises:
-        ConfigurationError: It is not a folder.
-    """
+    """Refuse a folder of wheels that does not exist."""
     if not folder.is_dir():
         raise ConfigurationError(
             "there is no such folder of wheels",

@@ -99,11 +99,7 @@ def native() -> str:
 
 
 def checked(name: str) -> str:
-    """A platform that images are built for.
-
-    Raises:
-        ConfigurationError: Images are not built for it.
-    """
+    """A platform that images are built for."""
     if name not in MACHINES:
         raise ConfigurationError(
             "images are not built for this platform",

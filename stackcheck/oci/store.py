@@ -49,11 +49,7 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """What the store looks up: the digest when there is one, else the tag.
-
-        Raises:
-            ConfigurationError: The reference names a target only.
-        """
+        """What the store looks up: the digest when there is one, else the tag."""
         found = self.digest or self.tag
         if found is None:
             raise ConfigurationError(

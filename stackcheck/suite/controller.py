@@ -76,11 +76,7 @@ class Controller:
         end_container()
 
     def require_end(self, tail: Iterable[str]) -> int:
-        """The exit code. `tail`: the last lines of container and controller, for the message.
-
-        Raises:
-            ChecksFailedError: The container ended before it.
-        """
+        """The exit code. `tail`: the last lines of container and controller, for the message."""
         if self.code is None:
             raise ChecksFailedError(
                 "the container was killed or ended early, so its result does not count",
