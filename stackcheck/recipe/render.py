@@ -29,11 +29,7 @@ _ENVIRONMENT = jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; value
 
 
 def render(stack: Stack, images: Path) -> Mapping[str, str]:
-    """The generated files of a stack, file name -> text; `images` holds the templates.
-
-    Raises:
-        ConfigurationError: A template is missing or wrong.
-    """
+    """The generated files of a stack, file name -> text; `images` holds the templates."""
     template, wheels = template_name(stack), stack.wheel_tag
     try:
         dockerfile = _compiled(_template(images, template)).render(
