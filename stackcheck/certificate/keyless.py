@@ -66,11 +66,7 @@ class Identities:
         self.named(certificate)
 
     def named(self, certificate: Certificate) -> TrustedIdentity:
-        """The first trusted identity that a certificate names.
-
-        Raises:
-            VerificationError: It names none.
-        """
+        """The first trusted identity that a certificate names."""
         from sigstore.errors import VerificationError
         from sigstore.verify.policy import AllOf, AnyOf, Identity, OIDCIssuer, OIDCIssuerV2
 
@@ -85,11 +81,7 @@ class Identities:
 
 
 def load_identities(path: Path) -> Identities:
-    """Read a file of those who may sign.
-
-    Raises:
-        ConfigurationError: It is wrong, or others can replace it or the trusted root.
-    """
+    """Read a file of those who may sign."""
     found = yamlfile.validated(IdentityFile, yamlfile.load_yaml(path), path.name)
     root = path.with_name(found.trusted_root)
     if not root.is_file():
@@ -114,11 +106,7 @@ def is_bundle(body: bytes) -> bool:
 
 
 def open_bundle(body: bytes, trusted: Identities) -> Envelope:
-    """Check a bundle against the trusted root and identities, without a network, and read its statement.
-
-    Raises:
-        CertificateError: Certificate, log entry, proof, time, signature, identity or issuer is not accepted.
-    """
+    """Check a bundle against the trusted root and identities, without a network, and read its statement."""
     _require_library()
     from sigstore.models import Bundle, TrustedRoot
     from sigstore.verify import Verifier
@@ -153,9 +141,6 @@ def _require_in_time(bundle: Bundle, document: Any, root: Any) -> None:
     """Refuse a log or an authority that the trusted root no longer names for the time of the signature.
 
     sigstore-python takes keys of any age, as they were valid once.
-
-    Raises:
-        ValueError: It names none for this time.
     """
     (entry,) = document["verificationMaterial"]["tlogEntries"]
     stamps = bundle.verification_material.timestamp_verification_data

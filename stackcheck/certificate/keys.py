@@ -36,11 +36,7 @@ def public_path(path: Path) -> Path:
 
 
 def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.EllipticCurvePrivateKey:
-    """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it.
-
-    Raises:
-        ConfigurationError: The file cannot be made, is readable by others, or is not a P-256 key.
-    """
+    """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it."""
     path = path or default_path()
     if not path.exists():
         _create(path, passphrase.new(path) if encrypt else None)
@@ -48,11 +44,7 @@ def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.Ell
 
 
 def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The signing key in a file.
-
-    Raises:
-        ConfigurationError: There is no such file, it is readable by others, or it is not a P-256 key.
-    """
+    """The signing key in a file."""
     body = _read(path)
     require_own(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -75,12 +67,7 @@ def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def load_public(path: Path | None = None) -> Pinned:
-    """The public keys to verify with, from a public or a signing key file; by default this user's own.
-
-    Raises:
-        CertificateError: There is no such file, so nothing can be verified.
-        ConfigurationError: The file cannot be read or holds anything but P-256 keys.
-    """
+    """The public keys to verify with, from a public or a signing key file; by default this user's own."""
     own = default_path()
     path = path or (public_path(own) if public_path(own).exists() or not own.exists() else own)
     if not path.exists():
@@ -179,11 +166,7 @@ def _read(path: Path) -> bytes:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a file that others can change: it decides which images are accepted.
-
-    Raises:
-        ConfigurationError: It belongs to another user, or others can write it or a folder on the way.
-    """
+    """Refuse a file that others can change: it decides which images are accepted."""
     file, own = path.stat(), {0, os.geteuid()}
     wrong = None
     if file.st_uid not in own:

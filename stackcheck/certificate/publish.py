@@ -57,10 +57,6 @@ def publish(
 
     The statements are verified with `public_key` before and after they are written; `key` signs the
     certificate anew if it has to supersede a revocation in the target, and None refuses that.
-
-    Raises:
-        PublishError: The certificate is not valid for this image, or the store failed; the tag did not move.
-        ConfigurationError: `tag` or `target` is malformed.
     """
     source = OciLayout(layout)
     store = open_store(parse_target(target), plain_http=plain_http)
@@ -199,11 +195,7 @@ def _require_below(store: Store, certified: Statement, public_key: Pinned) -> No
 
 
 def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: Pinned) -> None:
-    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image.
-
-    Raises:
-        PublishError: The image was revoked meanwhile.
-    """
+    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image."""
     attachments.attach(store, manifest, envelopes, public_key)
     try:
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))

@@ -136,9 +136,6 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
     """What signs: the key in a file, which `create` makes if it is missing, or a command that has the key.
 
     With a command, `path` is its public key.
-
-    Raises:
-        ConfigurationError: The key cannot be used.
     """
     if command:
         return CommandSigner(command=command, public=keys.load_public(path))
@@ -148,11 +145,7 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
 
 
 def _ring_beside(path: Path, key: ec.EllipticCurvePrivateKey) -> keyring.Keyring | None:
-    """The keyring in the public file beside a signing key, if it has this key, and more.
-
-    Raises:
-        ConfigurationError: The key is retired there.
-    """
+    """The keyring in the public file beside a signing key, if it has this key, and more."""
     public = keys.public_path(path)
     if not public.exists():
         return None

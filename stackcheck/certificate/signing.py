@@ -84,11 +84,7 @@ def forget(folder: Path) -> None:
 
 
 def require_signed(folder: Path) -> tuple[Path, ...]:
-    """The files that `sign_to_files` wrote to `folder/statements/`.
-
-    Raises:
-        ConfigurationError: There are none.
-    """
+    """The files that `sign_to_files` wrote to `folder/statements/`."""
     paths = tuple(sorted((folder / "statements").glob("*.dsse.json")))
     if not paths:
         ran = last_run.last_run(folder)
@@ -104,12 +100,7 @@ def require_signed(folder: Path) -> tuple[Path, ...]:
 
 
 def load_signed(folder: Path, public_key: Pinned) -> tuple[Envelope, ...]:
-    """The envelopes that `sign_to_files` wrote to `folder/statements/`.
-
-    Raises:
-        ConfigurationError: There are none.
-        CertificateError: One is damaged, or a different key signed it.
-    """
+    """The envelopes that `sign_to_files` wrote to `folder/statements/`."""
     return tuple(_opened(path, public_key, folder.name) for path in require_signed(folder))
 
 

@@ -66,13 +66,7 @@ def paired(
     rounds: int = ROUNDS,
     report: Callable[[str], None],
 ) -> PairedRuns:
-    """Run A against itself, then A against B, `rounds` times each in turn; write build/paired/result.json.
-
-    Raises:
-        ChecksFailedError: A run has no valid result, a check failed without a figure, or none was measured.
-        MachineUnfitError: A check found the machine unfit.
-        ConfigurationError: The images are of two vendors.
-    """
+    """Run A against itself, then A against B, `rounds` times each in turn; write build/paired/result.json."""
     if a.vendor != b.vendor:
         raise ConfigurationError(
             "the two images are for devices of two vendors",
@@ -136,11 +130,7 @@ def _values(body: bytes) -> Values:
 
 
 def judged(arms: Mapping[str, Sequence[Values]]) -> tuple[PairedMetric, ...]:
-    """What the runs of all arms say of each metric that every run measured.
-
-    Raises:
-        ChecksFailedError: There is no such metric.
-    """
+    """What the runs of all arms say of each metric that every run measured."""
     every = [values for arm in arms.values() for values in arm]
     keys = [key for key in every[0] if all(key in values for values in every)]
     if not keys:

@@ -38,12 +38,7 @@ class Deb:
 
 
 def find(source: AptSource, package: str) -> Deb:
-    """The newest version of a package in an archive.
-
-    Raises:
-        EngineError: The host has no apt, or the archive does not answer, is not signed by the source's key,
-            or has no such package.
-    """
+    """The newest version of a package in an archive."""
     with _opened(source) as options:
         shown = _run(["apt-cache", *options, "show", "--no-all-versions", package], source)
     fields = dict(re.findall(r"^(Version|Filename|Size|SHA256): (\S+)$", shown, re.MULTILINE))
@@ -61,11 +56,7 @@ def find(source: AptSource, package: str) -> Deb:
 
 
 def fetch(source: AptSource, package: str, version: str, folder: Path) -> Path:
-    """Download a version of a package into a folder; apt checks it against the signed index.
-
-    Raises:
-        EngineError: As `find`.
-    """
+    """Download a version of a package into a folder; apt checks it against the signed index."""
     with _opened(source) as options, tempfile.TemporaryDirectory() as scratch:
         _run(["apt-get", *options, "download", f"{package}={version}"], source, folder=Path(scratch))
         (found,) = Path(scratch).glob("*.deb")

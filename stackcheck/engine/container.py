@@ -237,10 +237,6 @@ def _volumes(image: Mapping[str, Any], spec: RunSpec, name: str) -> list[Any]:
 
     The engine would make anonymous ones, which are writable, may not be read-only, and stay. These have
     names.
-
-    Raises:
-        ChecksFailedError: One is at, below or above a mount of stackcheck, so it could replace stackcheck's
-            files.
     """
     from docker import types
 
@@ -339,11 +335,7 @@ def _kill(container: Container) -> None:
 
 
 def opened(timeout_s: float) -> DockerClient:
-    """A client of the daemon that `DOCKER_HOST` names, or else of the default socket.
-
-    Raises:
-        EngineError: `DOCKER_HOST` or docker's own configuration is wrong; the SDK checks neither.
-    """
+    """A client of the daemon that `DOCKER_HOST` names, or else of the default socket."""
     import docker
 
     try:

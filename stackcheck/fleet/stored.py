@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def require_store(url: str) -> None:
-    """Refuse a URL that this Python cannot open, or that tells everybody a password.
-
-    Raises:
-        ConfigurationError: With the reason.
-    """
+    """Refuse a URL that this Python cannot open, or that tells everybody a password."""
     problem = "" if "://" in url else url
     try:
         if urlsplit(url).password:

@@ -189,9 +189,6 @@ class History(RecordIndex):
 
         Returns:
             An error for each damaged record; those are not in the index.
-
-        Raises:
-            HistoryError: The records or the database do not answer.
         """
         with self._transaction(alone=True) as connection:
             return index_loader.rebuild(connection, self.records, report or (lambda _line: None))
@@ -204,13 +201,7 @@ def _says(run: Run, verdict: Mapping[str, Any]) -> bool:
 
 
 def open_history(root: Path) -> History:
-    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`.
-
-    Raises:
-        HistoryError: It cannot be opened.
-        FileError: Its folder cannot be made.
-        ConfigurationError: matrix.yaml is wrong.
-    """
+    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`."""
     file = root / "matrix.yaml"
     chosen = matrix.load_matrix(file).history if file.exists() else None
     folder = root / FOLDER

@@ -36,11 +36,7 @@ class Way:
 
 
 def distribution_of(suite: str) -> Distribution:
-    """The distribution that has this release.
-
-    Raises:
-        ConfigurationError: None that a base can be made of.
-    """
+    """The distribution that has this release."""
     for one in DISTRIBUTIONS:
         if suite in one.releases:
             return one
@@ -60,9 +56,6 @@ def ways(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
         suite: `bookworm`.
         os_name: As the matrix names the system: `debian12`.
         mirror: What the site's mirrors file has for it, one line a source.
-
-    Raises:
-        ConfigurationError: No way can work; the message has each reason, and what to type or write.
     """
     of = distribution_of(suite)
     asked = (_host(of, suite), _mirror(suite, os_name, mirror), _public(of))

@@ -103,10 +103,6 @@ def cut(
     """Cut a base from a host: the named packages, apt, the essential ones and all dependencies.
 
     `keep_changed` takes configuration files that the administrator changed as they are.
-
-    Raises:
-        BuildError: A package is not installed, or a file of one is missing or changed.
-        FileError: The disk is full, or the folder cannot be written.
     """
     database = Database(root / "var/lib/dpkg")
     chosen = database.closure([*packages, *FOUNDATION])
@@ -129,11 +125,7 @@ def cut(
 
 
 def load_host_base(stack: Stack, folder: Path) -> RootFs:
-    """The base that a stack's pins name, as it was cut on this host or copied to it.
-
-    Raises:
-        BuildError: It is not here.
-    """
+    """The base that a stack's pins name, as it was cut on this host or copied to it."""
     digest = str(stack.base.digest)
     path = folder / f"host-{digest.removeprefix('sha256:')[:16]}.tar"
     if not path.is_file() or f"sha256:{sha256_of(path)}" != digest:

@@ -69,9 +69,6 @@ def make_plan(
     """Check and read a stack's files, make its base, and hash what decides the image.
 
     Without `report` nothing is made: where the base is not made yet, the plan has no key.
-
-    Raises:
-        BuildError: The stack is not rendered or not locked, or its base cannot be made or is not here.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()
@@ -104,11 +101,7 @@ def make_plan(
 
 
 def checked_files(stack: Stack, root: Path) -> Mapping[str, bytes]:
-    """The committed files of a stack, if its image may be built from them.
-
-    Raises:
-        BuildError: The stack is not rendered or not locked.
-    """
+    """The committed files of a stack, if its image may be built from them."""
     files = _read_files(root / "images" / stack.id)
     absent = [name for name in render.GENERATED if name not in files]
     if absent:

@@ -39,12 +39,7 @@ NEXT = "stackcheck explain STACK"
 def load_stacks(
     root: Path, selectors: Sequence[str] = (), *, refused: Callable[[str], object] | None = None
 ) -> tuple[Stack, ...]:
-    """The stacks of a checkout that the selectors name; one that is refused stops no other.
-
-    Raises:
-        ConfigurationError: A file is wrong, or a selected cell breaks a rule or has an issue that refuses it.
-        NothingSelectedError: No stack matches.
-    """
+    """The stacks of a checkout that the selectors name; one that is refused stops no other."""
     found, issues = (
         matrix.load_matrix(root / "matrix.yaml"),
         known_issues.load_known_issues(root / "images" / "known-issues.yaml"),
@@ -70,11 +65,7 @@ def _named(stack: Stack, selectors: Sequence[str]) -> bool:
 
 
 def load_stack(root: Path, name: str, where: str) -> Stack:
-    """The one stack that a name selects; `where` is the place of the name in a command line.
-
-    Raises:
-        ConfigurationError: It selects several.
-    """
+    """The one stack that a name selects; `where` is the place of the name in a command line."""
     found = load_stacks(root, (name,))
     if len(found) != 1:
         raise ConfigurationError(

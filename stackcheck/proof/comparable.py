@@ -15,11 +15,7 @@ RUN_AGAIN = "run the suites again: stackcheck test IMAGE --tier standard"
 
 
 def require_comparable(runs: Sequence[RunResult], fewest: int = FEWEST_RUNS) -> None:
-    """Refuse too few runs, a run given twice, and runs that differ in more than chance.
-
-    Raises:
-        ConfigurationError: With the first difference.
-    """
+    """Refuse too few runs, a run given twice, and runs that differ in more than chance."""
     if len(runs) < fewest:
         raise ConfigurationError(
             "too few runs to tell an outlier from a typical figure",
@@ -54,10 +50,6 @@ def require_healthy(
 
     If metrics are named, a failed check matters only if it measured one of them. `guessed` has the ids of the
     checks that failed by derived bounds alone.
-
-    Raises:
-        ChecksFailedError: It is made up, did not finish, or a check failed for more than a missing bound.
-        MachineUnfitError: A check was invalid: the machine was throttled, shared or unfit.
     """
     if run.made_up:
         raise ChecksFailedError(

@@ -169,11 +169,7 @@ def kernel_record() -> tuple[Mapping[str, object], tuple[str, ...]]:
 
 
 def detect() -> Vendor:
-    """The vendor of this host's devices; `cpu` where there is no GPU.
-
-    Raises:
-        ConfigurationError: GPUs of both vendors are visible, so the user has to choose.
-    """
+    """The vendor of this host's devices; `cpu` where there is no GPU."""
     found: list[Vendor] = [vendor for vendor in ("amd", "nvidia") if module(vendor).present()]
     if len(found) > 1:
         raise ConfigurationError(
@@ -232,9 +228,6 @@ def chosen_devices(vendor: Vendor, asked: str | None, environ: Mapping[str, str]
             to this process.
         environ: The variables of this process. Slurm's own list has the numbers of the node; the variable
             that it sets may count within the job, whose devices a container does not know.
-
-    Raises:
-        ConfigurationError: More is asked for than this process has.
     """
     names = [name for name, value in module(vendor).visibility().items() if value is None]
     if not names:

@@ -86,5 +86,6 @@ def test_the_prolog_fails_only_where_a_part_of_the_node_is_broken_and_it_may_dra
     program.chmod(0o755)
     wanted = gate_files.GateSettings(root=ROOT, program=str(program), drain=drain, log=str(log))
     (text,) = gate_files.installation("slurm", wanted).files.values()
+    assert ("--drain" in text.partition("PATH=")[2]) is bool(drain)
     assert subprocess.run(["sh", "-c", text], check=False).returncode == int(broken and drain == "slurm")
     assert sorted(log.read_text().split("\n")) == sorted([*said.split("\n"), "progress", ""])

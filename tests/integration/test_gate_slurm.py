@@ -103,13 +103,6 @@ def test_a_job_lands_on_the_fit_node_and_the_other_is_drained(cluster, prolog):
     assert number
 
 
-def test_without_drain_the_prolog_refuses_nobody(prolog):
-    wanted = gate_files.GateSettings(root=prolog.parent, vendor="cpu")
-    (text,) = gate_files.installation("slurm", wanted).files.values()
-    assert "exit 1" not in text
-    assert "--drain" not in text.partition("PATH=")[2]
-
-
 IMAGE = "registry.example.org/team/stacks@sha256:" + "a" * 64
 COMMAND = ("torchrun", "train.py", "--name", "it's $HOME")
 KUBERNETES = "1.33"

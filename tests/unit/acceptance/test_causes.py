@@ -55,30 +55,21 @@ def ended(harness: Any, figures: list[tuple[float, dict[str, Any]]], *, teardown
     return CheckResult.model_validate_json(json.dumps(record))
 
 
-def test_missing_bound_alone_is_the_cause(harness):
-    found = ended(harness, [(800.0, NO_BOUND)])
-    assert (found.outcome, found.cause) == ("failed", "no_threshold")
-
-
-@pytest.mark.parametrize("other", [(400.0, GEMM), (float("nan"), GEMM)])
-def test_violated_bound_beside_a_missing_one_has_no_such_cause(harness, other):
-    found = ended(harness, [(800.0, NO_BOUND), other])
-    assert (found.outcome, found.cause) == ("failed", None)
-
-
-@pytest.mark.parametrize(("value", "cause"), [(400.0, "bound"), (float("nan"), None)])
-def test_violated_bounds_alone_are_the_cause_and_no_number_is_not(harness, value, cause):
-    assert ended(harness, [(value, GEMM)]).cause == cause
-
-
-def test_failed_teardown_after_a_missing_bound_has_no_such_cause(harness):
-    found = ended(harness, [(800.0, NO_BOUND)], teardown="failed")
-    assert (found.outcome, found.cause) == ("error", None)
-
-
-def test_passed_check_has_no_cause(harness):
-    found = ended(harness, [(800.0, GEMM)])
-    assert (found.outcome, found.cause) == ("passed", None)
+@pytest.mark.parametrize(
+    ("figures", "teardown", "outcome", "cause"),
+    [
+        ([(800.0, GEMM)], "passed", "passed", None),
+        ([(800.0, NO_BOUND)], "passed", "failed", "no_threshold"),
+        ([(800.0, NO_BOUND)], "failed", "error", None),
+        ([(800.0, NO_BOUND), (400.0, GEMM)], "passed", "failed", None),
+        ([(800.0, NO_BOUND), (float("nan"), GEMM)], "passed", "failed", None),
+        ([(400.0, GEMM)], "passed", "failed", "bound"),
+        ([(float("nan"), GEMM)], "passed", "failed", None),
+    ],
+)
+def test_only_missing_or_only_violated_bounds_are_a_cause(harness, figures, teardown, outcome, cause):
+    found = ended(harness, figures, teardown=teardown)
+    assert (found.outcome, found.cause) == (outcome, cause)
 
 
 METRICS = sorted(

@@ -114,13 +114,6 @@ def test_what_is_not_confirmed_is_for_experimental_stacks_alone(rule, question):
     assert _ask(question).judgement.answer == "unknown"
 
 
-@pytest.mark.parametrize(
-    "question", ["rocm=10.2 torch=2.14.1", "rocm=7.2 torch=2.16.0", "cuda=12.8 arch=sm_103"]
-)
-def test_what_no_source_lists_is_unknown_and_not_allowed(question):
-    assert _ask(question).judgement.answer == "unknown"
-
-
 def test_every_nearest_combination_is_allowed():
     found = _ask("rocm7.2.4 torch=2.6.0")
     assert found.nearest
@@ -228,14 +221,6 @@ def test_every_image_freezes_its_torch_and_triton(stack):
     if stack.vendor != "cpu":
         assert stack.triton
         assert f"{stack.triton.name}=={stack.triton.version}" in stack.frozen
-
-
-def test_a_run_time_variable_is_env_of_the_image_and_of_the_build():
-    stack = next(stack for stack in STACKS if stack.flash_attn and stack.flash_attn.backend == "triton")
-    dockerfile = (ROOT / "images" / stack.id / "Dockerfile").read_text(encoding="utf-8")
-    build, _, final = dockerfile.partition("FROM base AS final")
-    assert 'FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE"' in build
-    assert 'FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE"' in final
 
 
 def test_no_image_builds_a_render_group_in():

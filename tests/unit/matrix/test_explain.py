@@ -83,6 +83,8 @@ def test_an_id_that_is_in_no_matrix_is_explained_by_its_parts():
     "question",
     [
         "rocm=99.9",
+        "rocm=10.2 torch=2.14.1",
+        "cuda=12.8 arch=sm_103",
         "torch=2.17.0",
         "os=debian99",
         "python=3.19",

@@ -162,14 +162,6 @@ def test_the_toolchain_has_the_torch_that_the_image_has(path):
     assert torch.findall(path.read_text("utf-8")) == torch.findall(image)
 
 
-def test_an_official_wheel_is_fetched_by_name_and_hash_and_compiles_nothing():
-    stack = resolve.select(STACKS, ["cuda12.8*"])[0]
-    text = stage_of(stack, "flash-attn-build")
-    assert "flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl" in text
-    assert "releases/download/v2.8.3" in text
-    assert "AS toolchain" not in dockerfile_of(stack)
-
-
 def test_the_triton_backend_needs_no_compiler_and_keeps_its_variable_at_run_time():
     stack = resolve.select(STACKS, ["rocm7.14*"])[0]
     assert "apt-get" not in stage_of(stack, "toolchain")

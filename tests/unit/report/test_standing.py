@@ -11,43 +11,34 @@ from report_content import DAY, HOUR, MACHINE, NOW, STACK, certified, image, poi
 from stackcheck.errors import ConfigurationError
 from stackcheck.report import details, night, speed, standing
 from stackcheck.report.blocks import rounded, text_of
-from stackcheck.report.standing import StandingMachine, State
+from stackcheck.report.standing import StandingMachine
 from stackcheck.suite import results
 
-
-def state(runs: list, images: list) -> State:
-    (cell,) = standing.cells(sorted(runs, key=lambda item: item.started), images, NOW)
-    return cell.state
+REVOKED = image(certified(), standing="revoked", reason="NaN")
 
 
-def test_a_valid_certificate_is_certified_with_or_without_a_run_in_the_history():
-    assert state([], [image(certified())]) == "certified"
-    assert state([run(3 * HOUR)], [image(certified())]) == "certified"
+@pytest.mark.parametrize(
+    ("runs", "images", "expected"),
+    [
+        ([], [image(certified())], "certified"),
+        ([run(3 * HOUR)], [image(certified())], "certified"),
+        ([run(HOUR, status="FAILED")], [image(certified(2 * HOUR))], "failed"),  # after it was signed
+        ([run(3 * HOUR, status="FAILED")], [image(certified(2 * HOUR))], "certified"),  # before
+        ([run(HOUR, status="UNFIT")], [image(certified(2 * HOUR))], "certified"),
+        ([run(HOUR, status="UNFIT")], [], "unfit"),
+        ([run()], [image(certified(31 * DAY), standing="expired")], "expired"),
+        ([run()], [REVOKED], "revoked"),
+        ([run(image="sha256:another")], [REVOKED], "revoked"),
+        ([run()], [dataclasses.replace(REVOKED, current=False)], "revoked"),
+    ],
+)
+def test_a_stack_stands_as_its_certificate_and_its_later_runs_say(runs, images, expected):
+    (cell,) = standing.cells(runs, images, NOW)
+    assert cell.state == expected
 
 
-def test_a_failure_after_the_certificate_was_signed_hides_it():
-    assert state([run(HOUR, status="FAILED")], [image(certified(2 * HOUR))]) == "failed"
-
-
-def test_a_failure_before_the_certificate_does_not():
-    assert state([run(3 * HOUR, status="FAILED")], [image(certified(2 * HOUR))]) == "certified"
-
-
-def test_an_unfit_machine_says_nothing_about_the_certificate():
-    assert state([run(HOUR, status="UNFIT")], [image(certified(2 * HOUR))]) == "certified"
-    assert state([run(HOUR, status="UNFIT")], []) == "unfit"
-
-
-def test_an_old_certificate_is_expired():
-    assert state([run()], [image(certified(31 * DAY), standing="expired")]) == "expired"
-
-
-def test_a_revoked_image_is_revoked():
-    revoked = image(certified(), standing="revoked", reason="NaN")
-    assert state([run()], [revoked]) == "revoked"
-    assert state([run(image="sha256:another")], [revoked]) == "revoked"
-    assert state([run()], [dataclasses.replace(revoked, current=False)]) == "revoked"
-    assert not standing.offers([revoked], MACHINE)[0].valid(NOW)
+def test_a_revoked_image_is_valid_nowhere():
+    assert not standing.offers([REVOKED], MACHINE)[0].valid(NOW)
 
 
 def test_a_driver_on_which_a_certified_stack_fails_is_not_to_be_rolled_out():

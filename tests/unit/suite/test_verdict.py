@@ -360,16 +360,6 @@ def test_adding_a_failure_never_makes_a_verdict_better(run, waivers, name, outco
 
 
 @UNHURRIED
-@given(runs, waived_names, st.data())
-def test_losing_a_result_never_makes_a_verdict_passed(run, waivers, data):
-    lost = data.draw(st.sets(st.sampled_from(sorted(run)), min_size=1)) if run else set()
-    kept = [check(k, v) for k, v in run.items() if k not in lost]
-    selection = {"arguments": [], "collected": len(run), "deselected": 0}
-    verdict = judged(*kept, required=tuple(run), held_to=waived(*waivers), selection=selection)
-    assert not lost or verdict.status == "FAILED"
-
-
-@UNHURRIED
 @given(runs, st.sampled_from(REQUIRED))
 def test_a_run_without_one_of_its_checks_is_never_passed_even_if_it_was_never_collected(run, name):
     kept = [check(k, v) for k, v in run.items() if k != name]
