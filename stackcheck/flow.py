@@ -136,7 +136,14 @@ def _image(
 
 
 def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Callable[[str], None]) -> Subject:
-    """The subject that the user typed as STACK|IMAGE: a stack, which is built if needed, or an image."""
+    """The subject that the user typed as STACK|IMAGE: a stack, which is built if needed, or an image.
+
+    Raises:
+        NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: The image's label names a stack that the matrix does not have.
+        BuildError: The build failed.
+        EngineError: The engine does not have the image.
+    """
     found = subjects.find_stack(name, settings.root)
     if found:
         return build_subject(found, engine, settings, report)

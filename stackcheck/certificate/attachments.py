@@ -88,6 +88,10 @@ def attach(
     FAILED summaries of this key that a PASSED one lifts (`notBefore`) are removed, because cosign refuses an
     image while any of its summaries is FAILED; so are the PASSED summaries that such a revocation had ended,
     and of all statements that are there those whose digests `obsolete` returns, unless they say FAILED.
+
+    Raises:
+        PublishError: The key did not sign an envelope: nothing is written.
+        RegistryError: The store refused, or other writers undid it ten times.
     """
     _require_signed(envelopes, public_key, where=f"{store.target}@{subject.digest}")
     reader = Reader(store, subject.digest, public_key)

@@ -73,7 +73,11 @@ def find(
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> list[Candidate]:
-    """Every image of a store (`oci:DIR`, `HOST/REPO`); those that fit come first, and of them the newest."""
+    """Every image of a store (`oci:DIR`, `HOST/REPO`); those that fit come first, and of them the newest.
+
+    Raises:
+        CertificateError: The store does not answer, or does not exist.
+    """
     try:
         names = tags.all_floating(open_store(target, plain_http=plain_http))
     except RegistryError as error:

@@ -81,7 +81,11 @@ class Identities:
 
 
 def load_identities(path: Path) -> Identities:
-    """Read a file of those who may sign."""
+    """Read a file of those who may sign.
+
+    Raises:
+        ConfigurationError: It is wrong, or others can replace it or the trusted root.
+    """
     found = yamlfile.validated(IdentityFile, yamlfile.load_yaml(path), path.name)
     root = path.with_name(found.trusted_root)
     if not root.is_file():
@@ -106,7 +110,11 @@ def is_bundle(body: bytes) -> bool:
 
 
 def open_bundle(body: bytes, trusted: Identities) -> Envelope:
-    """Check a bundle against the trusted root and identities, without a network, and read its statement."""
+    """Check a bundle against the trusted root and identities, without a network, and read its statement.
+
+    Raises:
+        CertificateError: Certificate, log entry, proof, time, signature, identity or issuer is not accepted.
+    """
     _require_library()
     from sigstore.models import Bundle, TrustedRoot
     from sigstore.verify import Verifier

@@ -36,7 +36,11 @@ def public_path(path: Path) -> Path:
 
 
 def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.EllipticCurvePrivateKey:
-    """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it."""
+    """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it.
+
+    Raises:
+        ConfigurationError: The file cannot be made, is readable by others, or is not a P-256 key.
+    """
     path = path or default_path()
     if not path.exists():
         _create(path, passphrase.new(path) if encrypt else None)
@@ -44,7 +48,11 @@ def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.Ell
 
 
 def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The signing key in a file."""
+    """The signing key in a file.
+
+    Raises:
+        ConfigurationError: There is no such file, it is readable by others, or it is not a P-256 key.
+    """
     body = _read(path)
     require_own(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -67,7 +75,12 @@ def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def load_public(path: Path | None = None) -> Pinned:
-    """The public keys to verify with, from a public or a signing key file; by default this user's own."""
+    """The public keys to verify with, from a public or a signing key file; by default this user's own.
+
+    Raises:
+        CertificateError: There is no such file, so nothing can be verified.
+        ConfigurationError: The file cannot be read or holds anything but P-256 keys.
+    """
     own = default_path()
     path = path or (public_path(own) if public_path(own).exists() or not own.exists() else own)
     if not path.exists():
@@ -166,7 +179,11 @@ def _read(path: Path) -> bytes:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a file that others can change: it decides which images are accepted."""
+    """Refuse a file that others can change: it decides which images are accepted.
+
+    Raises:
+        ConfigurationError: It belongs to another user, or others can write it or a folder on the way.
+    """
     file, own = path.stat(), {0, os.geteuid()}
     wrong = None
     if file.st_uid not in own:

@@ -89,7 +89,11 @@ def certify(
     key: Signer,
     terms: Terms,
 ) -> tuple[Envelope, ...]:
-    """The `statements` about a judged image, each signed in an envelope."""
+    """The `statements` about a judged image, each signed in an envelope.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT.
+    """
     made = statements(image, result, verdict, provenance, sbom, terms=terms)
     return tuple(sign(statement, key) for statement in made)
 
@@ -103,7 +107,11 @@ def statements(
     *,
     terms: Terms,
 ) -> tuple[Statement, ...]:
-    """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure."""
+    """Test result, provenance, SBOM, and the VSA that names those three by digest. Pure.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
+    """
     kept = (_statement(image, PROVENANCE, _build_provenance(provenance)), _statement(image, SBOM, sbom))
     return statements_of_rerun(image, result, verdict, kept, terms=terms)
 
@@ -117,6 +125,9 @@ def statements_of_rerun(
 
     Returns:
         The test result, `kept`, and the VSA that names all of them by digest.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
     if verdict.status == "UNFIT":
         raise MachineUnfitError(

@@ -57,6 +57,10 @@ def publish(
 
     The statements are verified with `public_key` before and after they are written; `key` signs the
     certificate anew if it has to supersede a revocation in the target, and None refuses that.
+
+    Raises:
+        PublishError: The certificate is not valid for this image, or the store failed; the tag did not move.
+        ConfigurationError: `tag` or `target` is malformed.
     """
     source = OciLayout(layout)
     store = open_store(parse_target(target), plain_http=plain_http)

@@ -54,6 +54,10 @@ def renew(
     """State one more PASSED run of a published image, with the provenance and the SBOM that it has.
 
     A second call with the same arguments finds the statements there and changes nothing.
+
+    Raises:
+        PublishError: The image's newest verdict is not PASSED any more, the run did not pass, or the store
+            failed.
     """
     _require_passed(verdict, reference)
     parsed = parse_reference(reference)

@@ -136,6 +136,9 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
     """What signs: the key in a file, which `create` makes if it is missing, or a command that has the key.
 
     With a command, `path` is its public key.
+
+    Raises:
+        ConfigurationError: The key cannot be used.
     """
     if command:
         return CommandSigner(command=command, public=keys.load_public(path))

@@ -100,7 +100,12 @@ def require_signed(folder: Path) -> tuple[Path, ...]:
 
 
 def load_signed(folder: Path, public_key: Pinned) -> tuple[Envelope, ...]:
-    """The envelopes that `sign_to_files` wrote to `folder/statements/`."""
+    """The envelopes that `sign_to_files` wrote to `folder/statements/`.
+
+    Raises:
+        ConfigurationError: There are none.
+        CertificateError: One is damaged, or a different key signed it.
+    """
     return tuple(_opened(path, public_key, folder.name) for path in require_signed(folder))
 
 

@@ -250,7 +250,12 @@ def sign_words(command: str | None) -> tuple[str, ...]:
 
 
 def accepted_python(given: list[str] | None, *names: str) -> tuple[str, ...]:
-    """The digests of --accept-python, as sha256:HEX, each once; sha256sum prints them without the prefix."""
+    """The digests of --accept-python, as sha256:HEX, each once; sha256sum prints them without the prefix.
+
+    Raises:
+        ConfigurationError: One is not a digest, or all of `names` are stacks: a package owns the Python of
+            those.
+    """
     found = tuple(f"sha256:{text.lower().removeprefix('sha256:')}" for text in given or ())
     for text, digest in zip(given or (), found, strict=True):
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):

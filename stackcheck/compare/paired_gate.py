@@ -61,6 +61,10 @@ def gate(
     """Run a candidate that passed and its reference in turn; a slow-down makes the verdict FAILED.
 
     What the pair found is returned as the certificate says it.
+
+    Raises:
+        MachineUnfitError: No figure was resolved on this node, so nothing is shown.
+        ChecksFailedError: A run of the pair has no valid result.
     """
     name = label(str(reference.reference))
     other = pulled_subject(

@@ -66,7 +66,13 @@ def paired(
     rounds: int = ROUNDS,
     report: Callable[[str], None],
 ) -> PairedRuns:
-    """Run A against itself, then A against B, `rounds` times each in turn; write build/paired/result.json."""
+    """Run A against itself, then A against B, `rounds` times each in turn; write build/paired/result.json.
+
+    Raises:
+        ChecksFailedError: A run has no valid result, a check failed without a figure, or none was measured.
+        MachineUnfitError: A check found the machine unfit.
+        ConfigurationError: The images are of two vendors.
+    """
     if a.vendor != b.vendor:
         raise ConfigurationError(
             "the two images are for devices of two vendors",

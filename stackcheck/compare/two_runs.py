@@ -233,6 +233,10 @@ def find(name: str, history: History, *, like: Run | None = None) -> tuple[Side,
             pattern on them: its newest run; `driver=VERSION`: the newest run with this driver.
         history: Where to look.
         like: For `driver=`, the other side: the run has to be of its stack and device model.
+
+    Raises:
+        NothingSelectedError: Nothing has this name.
+        ConfigurationError: Several runs have it.
     """
     if Path(name).is_file():
         return _of_file(Path(name)), None

@@ -38,7 +38,12 @@ class Deb:
 
 
 def find(source: AptSource, package: str) -> Deb:
-    """The newest version of a package in an archive."""
+    """The newest version of a package in an archive.
+
+    Raises:
+        EngineError: The host has no apt, or the archive does not answer, is not signed by the source's key,
+            or has no such package.
+    """
     with _opened(source) as options:
         shown = _run(["apt-cache", *options, "show", "--no-all-versions", package], source)
     fields = dict(re.findall(r"^(Version|Filename|Size|SHA256): (\S+)$", shown, re.MULTILINE))

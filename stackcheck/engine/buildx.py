@@ -97,7 +97,12 @@ def bake(
     log: Path | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> BakeResult:
-    """Build targets of a bake definition."""
+    """Build targets of a bake definition.
+
+    Raises:
+        BuildError: A step failed (the message has its stage, last lines and place), or time ran out.
+        EngineError: buildx is missing or the daemon stopped.
+    """
     start = time.monotonic()
     ran: frozenset[str] = frozenset()
     with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
@@ -146,7 +151,11 @@ def _run(
 
 
 def platforms() -> tuple[str, ...]:
-    """The platforms whose programs the builder can run, its own first."""
+    """The platforms whose programs the builder can run, its own first.
+
+    Raises:
+        EngineError: buildx is missing or the daemon does not answer.
+    """
     command = ["docker", "buildx", "inspect", "default", "--bootstrap"]
     done = subprocess.run(command, capture_output=True, errors="replace", check=False, timeout=60)
     found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)

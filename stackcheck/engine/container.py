@@ -237,6 +237,10 @@ def _volumes(image: Mapping[str, Any], spec: RunSpec, name: str) -> list[Any]:
 
     The engine would make anonymous ones, which are writable, may not be read-only, and stay. These have
     names.
+
+    Raises:
+        ChecksFailedError: One is at, below or above a mount of stackcheck, so it could replace stackcheck's
+            files.
     """
     from docker import types
 
@@ -335,7 +339,11 @@ def _kill(container: Container) -> None:
 
 
 def opened(timeout_s: float) -> DockerClient:
-    """A client of the daemon that `DOCKER_HOST` names, or else of the default socket."""
+    """A client of the daemon that `DOCKER_HOST` names, or else of the default socket.
+
+    Raises:
+        EngineError: `DOCKER_HOST` or docker's own configuration is wrong; the SDK checks neither.
+    """
     import docker
 
     try:

@@ -53,7 +53,11 @@ class LaunchedJob:
 
 
 def render(form: Form, job: LaunchedJob) -> str:
-    """The text for one form, with an end of line."""
+    """The text for one form, with an end of line.
+
+    Raises:
+        ConfigurationError: The form fetches the image from a registry, and it is in none.
+    """
     if form == "slurm" or form == "pyxis":  # noqa: PLR1714  # so that the types are narrowed
         return slurm_script(job, pyxis=form == "pyxis")
     if form == "kubernetes":
@@ -119,7 +123,11 @@ def slurm_script(job: LaunchedJob, *, pyxis: bool = False) -> str:
 
 
 def kubernetes_manifest(job: LaunchedJob) -> str:
-    """A Job; for several nodes an Indexed Job and the headless Service that gives its pods names."""
+    """A Job; for several nodes an Indexed Job and the headless Service that gives its pods names.
+
+    Raises:
+        ConfigurationError: The image is in no registry.
+    """
     _require_registry(job, "kubernetes")
     metadata = {"name": job.name}
     many = {"completions": job.nodes, "parallelism": job.nodes, "completionMode": "Indexed"}

@@ -16,7 +16,11 @@ from stackcheck.files.atomic import UNUSABLE, file_error
 
 @contextlib.contextmanager
 def exclusive(root: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold the checkout's lock while the body runs; not to be taken twice by one process."""
+    """Hold the checkout's lock while the body runs; not to be taken twice by one process.
+
+    Raises:
+        FileError: The disk of `build/` is full or read-only, and the error itself names no file.
+    """
     path = root / "build" / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -73,7 +73,11 @@ def require_folder(folder: Path) -> None:
 
 
 def load_origins(folder: Path) -> Origins | None:
-    """What `stackcheck wheelhouse` wrote about a folder; None if it did not make the folder."""
+    """What `stackcheck wheelhouse` wrote about a folder; None if it did not make the folder.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
     path = folder / NAME
     if not path.is_file():
         return None

@@ -26,7 +26,11 @@ def folder(variable: str) -> Path:
 
 
 def home() -> Path:
-    """The home that the environment names, else the one of the user's account."""
+    """The home that the environment names, else the one of the user's account.
+
+    Raises:
+        FileError: Nobody named one, as in a container that was started with a number.
+    """
     named = os.environ.get("HOME", "")
     if not named:
         try:

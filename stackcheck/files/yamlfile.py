@@ -26,7 +26,11 @@ _Parser: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """The mapping in a YAML file.
+
+    Raises:
+        ConfigurationError: The file is absent, not UTF-8, too big, not YAML, or not a mapping.
+    """
     return parse(read_bytes(path), path.name)
 
 

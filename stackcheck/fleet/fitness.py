@@ -228,7 +228,11 @@ class NodeGate:
 
 
 def require_devices(vendor: Vendor) -> None:
-    """Refuse a node without a GPU of this vendor."""
+    """Refuse a node without a GPU of this vendor.
+
+    Raises:
+        MachineUnfitError: It has none.
+    """
     if vendor != "cpu" and not vendors.host(vendor).devices:
         raise _no_gpu(f"of {vendor}", f"stackcheck doctor; lspci | grep -i {vendor}")
 

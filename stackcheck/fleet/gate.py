@@ -41,7 +41,11 @@ class Gate:
     limit_s: float = START_LIMIT_S  # how long it waits
 
     def passed(self) -> None:
-        """Say that this node is up, and return when all are."""
+        """Say that this node is up, and return when all are.
+
+        Raises:
+            NotUpError: With the nodes that are not, and why.
+        """
         write_atomically(up_file(self.folder, self.name), ())
         files = {name: up_file(self.folder, name) for name in self.names}
         late = missing(self.attempt, files, self.limit_s)

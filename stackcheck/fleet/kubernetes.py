@@ -108,7 +108,11 @@ class Kubernetes:
         return found
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
-        """What the cluster knows of nodes: readiness, pool, and the label that names the rack."""
+        """What the cluster knows of nodes: readiness, pool, and the label that names the rack.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
         if not names:
             return {}
         wanted = set(names)
@@ -116,7 +120,11 @@ class Kubernetes:
         return {fact.name: fact for fact in (node_facts(item, self.rack) for item in items)}
 
     def cancel(self, job_id: str) -> None:
-        """Delete the objects of a job."""
+        """Delete the objects of a job.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
         kinds = ("jobset",) if self.manifests.jobset else ("job", "service")
         for one in self._watched.values():
             one.close()
@@ -125,7 +133,11 @@ class Kubernetes:
             self._kubectl("delete", kind, job_id, "--ignore-not-found", "--wait=false")
 
     def drain(self, node: str, reason: str) -> None:
-        """Keep new pods away from a node (cordon), and say why in an annotation."""
+        """Keep new pods away from a node (cordon), and say why in an annotation.
+
+        Raises:
+            EngineError: The cluster refused.
+        """
         cordon(node, reason)
 
     def _pods(self, short: str) -> list[dict[str, Any]]:
@@ -158,7 +170,11 @@ class Kubernetes:
 
 
 def cordon(node: str, reason: str) -> None:
-    """Keep new pods away from a node, and say why in an annotation."""
+    """Keep new pods away from a node, and say why in an annotation.
+
+    Raises:
+        EngineError: The cluster refused.
+    """
     kubectl("annotate", "node", node, "--overwrite", f"{LABEL}/reason={reason}")
     kubectl("cordon", node)
 

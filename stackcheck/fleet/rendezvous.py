@@ -41,7 +41,11 @@ class Rendezvous:
 
 
 def find(variables: Mapping[str, str]) -> Rendezvous:
-    """This node's place, from the variables that its engine set; one node alone if there are none."""
+    """This node's place, from the variables that its engine set; one node alone if there are none.
+
+    Raises:
+        ConfigurationError: A set of variables is there in part, or a number in it is not one.
+    """
     for source in (_torchrun, _master, _skypilot, _slurm, _indexed_job):
         found = source(variables)
         if found:

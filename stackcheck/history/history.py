@@ -189,6 +189,9 @@ class History(RecordIndex):
 
         Returns:
             An error for each damaged record; those are not in the index.
+
+        Raises:
+            HistoryError: The records or the database do not answer.
         """
         with self._transaction(alone=True) as connection:
             return index_loader.rebuild(connection, self.records, report or (lambda _line: None))
@@ -201,7 +204,13 @@ def _says(run: Run, verdict: Mapping[str, Any]) -> bool:
 
 
 def open_history(root: Path) -> History:
-    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`."""
+    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`.
+
+    Raises:
+        HistoryError: It cannot be opened.
+        FileError: Its folder cannot be made.
+        ConfigurationError: matrix.yaml is wrong.
+    """
     file = root / "matrix.yaml"
     chosen = matrix.load_matrix(file).history if file.exists() else None
     folder = root / FOLDER

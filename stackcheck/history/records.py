@@ -138,11 +138,19 @@ class Records:
         return self._unpacked(digest, members=2)
 
     def head(self, digest: str) -> bytes:
-        """The head of a record, one JSON object. The whole file is checked against its digest."""
+        """The head of a record, one JSON object. The whole file is checked against its digest.
+
+        Raises:
+            HistoryError: It is missing, damaged, or not the record of this name.
+        """
         return self._unpacked(digest, members=1) + b"}"
 
     def remove(self, digest: str) -> None:
-        """Remove a record's file, if it is there."""
+        """Remove a record's file, if it is there.
+
+        Raises:
+            HistoryError: The store refused it.
+        """
         with self._reported("cannot be pruned"):
             if self._files.exists(self._path(digest)):
                 self._files.rm_file(self._path(digest))
@@ -165,7 +173,11 @@ class Records:
         return data
 
     def __iter__(self) -> Iterator[str]:
-        """The digests of all records, in order of digest."""
+        """The digests of all records, in order of digest.
+
+        Raises:
+            HistoryError: The store does not answer.
+        """
         with self._reported("cannot be listed"):
             found = self._files.find(self._root) if self._files.exists(self._root) else ()
         matches = (_NAME.fullmatch(path.rpartition("/")[2]) for path in found)

@@ -56,6 +56,9 @@ def ways(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
         suite: `bookworm`.
         os_name: As the matrix names the system: `debian12`.
         mirror: What the site's mirrors file has for it, one line a source.
+
+    Raises:
+        ConfigurationError: No way can work; the message has each reason, and what to type or write.
     """
     of = distribution_of(suite)
     asked = (_host(of, suite), _mirror(suite, os_name, mirror), _public(of))

@@ -55,7 +55,11 @@ def build(
     report: Callable[[str], None],
     options: Options = DEFAULTS,
 ) -> tuple[Image, ...]:
-    """Make the images of stacks, or keep those whose inputs did not change."""
+    """Make the images of stacks, or keep those whose inputs did not change.
+
+    Raises:
+        BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
+    """
     if options.wheelhouse:
         # First: a wrong folder is refused even if no image has to be built.
         host_settings.only(options.wheelhouse)
@@ -77,6 +81,9 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
     """Make any image ready for tests: pull it if the engine does not have it, and write it as a layout.
 
     A tag may move at any moment: what it names is read once, and all that follows is by that id.
+
+    Raises:
+        EngineError: No registry has it, or the engine saved an image of another id.
     """
     start = time.monotonic()
     fixed = bring(reference, engine, report)
@@ -101,6 +108,9 @@ def bring(reference: str, engine: Engine, report: Callable[[str], None]) -> str:
 
     Returns:
         The engine's id of the image.
+
+    Raises:
+        EngineError: No registry has it, or it is for a different processor than the engine's.
     """
     if not engine.has(reference):
         report(f"{reference}: pulling")

@@ -103,6 +103,10 @@ def cut(
     """Cut a base from a host: the named packages, apt, the essential ones and all dependencies.
 
     `keep_changed` takes configuration files that the administrator changed as they are.
+
+    Raises:
+        BuildError: A package is not installed, or a file of one is missing or changed.
+        FileError: The disk is full, or the folder cannot be written.
     """
     database = Database(root / "var/lib/dpkg")
     chosen = database.closure([*packages, *FOUNDATION])

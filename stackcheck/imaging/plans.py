@@ -69,6 +69,9 @@ def make_plan(
     """Check and read a stack's files, make its base, and hash what decides the image.
 
     Without `report` nothing is made: where the base is not made yet, the plan has no key.
+
+    Raises:
+        BuildError: The stack is not rendered or not locked, or its base cannot be made or is not here.
     """
     files = checked_files(stack, root)
     platform = platform or platforms.native()

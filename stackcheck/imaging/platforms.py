@@ -90,7 +90,11 @@ def target(stack: Stack, platform: str) -> InstallTarget:
 
 
 def native() -> str:
-    """This host's own platform."""
+    """This host's own platform.
+
+    Raises:
+        ConfigurationError: Images are not built for such a machine.
+    """
     return checked(f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(host.machine(), host.machine()) }")
 
 

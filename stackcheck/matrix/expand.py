@@ -67,7 +67,12 @@ class Cell:
 
 
 def expand(matrix: Matrix, name: str = "matrix.yaml") -> tuple[Cell, ...]:
-    """Every cell: the products of `stacks` less `exclude`, then `include`, each id once."""
+    """Every cell: the products of `stacks` less `exclude`, then `include`, each id once.
+
+    Raises:
+        ConfigurationError: Two cells have one id, or one that is not a valid image name; an exclusion or
+            an override that matches no cell; more than `MAX_CELLS`.
+    """
     product, included = [*_cells("stacks", matrix.stacks)], [*_cells("include", matrix.include)]
     kept = [*(cell for cell in product if exclusion(cell, matrix) is None), *included]
     problems = [*_bad_ids(kept), *_idle(matrix, product, included)]

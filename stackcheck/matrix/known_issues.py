@@ -145,7 +145,11 @@ def _cases(
 
 
 def load_known_issues(path: Path) -> KnownIssues:
-    """Read known-issues.yaml."""
+    """Read known-issues.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
     return _of_bytes(yamlfile.read_bytes(path), path.name)
 
 

@@ -233,7 +233,11 @@ class Matrix(Closed):
 
 
 def load_matrix(path: Path) -> Matrix:
-    """Read matrix.yaml."""
+    """Read matrix.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
     found = _of_bytes(yamlfile.read_bytes(path), path.name)
     problems = [*found.policy.problems(listed)] if (listed := _listed_checks(path.parent)) else []
     if problems:

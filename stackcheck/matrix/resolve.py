@@ -39,7 +39,12 @@ NEXT = "stackcheck explain STACK"
 def load_stacks(
     root: Path, selectors: Sequence[str] = (), *, refused: Callable[[str], object] | None = None
 ) -> tuple[Stack, ...]:
-    """The stacks of a checkout that the selectors name; one that is refused stops no other."""
+    """The stacks of a checkout that the selectors name; one that is refused stops no other.
+
+    Raises:
+        ConfigurationError: A file is wrong, or a selected cell breaks a rule or has an issue that refuses it.
+        NothingSelectedError: No stack matches.
+    """
     found, issues = (
         matrix.load_matrix(root / "matrix.yaml"),
         known_issues.load_known_issues(root / "images" / "known-issues.yaml"),

@@ -89,7 +89,11 @@ class Installation:
 
 
 def installation(kind: Kind, wanted: TimerSettings, folder: Path | None = None) -> Installation:
-    """The files of one kind of timer; `folder` takes them instead of their usual places. Pure."""
+    """The files of one kind of timer; `folder` takes them instead of their usual places. Pure.
+
+    Raises:
+        ConfigurationError: A path, label or node has a character that such a file cannot hold, or is missing.
+    """
     _check(kind, wanted)
     found = {}
     for template, usual in FILES[kind].items():

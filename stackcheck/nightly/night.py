@@ -62,7 +62,11 @@ def begin(settings: NightSettings, engine: Engine, report: Callable[[str], None]
 def play(
     plan: Plan, settings: NightSettings, engine: Engine, history: History, report: Callable[[str], None]
 ) -> Plan:
-    """Run and settle every image of a plan that is not settled yet."""
+    """Run and settle every image of a plan that is not settled yet.
+
+    Raises:
+        FileError: The disk is full; the night can be continued when it is not.
+    """
     stage = _Stage(plan, Workplace(settings=settings, engine=engine, report=report), history)
     for item in plan.items:
         if item.ended is None:

@@ -131,7 +131,11 @@ _Kept = TypeVar("_Kept", LastNight, Plan)
 
 
 def load_state(path: Path, kind: type[_Kept]) -> _Kept | None:
-    """A file of the nights; `None` if it does not exist."""
+    """A file of the nights; `None` if it does not exist.
+
+    Raises:
+        ConfigurationError: It is damaged, or from a different version.
+    """
     if not path.exists():
         return None
     return load_json(

@@ -226,7 +226,11 @@ SUMMARY = "summary.md"
 
 
 def deliver(plan: Plan, folder: Path) -> None:
-    """Write the outcome of a night to every place where somebody looks for it."""
+    """Write the outcome of a night to every place where somebody looks for it.
+
+    Raises:
+        FileError: A file cannot be written; the night itself is not lost, and the next call delivers it.
+    """
     write_atomically(folder / NIGHT, (json.dumps(as_json(plan), indent=2).encode(),))
     write_atomically(folder / JUNIT, (junit(plan),))
     write_atomically(folder / SUMMARY, (markdown(plan).encode(),))

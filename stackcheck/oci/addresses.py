@@ -20,7 +20,11 @@ _LAST_PORT = 65535
 
 
 def origin(url: str, named_by: str) -> tuple[str, str, int]:
-    """Scheme, host and port: a credential is sent to no other origin."""
+    """Scheme, host and port: a credential is sent to no other origin.
+
+    Raises:
+        RegistryError: It is not a valid URL, or parsers disagree about it; `named_by` is where it came from.
+    """
     try:
         return _read(url)
     except ValueError as error:

@@ -166,6 +166,9 @@ def search(
 
     It finds words in a piece of a layer; the next piece begins with the last bytes of the one before. The
     digests are of the layers as they are unpacked, which the image's config names.
+
+    Raises:
+        RegistryError: The layout is damaged.
     """
     store, found, digests = OciLayout(layout), set[str](), []
     for name in _layers(store, digest)[:count]:
@@ -185,7 +188,11 @@ def _layers(store: OciLayout, digest: str) -> list[str]:
 
 
 def read_tar(path: Path, wanted: Callable[[str], Hashing]) -> Tree:
-    """The files of one tar, as if an image had this layer alone."""
+    """The files of one tar, as if an image had this layer alone.
+
+    Raises:
+        RegistryError: It cannot be read in one way only.
+    """
     tree = Tree()
     with path.open("rb") as stream:
         _add(tree, 0, stream, wanted, where=path)

@@ -89,7 +89,11 @@ class ImageLayout(OciLayout):
 
     @contextlib.contextmanager
     def stream(self, reference: str) -> Iterator[IO[bytes]]:
-        """The same tar as a pipe to read from, so that no second copy is written to disk."""
+        """The same tar as a pipe to read from, so that no second copy is written to disk.
+
+        Raises:
+            RegistryError: A blob is missing or is not what its digest names; the reader got a tar cut short.
+        """
         read_end, write_end = os.pipe()
         failed: list[OSError | RegistryError | ConfigurationError] = []
 
@@ -118,7 +122,12 @@ class ImageLayout(OciLayout):
                 raise failed[0]
 
     def export(self, reference: str, path: Path) -> None:
-        """Write the image as one tar for docker, podman and Apptainer, whole or not at all."""
+        """Write the image as one tar for docker, podman and Apptainer, whole or not at all.
+
+        Raises:
+            RegistryError: A blob of the layout is missing or is not what its digest names.
+            FileError: The disk is full or the folder is not writable; no partial file is left.
+        """
         write_atomically(path, self._streamed(reference))
 
     def keep_only(self, digest: str) -> None:
@@ -209,6 +218,9 @@ def unpack(chunks: Iterable[bytes], place: Path, *, architecture: str, image_id:
     """Make a layout from a saved tar, whole or not at all, and return the manifest's digest.
 
     `image_id` is the engine's: the digest of the config, of the manifest, or of an index above it.
+
+    Raises:
+        EngineError: The tar does not hold the image with this id, or has no image for this architecture.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=place.parent) as scratch:

@@ -174,6 +174,10 @@ class OciLayout:
 
         An entry reaches its manifest, an index its manifests, and a manifest its config, layers, subject and
         referrers (the manifests of the layout that name it as their subject).
+
+        Raises:
+            MissingError: There is no layout, or index.json names a manifest that is not there.
+            RegistryError: A manifest is damaged, so that its references are not known.
         """
         self.check_version()
         kept = self._reachable()
@@ -183,6 +187,9 @@ class OciLayout:
         """Remove the unreferenced blobs under the layout's lock; gives each with its size in bytes.
 
         Programs that do not take the lock (skopeo, oras) must not write into the layout meanwhile.
+
+        Raises:
+            RegistryError: As `unreferenced`; nothing is removed then.
         """
         self.check_version()
         with self.writing(report):
@@ -217,7 +224,11 @@ class OciLayout:
             pass
 
     def only_manifest(self) -> Manifest:
-        """The manifest of a layout that holds one image."""
+        """The manifest of a layout that holds one image.
+
+        Raises:
+            RegistryError: The layout has no image, or several.
+        """
         digests = {entry.digest for entry in self._entries()}
         if len(digests) != 1:
             raise RegistryError(

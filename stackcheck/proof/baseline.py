@@ -95,6 +95,10 @@ def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> 
     """Thresholds for the device model of some healthy runs of the same suites, stack and class of host.
 
     `one_run` takes a single run, with wider margins; its failed checks may not have measured a figure.
+
+    Raises:
+        ConfigurationError: Too few runs, one given twice, or runs that differ in more than chance.
+        ChecksFailedError: A figure is too far beyond a derived bound to become one itself.
     """
     require_comparable(runs, *([1] if one_run else []))
     vendor, model = _model(runs[0])

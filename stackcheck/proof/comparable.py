@@ -50,6 +50,10 @@ def require_healthy(
 
     If metrics are named, a failed check matters only if it measured one of them. `guessed` has the ids of the
     checks that failed by derived bounds alone.
+
+    Raises:
+        ChecksFailedError: It is made up, did not finish, or a check failed for more than a missing bound.
+        MachineUnfitError: A check was invalid: the machine was throttled, shared or unfit.
     """
     if run.made_up:
         raise ChecksFailedError(

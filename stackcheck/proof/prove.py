@@ -142,7 +142,11 @@ def suite_python() -> str:
 def here(
     arguments: Sequence[str], *, root: Path, report: Callable[[str], None], python: str = sys.executable
 ) -> FaultRun:
-    """Run one part on this host, and wait for it."""
+    """Run one part on this host, and wait for it.
+
+    Raises:
+        ChecksFailedError: It ended without its line of JSON.
+    """
     reader = FaultRunReader(report)
     with _started([python, *arguments], root, subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -215,7 +219,11 @@ class FaultRunReader:
             self._report(text)
 
     def finished(self, where: str) -> FaultRun:
-        """The line of JSON, at the end of the output; `where` is the command, for messages."""
+        """The line of JSON, at the end of the output; `where` is the command, for messages.
+
+        Raises:
+            ChecksFailedError: There was no such line, or it is malformed.
+        """
         try:
             return FaultRun.model_validate_json(self._line)
         except ValidationError as error:

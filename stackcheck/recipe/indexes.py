@@ -127,6 +127,10 @@ def listed(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mappin
     """Package -> its files, of the wheels that fit this platform and of source archives.
 
     Nothing is built to learn what a source archive needs: its set-up may run only where torch is.
+
+    Raises:
+        ConfigurationError: uv is missing.
+        UnresolvedError: A package is in none of the places, or a place does not answer.
     """
     entries = (pin.split("==", 1) for pin in pins)
     metadata = "".join(
@@ -144,6 +148,10 @@ def versions(name: str, *, python: str, pre: bool = False, also: tuple[str, ...]
 
     Versions that do not install beside this Python (`3.12`) do not count; `also` are pip's options that name
     other places to ask.
+
+    Raises:
+        ConfigurationError: pip does not run with its settings.
+        UnresolvedError: None of them has it, and one did not answer.
     """
     options = ["--python-version", python, *(["--pre"] if pre else [])]
     done = subprocess.run(

@@ -58,6 +58,9 @@ def lock(
     """Lock one stack. `upstream` asks registries: share one, and a host that does not answer is asked once.
 
     Wheels come from the folder alone where one is given.
+
+    Raises:
+        BuildError: The folder lacks a wheel; nothing was written.
     """
     return _Locking(stack, images / stack.id, upstream or Upstream(), wheelhouse).run()
 

@@ -29,7 +29,11 @@ _ENVIRONMENT = jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; value
 
 
 def render(stack: Stack, images: Path) -> Mapping[str, str]:
-    """The generated files of a stack, file name -> text; `images` holds the templates."""
+    """The generated files of a stack, file name -> text; `images` holds the templates.
+
+    Raises:
+        ConfigurationError: A template is missing or wrong.
+    """
     template, wheels = template_name(stack), stack.wheel_tag
     try:
         dockerfile = _compiled(_template(images, template)).render(

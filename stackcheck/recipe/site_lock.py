@@ -39,7 +39,11 @@ def take_base(stack: Stack, digest: str, facts: Mapping[str, object], root: Path
 
 
 def lock_to(stack: Stack, wheelhouse: Path, root: Path) -> Stack:
-    """Lock a stack to one folder of wheels, asking no index; returns the stack as it is now."""
+    """Lock a stack to one folder of wheels, asking no index; returns the stack as it is now.
+
+    Raises:
+        BuildError: The folder lacks a wheel; nothing was written.
+    """
     origins.require_folder(wheelhouse)
     listed = origins.load_origins(wheelhouse)
     lock.lock(stack, root / "images", wheelhouse=wheelhouse)

@@ -80,7 +80,11 @@ class Upstream:
         )
 
     def wheel_sha256(self, version: str, wheel: str) -> str:
-        """The checksum of an official wheel of flash-attn: as its release states it, or of its bytes."""
+        """The checksum of an official wheel of flash-attn: as its release states it, or of its bytes.
+
+        Raises:
+            OutOfReachError: The release page does not answer, or lists no such wheel.
+        """
         url = f"{self._releases}/v{version}"
         host = self._host(url)
         listed = self._ask(host, lambda: self._json(url))
@@ -117,7 +121,11 @@ class Upstream:
         )
 
     def reach(self, url: str) -> None:
-        """Check that a host can be connected to; any answer is enough."""
+        """Check that a host can be connected to; any answer is enough.
+
+        Raises:
+            OutOfReachError: It cannot be reached.
+        """
         self._ask(
             self._host(url),
             lambda: self._session.head(self.mirrors.url(url), timeout=self._timeout_s).close(),

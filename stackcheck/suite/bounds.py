@@ -103,6 +103,9 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
 
     A run on a processor gates nothing: it proves the flow and the numerics. `ask` replaces `ask_suites`, for
     a caller that judges many runs and caches the answers.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
     """
     models = {device.model for device in result.host.devices}
     keys = [(check.id, index) for check in result.checks for index in range(len(check.metrics))]
@@ -175,7 +178,11 @@ def _shown(result: RunResult) -> Mapping[str, Any]:
 
 
 def ask_suites(root: Path, question: Mapping[str, Any]) -> str:
-    """The answer of the suites' program `harness.bounds`, as JSON."""
+    """The answer of the suites' program `harness.bounds`, as JSON.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or they do not know the device model.
+    """
     suites = root / "tests" / "acceptance"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(suites)],

@@ -62,6 +62,9 @@ def require_exit_code(result: RunResult, code: int, path: Path) -> None:
     """Refuse a result if its container did not end as pytest ends after these outcomes.
 
     https://docs.pytest.org/en/stable/reference/exit-codes.html: 0, everything passed; 1, something failed.
+
+    Raises:
+        ChecksFailedError: The container ended in another way: by a signal, by an error of pytest.
     """
     bad = sum(check.outcome in NOT_GOOD for check in result.checks)
     fitting = 1 if bad else 0
@@ -101,6 +104,9 @@ def require_times_within(result: RunResult, before: dt.datetime, after: dt.datet
 
     The tool relies on these times for how long a result may be used again, and for whether a run is later
     than a revocation.
+
+    Raises:
+        ChecksFailedError: The result began before the container or ended after it.
     """
     # Results have whole milliseconds, rounded down.
     earliest = before.replace(microsecond=before.microsecond // 1000 * 1000)

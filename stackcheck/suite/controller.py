@@ -138,7 +138,11 @@ def group() -> int:
 
 
 def folders(vendor: str) -> tuple[Path, ...]:
-    """The lease folder, which is made if it is missing; none for a CPU, which runs may share."""
+    """The lease folder, which is made if it is missing; none for a CPU, which runs may share.
+
+    Raises:
+        ConfigurationError: Its path exists and is not a folder, or others own it.
+    """
     if vendor == "cpu":
         return ()
     with contextlib.suppress(FileExistsError):

@@ -83,7 +83,11 @@ _COLOURED = ("__init__.py", "_mapping.py", "python.py", "diff.py")
 
 
 def freeze_tools(target: Path) -> None:
-    """Copy the launcher and the packages to `target`, readable by every user."""
+    """Copy the launcher and the packages to `target`, readable by every user.
+
+    Raises:
+        ConfigurationError: A package is not installed beside stackcheck.
+    """
     shutil.rmtree(target, ignore_errors=True)
     (target / "pytest").mkdir(parents=True)
     shutil.copy2(LAUNCHER, target / "launcher.py")

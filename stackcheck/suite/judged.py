@@ -67,6 +67,9 @@ def run_and_judge(
 
     `carried` has the ids of the checks that need not run: the certificate of the image below vouches for
     them. `case_seed` draws the generated cases; it is 0 for a first certificate.
+
+    Raises:
+        ChecksFailedError: The run has no valid result, or an image from elsewhere lacks what the suites need.
     """
     plan = run.plan(subject, tier=tier, root=root, out=out, case_seed=case_seed)
     required = dataclasses.replace(requirements.of(subject, plan.host, tier, root), carried=carried)
@@ -95,7 +98,11 @@ def run_and_judge(
 def measure(
     plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], None], only: str | None = None
 ) -> RunResult:
-    """Run a plan without a verdict; `only` selects checks (pytest's -k)."""
+    """Run a plan without a verdict; `only` selects checks (pytest's -k).
+
+    Raises:
+        ChecksFailedError: The run has no valid result.
+    """
     return run.run(dataclasses.replace(plan, only=only), engine, out=out, report=report)
 
 

@@ -39,6 +39,10 @@ def judge_file(path: Path, root: Path, stack: Stack | None, *, made_up: bool = F
     """The verdict of this checkout on a result file; the stack's waivers, machines and declaration apply.
 
     No verb lets a made-up result pass.
+
+    Raises:
+        ConfigurationError: The file is not the result of a run, or not of this stack; or the checkout has no
+            list of checks for its number of devices, or no row for their model.
     """
     result = _read(path)
     _require_stack(result, stack, path)

@@ -164,7 +164,11 @@ def named(text: str, driver: str | None = None) -> Machine:
 def of_all(
     stacks: Sequence[Stack], machine: Machine, root: Path, policy: Policy, *, site_locks: bool = False
 ) -> tuple[Outlook, ...]:
-    """What this checkout says of each stack on a machine."""
+    """What this checkout says of each stack on a machine.
+
+    Raises:
+        ConfigurationError: A file of the checkout is wrong.
+    """
     known = known_of(stacks, machine, root, policy, site_locks=site_locks)
     return tuple(outlook(stack, machine, known) for stack in stacks)
 

@@ -165,7 +165,11 @@ def _make_folder(out: Path, user: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the files of an earlier run, also folders that it left without permissions."""
+    """Remove the files of an earlier run, also folders that it left without permissions.
+
+    Raises:
+        FileError: Something cannot be removed.
+    """
     if not os.path.lexists(folder):
         return
     try:

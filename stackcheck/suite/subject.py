@@ -108,7 +108,11 @@ def of_image(
 
 
 def labelled_stack(labels: Mapping[str, str], root: Path, reference: str) -> Stack | None:
-    """The stack that an image's label names; None if it has no such label."""
+    """The stack that an image's label names; None if it has no such label.
+
+    Raises:
+        ConfigurationError: The matrix has no such stack, or a rule refuses it.
+    """
     name = labels.get(STACK_LABEL)
     if not name:
         return None
@@ -159,7 +163,12 @@ def _require_reference(name: str) -> None:
 
 
 def find_stack(name: str, root: Path) -> Stack | None:
-    """The one stack that a name selects; None for an image reference."""
+    """The one stack that a name selects; None for an image reference.
+
+    Raises:
+        NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: No engine can have an image of this name.
+    """
     if is_reference(name):
         _require_reference(name)
         return None
@@ -179,7 +188,12 @@ def find_stack(name: str, root: Path) -> Stack | None:
 
 
 def find_image(name: str, root: Path) -> Image:
-    """The image that `stackcheck build` or `stackcheck test` exported under `build/`."""
+    """The image that `stackcheck build` or `stackcheck test` exported under `build/`.
+
+    Raises:
+        NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: The image was not built or tested in this checkout.
+    """
     folder = root / "build" / label(name)
     # The folder comes first: an image may be older than a change that removed its stack from the matrix.
     if not (folder / "image.json").exists():

@@ -83,7 +83,11 @@ def prepare(
     report: Callable[[str], None],
     mirrors: Mirrors = NO_MIRRORS,
 ) -> Supply:
-    """Prepare what the builds of these plans install; download what is missing into the cache."""
+    """Prepare what the builds of these plans install; download what is missing into the cache.
+
+    Raises:
+        BuildError: The one folder lacks a wheel, or a lock has no wheel for another platform.
+    """
     settings = host_settings.only(wheelhouse_only) if wheelhouse_only else host_settings.host_settings()
     upstream = Upstream(mirrors=mirrors)
     cached: dict[str, Path] = {}
@@ -298,7 +302,11 @@ def gather(
     mirrors: Mirrors,
     report: Callable[[str], None],
 ) -> Mapping[Pinned, Path]:
-    """The files of a plan; what this host lacks is downloaded into the cache."""
+    """The files of a plan; what this host lacks is downloaded into the cache.
+
+    Raises:
+        BuildError: The archive has another file under that version than the lock says.
+    """
     wanted = pinned(plan)
     found = find(wanted, folders, cache.folder if cache else None)
     for one in wanted:
