@@ -71,7 +71,7 @@ def require_fa4() -> None:
         raise RefusedError("--attention fa4 is for NVIDIA GPUs; use --attention auto")
     if not flash4.installed():
         raise RefusedError(
-            "--attention fa4 needs FlashAttention 4, and its package flash-attn-4 is not installed; "
+            "--attention fa4 needs the packages flash-attn-4 and nvidia-cutlass-dsl, and one is absent; "
             "use an image of a stack with `flash_attn: 4…`, or --attention auto"
         )
 

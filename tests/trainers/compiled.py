@@ -1,4 +1,7 @@
-"""train.py with a compiler that needs no C++: the graphs are traced, and run as they are. In and out: as it."""
+"""train.py with a compiler that needs no C++: it traces the graphs, and runs them as they are.
+
+In: train.py's flags. Out: its record.
+"""
 
 import functools
 import sys

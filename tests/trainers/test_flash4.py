@@ -166,7 +166,7 @@ def _options(**more: Any) -> Any:
 def test_it_is_refused_where_its_package_is_missing(monkeypatch):
     monkeypatch.setattr(flash4, "installed", lambda: False)
     with (
-        pytest.raises(RefusedError, match="flash-attn-4 is not installed"),
+        pytest.raises(RefusedError, match="flash-attn-4 and nvidia-cutlass-dsl"),
         attention_backend.order(_options(), SimpleNamespace(gpu=True)),
     ):
         pass

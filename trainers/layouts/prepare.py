@@ -218,9 +218,9 @@ def finish_block(model: BlockModel, block: nn.Module, options: Options, *, gpu: 
 
     Recomputation goes inside the block, under its layout's hooks: around them, the hooks would run again in
     backward, where they need not do what they do in forward (FSDP2's casts did not, in torch 2.11 and other
-    versions before pytorch/pytorch#182580). The compiled forward goes inside what is recomputed. FSDP2's block
-    is compiled in place: a wrapper would hide its hooks (huggingface/accelerate#4022), and the compiler leaves
-    them out by itself. It does not know ZeRO-1's hooks, which wait for weights, so they stay outside.
+    versions before pytorch/pytorch#182580). The compiled forward goes inside what is recomputed. FSDP2's
+    block is compiled in place: a wrapper would hide its hooks (huggingface/accelerate#4022), and the compiler
+    leaves them out. It does not leave out ZeRO-1's hooks, which wait for weights, so these stay outside.
     """
     again, inner = block in recomputed(model, options), compiles(options, "block", gpu=gpu)
     if inner and not again and options.parallel != "zero1":

@@ -58,7 +58,7 @@ def test_stages_have_the_same_names_over_runtimes(stack):
 @every_stack
 @pytest.mark.parametrize("kind", ["as it is", "host"])
 def test_no_shipped_layer_has_byte_code_of_a_source_in_another_layer(stack, kind):
-    """An image with such byte code is refused, as nobody can compare it; each COPY of a stage is one layer."""
+    """An image with such byte code is refused, as nobody can compare it; a COPY of a stage is one layer."""
     if kind == "host":
         cut = dataclasses.replace(stack.base, kind="host", suite="bookworm", packages=("python3.12",))
         stack = dataclasses.replace(stack, base=cut)
