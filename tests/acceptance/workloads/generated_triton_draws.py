@@ -61,7 +61,7 @@ class Draft:
     def __init__(self, source: random.Random, program: Program, has: frozenset[str]) -> None:
         """Begin without nodes."""
         # Triton's interpreter, which has no bfloat16, runs Python for each element of some operations.
-        self.most_steps = 2**11 if "bfloat16" in has else 2**6
+        self.most_steps = 2**10 if "bfloat16" in has else 2**6
         self.source, self.program, self.has = source, program, has
         self.nodes: list[Node] = []
         self.found: dict[tuple[int, int], dict[int, Value]] = {pid: {} for pid in program.places()}
@@ -500,7 +500,12 @@ STEPS = (
     *(binary,) * 4,
     *(index, fused, where, scan, order, places, spread, product, summed, branch),
 )
-FOCI = (STEPS, STEPS, (summed, product, *STEPS), (reduce, scan, order, places, leaf, shape, cast, binary))
+FOCI = (
+    STEPS,
+    (summed, *STEPS),
+    (summed, summed, product, *STEPS),
+    (reduce, scan, order, places, leaf, shape, cast, binary),
+)
 
 
 def draw(source: random.Random, seed: int, has: frozenset[str]) -> Program:
@@ -509,7 +514,7 @@ def draw(source: random.Random, seed: int, has: frozenset[str]) -> Program:
         draft = Draft(source, _launch(source, seed), has)
         steps = source.choice(FOCI)
         first = summed if summed in steps[:1] else leaf
-        for step in (first, leaf, *(source.choice(steps) for _ in range(source.randint(2, 10)))):
+        for step in (first, leaf, *(source.choice(steps) for _ in range(source.randint(3, 14)))):
             step(draft)
         if draft.nodes:
             return trimmed(replace(draft.program, nodes=tuple(draft.nodes), outputs=_outputs(draft)))
@@ -531,7 +536,7 @@ def _launch(source: random.Random, seed: int) -> Program:
 
 def _outputs(draft: Draft) -> tuple[Output, ...]:
     """Values that nothing uses, and one that something does."""
-    used = {name for node in draft.nodes for one in node.all() for name in one.of}
+    used = {name for node in draft.nodes for one in node.all() for name in one.of if name != node.name}
     ends = [node.name for node in draft.nodes if node.name not in used]
     chosen = {ends[-1], *draft.source.sample(ends, min(3, len(ends))), draft.source.choice(draft.nodes).name}
     return tuple(_output(draft, name) for name in sorted(chosen))
