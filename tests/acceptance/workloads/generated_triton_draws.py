@@ -131,13 +131,16 @@ def _is_number(value: Value) -> bool:
 
 
 def leaf(draft: Draft) -> int | None:
-    """A tile is loaded; of a type of eight bits it is cast."""
+    """A tile is loaded; of some it is cast at once, where each rounding is known to the bit."""
     sides = draft.source.choice((("R", "C"), ("R", "C"), ("C",), ("R",)))
-    if draft.source.random() < 0.2:
+    way = draft.source.random()
+    if way < 0.15:
         first = draft.load(sides, draft.source.choice(EIGHTS))
-        return draft.add(
-            first, draft.node("cast", first.name, kind=draft.source.choice(("float16", "float32")))
-        )
+        return draft.add(first, draft.node("cast", first.name, kind=draft.source.choice(("float16", "float32"))))
+    if way < 0.4:
+        first = draft.load(sides, "float32", "normal")
+        short = draft.node("cast", first.name, kind=draft.source.choice((*HALVES, *EIGHTS)))
+        return draft.add(first, short, draft.node("cast", short.name, kind="float32"))
     return draft.add(draft.load(sides, draft.kind()))
 
 
