@@ -4,6 +4,7 @@ Out: changes of a program's text between its tree and its launch. `python drawn_
 says how many drawn faults a run of the check finds (in Triton's interpreter, so set TRITON_INTERPRET=1).
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
 from __future__ import annotations
 
 import contextlib
@@ -12,17 +13,21 @@ import math
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 
+import torch
+
 from workloads import generated_processes, generated_triton
-from workloads.generated_triton_text import ADDING, Text, flat
+from workloads.generated_triton_text import Text, flat, text
 from workloads.generated_triton_values import FLOATS, INTEGERS, Node, Output, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 PROGRAMS = 60  # of one run of the check
 TRIES = 6  # programs of one seed in which a fault is planted
@@ -83,7 +88,10 @@ def _short_dot(text: Text, node: Node, lines: Lines) -> Lines:
     """The last eight terms of a product are lost."""
     count = text.values[node.of[0]].shape[1]
     kept = f"tl.where(tl.arange(0, {count})[None, :] < {count - 8}, v{node.of[0]}, v{node.of[0]} * 0)"
-    return [f"z{node.name} = {kept}", *(line.replace(f"tl.dot(v{node.of[0]},", f"tl.dot(z{node.name},") for line in lines)]
+    return [
+        f"z{node.name} = {kept}",
+        *(line.replace(f"tl.dot(v{node.of[0]},", f"tl.dot(z{node.name},") for line in lines),
+    ]
 
 
 def _other_axis(text: Text, node: Node, lines: Lines) -> Lines:
@@ -174,10 +182,16 @@ def faults(seed: int, count: int) -> list[Drawn]:
     return list(itertools.islice(every, count))
 
 
-def strikes(fault: Drawn, program: Program) -> bool:
+def drawn(run: int) -> list[tuple[Program, Any]]:
+    """The programs of one run of the check, and their values."""
+    programs = [generated_triton.draw(run, number) for number in range(PROGRAMS)]
+    return [(program, generated_triton.everywhere(program)[0, 0]) for program in programs]
+
+
+def strikes(fault: Drawn, program: Program, values: Any) -> bool:
     """Whether a program's text has the fault."""
     with fault.planted() as struck:
-        generated_triton.text(program, generated_triton.everywhere(program)[0, 0])
+        text(program, values)
     return bool(struck)
 
 
@@ -192,9 +206,9 @@ def fails(job: tuple[Drawn, int, int]) -> str:
     return said[1] if said[0] > 1 else ""
 
 
-def looked_for(fault: Drawn, seed: int, programs: list[Program]) -> tuple[int, str]:
+def looked_for(fault: Drawn, seed: int, programs: list[tuple[Program, Any]]) -> tuple[int, str]:
     """How many programs of a seed a fault strikes, and how the first of them fails by it."""
-    struck = [number for number, program in enumerate(programs) if strikes(fault, program)]
+    struck = [number for number, program in enumerate(programs) if strikes(fault, *program)]
     jobs = [(fault, seed, number) for number in struck[:TRIES]]
     for job, said in generated_processes.each(fails, jobs, 1):
         words = said.words if isinstance(said, generated_processes.Ended) else said
@@ -205,12 +219,15 @@ def looked_for(fault: Drawn, seed: int, programs: list[Program]) -> tuple[int, s
 
 def main(seed: int, count: int, run: int = 0) -> None:
     """Print what one run finds of drawn faults."""
-    programs = [generated_triton.draw(run, number) for number in range(PROGRAMS)]
-    found = {fault: looked_for(fault, run, programs) for fault in faults(seed, count)}
-    for fault, (struck, words) in found.items():
-        print(f"{'found' if words else 'MISSED'} {fault}; {struck} programs; {words}")
-    caught, met = (sum(bool(one[n]) for one in found.values()) for n in (1, 0))
-    print(f"{caught} of {count} found, {met} strike one of {PROGRAMS} programs")
+    torch.set_num_threads(1)
+    programs, found = drawn(run), []
+    for fault in faults(seed, count):
+        struck, words = looked_for(fault, run, programs)
+        found.append((struck, words))
+        sys.stdout.write(f"{'found' if words else 'MISSED'} {fault}; {struck} programs; {words}\n")
+        sys.stdout.flush()
+    caught, met = (sum(bool(one[n]) for one in found) for n in (1, 0))
+    sys.stdout.write(f"{caught} of {count} found, {met} strike one of {PROGRAMS} programs\n")
 
 
 NAMED: dict[str, Drawn] = {

@@ -136,7 +136,9 @@ def leaf(draft: Draft) -> int | None:
     way = draft.source.random()
     if way < 0.15:
         first = draft.load(sides, draft.source.choice(EIGHTS))
-        return draft.add(first, draft.node("cast", first.name, kind=draft.source.choice(("float16", "float32"))))
+        return draft.add(
+            first, draft.node("cast", first.name, kind=draft.source.choice(("float16", "float32")))
+        )
     if way < 0.4:
         first = draft.load(sides, "float32", "normal")
         short = draft.node("cast", first.name, kind=draft.source.choice((*HALVES, *EIGHTS)))
