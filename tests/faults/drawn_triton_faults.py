@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 import torch
 
 from workloads import generated_processes, generated_triton
+from workloads.generated_triton_programs import FLOATS, INTEGERS, Node, Output, Program
 from workloads.generated_triton_text import Text, flat, text
-from workloads.generated_triton_values import FLOATS, INTEGERS, Node, Output, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

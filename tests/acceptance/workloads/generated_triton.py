@@ -1,6 +1,6 @@
 """Drawn Triton programs, launched and judged. In: a seed and a number. Out: how near the gate a program came.
 
-A program is a tree (`generated_triton_draws`) that is worked out in float64 and integers
+A program is a tree (drawn by `generated_triton_draws`) that is worked out in float64 and integers
 (`generated_triton_values`), and written as Triton's text (`generated_triton_text`). It runs several times,
 each time with new memory: exact numbers must be these bits, others within the bound of their operations, and
 memory around and between results must not change. A processor compiles it for the architectures of COMPILED,
@@ -32,8 +32,8 @@ from triton.compiler import ASTSource
 from workloads import arch, device, generated_triton_draws, machine_code, synchronize
 from workloads.gates import bits
 from workloads.generated_elsewhere import answering
-from workloads.generated_triton_text import ADDING, TILED, arguments, room, text
-from workloads.generated_triton_values import (
+from workloads.generated_triton_draft import is_sound
+from workloads.generated_triton_programs import (
     EIGHTS,
     FLOATS,
     GUARD,
@@ -42,15 +42,12 @@ from workloads.generated_triton_values import (
     Node,
     Output,
     Program,
-    Value,
-    everywhere,
-    fits,
-    grain,
     memory,
     poisoned,
     span,
-    unit,
 )
+from workloads.generated_triton_text import ADDING, TILED, arguments, room, text
+from workloads.generated_triton_values import Value, everywhere, fits, grain, unit
 
 COMPILED = ("sm_90", "gfx942")  # what a processor compiles for
 RUNS = 3
@@ -319,11 +316,7 @@ def _worst(what: str, got: torch.Tensor, right: Expected, off: torch.Tensor, wro
 def tried(program: Program) -> Judged | None:
     """What a program says; `None` if nobody takes it: a smaller one may have shapes that do not meet."""
     try:
-        if not all(
-            generated_triton_draws.is_sound(one)
-            for values in everywhere(program).values()
-            for one in values.values()
-        ):
+        if not all(is_sound(one) for values in everywhere(program).values() for one in values.values()):
             return None
         return judged(program)
     except Exception:  # noqa: BLE001

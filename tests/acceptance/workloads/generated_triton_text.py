@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workloads.generated_triton_values import (
-    FLOATS,
-    Node,
-    Output,
-    Place,
-    Program,
-    Value,
-    strides,
-)
+from workloads.generated_triton_programs import FLOATS, Node, Output, Place, Program, strides
+
+if TYPE_CHECKING:
+    from workloads.generated_triton_values import Value
 
 FAR = 3 * 2**31 + 16  # elements that a pointer is moved by, and its offsets back
 HEAD = """import triton
