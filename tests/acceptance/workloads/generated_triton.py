@@ -86,6 +86,7 @@ def has() -> frozenset[str]:
     """
     forms = {"pointer"} | ({"block"} if hasattr(tl, "advance") else set())
     forms |= {"descriptor"} if hasattr(tl, "make_tensor_descriptor") else set()
+    forms |= {"tf32", "tf32x3"} if is_interpreted() or arch.has_tf32() else set()
     lacking = {*EIGHTS, "bfloat16"} if is_interpreted() else set()
     if device().type == "cuda" and arch.fp8() is None:
         lacking |= set(EIGHTS)

@@ -46,8 +46,10 @@ BRANCHES = ("constexpr", "program", "count")
 Loop = tuple[Node, int, list[Node]]  # what it begins with, its name, its body
 
 
-def _operand(kind: str) -> list[str]:
-    return {"float32": ["ieee", "ieee", "tf32", "tf32x3"]}.get(kind, [""])
+def _operand(draft: Draft, kind: str) -> list[str]:
+    """How a product of float32 may be worked out here."""
+    ways = ["ieee", "ieee", *(one for one in ("tf32", "tf32x3") if one in draft.has)]
+    return ways if kind == "float32" else [""]
 
 
 def product(draft: Draft) -> int | None:
@@ -70,7 +72,7 @@ def product(draft: Draft) -> int | None:
     else:
         right = turned
     pair = (left, right.name) if right is not turned or source.random() < 0.5 else (right.name, left)
-    node = draft.node("dot", *pair, kind="float32", how=source.choice(_operand(kind)))
+    node = draft.node("dot", *pair, kind="float32", how=source.choice(_operand(draft, kind)))
     return draft.add(*before, right, node)
 
 
@@ -100,7 +102,7 @@ def _products(draft: Draft) -> Loop:
     turned = source.random() < 0.4
     y = [draft.load(("C", "K") if turned else ("K", "C"), kind, numbers)]
     y += [draft.node("permute", y[0].name, kind=kind, how=(1, 0))] if turned else []
-    how = source.choice(_operand(kind))
+    how = source.choice(_operand(draft, kind))
     return start, loop, [*x, *y, draft.node("dot", x[-1].name, y[-1].name, loop, kind=out, how=how)]
 
 
@@ -109,7 +111,7 @@ def _twice(draft: Draft) -> Loop:
     source = draft.source
     kind = source.choice((*HALVES, *HALVES, "float32"))
     start, loop = _start(draft, ("R", "C"), "float32")
-    how = source.choice(_operand(kind))
+    how = source.choice(_operand(draft, kind))
     numbers = source.choice(("few", "normal"))
     x, y = draft.load(("R", "C"), kind, numbers), draft.load(("K", "C"), kind, numbers)
     turned = draft.node("permute", y.name, kind=kind, how=(1, 0))
