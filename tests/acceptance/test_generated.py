@@ -5,13 +5,14 @@ In: one device. Out: the cases that failed, each as small as it gets. `--case-se
 
 import pytest
 
-from harness import skips
+from harness import skips, unloaded
+from harness.asked import of_image
 from harness.calls import OnDevice, RecordMetric
 from workloads import generated, generated_compiled
 
 SOAK_S = 2400
 # The least share of the drawn cases that float64 can judge.
-LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "compiled": 0.75}
+LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "compiled": 0.75, "triton": 0.8}
 
 
 # No tier that certifies has them: drawn operators have false alarms, on a processor and on a GPU, and nobody
@@ -38,3 +39,19 @@ def test_generated(
     else:
         report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
     generated.require(report, record_metric, LEAST[family])
+
+
+@pytest.mark.tier("soak")
+@pytest.mark.gpus(1)
+def test_generated_triton(
+    on_device: OnDevice, record_metric: RecordMetric, pytestconfig: pytest.Config
+) -> None:
+    """Drawn Triton programs do what their tree says, exactly or within the bound of their operations.
+
+    They write nothing else, and give the same bits each time. A processor only compiles them.
+    """
+    if not of_image(unloaded.is_installed, module="triton"):
+        skips.without_package("triton", "Triton is not part of this stack")
+    seed = pytestconfig.getoption("case_seed")
+    report = on_device(generated.of_soak, family="triton", seed=seed, timeout_s=SOAK_S)
+    generated.require(report, record_metric, LEAST["triton"])

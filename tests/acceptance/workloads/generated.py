@@ -66,7 +66,9 @@ PLANS = {
     "operators": (Plan(1, 1, 0), Plan(1, 1, 0)),
     "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
+    "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
 }
+IN_PROCESSES = ("operators", "triton")
 MOST_PROCESSES = 16
 FEWER_BITS = (
     (torch.backends.cudnn, "allow_tf32"),
@@ -98,7 +100,8 @@ def check(
     if processes == 1:
         answers: Iterable[Any] = ((case, _judge(case)) for case in cases)
     else:
-        generated_operators.rows()  # before there are copies of this process
+        if family == "operators":
+            generated_operators.rows()  # before there are copies of this process
         answers = generated_processes.each(_judge, cases, processes)
     for case, answer in answers:
         said = _ended(case, answer) if isinstance(answer, generated_processes.Ended) else answer
@@ -119,8 +122,13 @@ def _judge(case: tuple[str, int, int, str]) -> tuple[float, str] | None:
 
 
 def _ended(case: tuple[str, int, int, str], how: generated_processes.Ended) -> tuple[float, str]:
+    again = f"    again: {_again(*case)}"
+    if case[0] == "triton":
+        from workloads import generated_triton
+
+        again = f"{generated_triton.shown(generated_triton.draw(*case[1:3]))}{again}"
     words = generated_operators.draw(*case[1:3]) if case[0] == "operators" else case[0]
-    return math.inf, f"  {words}: {how.words}\n    again: {_again(*case)}"
+    return math.inf, f"  {words}: {how.words}\n{again}"
 
 
 def _again(family: str, seed: int, number: int, sizes: str) -> str:
@@ -181,6 +189,10 @@ def _plain() -> Iterator[None]:
 
 
 def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] | None:
+    if family == "triton":
+        from workloads import generated_triton  # not every image has Triton
+
+        return generated_triton.one(seed, number)
     drawn = _drawn(family, seed, number, sizes)
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
@@ -339,11 +351,11 @@ def _words(one: Any) -> str:
 
 
 def of_soak(family: str, seed: int) -> dict[str, Any]:
-    """What soak draws on this device: operators in one process for each processor core, all else in one."""
+    """What soak draws on this device: IN_PROCESSES in one process for each core, all else in one."""
     least, most, seconds = PLANS[family][device().type != "cpu"]
     turn = len(generated_operators.rows()) if family == "operators" else 1
-    processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if family == "operators" else 1
-    sizes = "small" if family == "operators" else "large"
+    processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if family in IN_PROCESSES else 1
+    sizes = "small" if family in IN_PROCESSES else "large"
     report = check(family, seed, least * turn, most * turn, seconds=seconds, sizes=sizes, processes=processes)
     return {**report, "least": least * turn}
 

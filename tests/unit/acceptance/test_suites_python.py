@@ -34,6 +34,7 @@ WHERE_PRESENT = {
         *("bitsandbytes", "liger_kernel", "torchao", "transformer_engine")
     },
     "tests/acceptance/workloads/triton_kernels.py": {"triton"},
+    "tests/acceptance/workloads/generated_triton.py": {"triton"},
     # What reads data that a user brings; data.py imports it for a path alone.
     "trainers/arrow.py": {"datasets", "numpy"},
     "trainers/shards.py": {"numpy"},
@@ -50,6 +51,7 @@ WHERE_PRESENT = {
 }
 AT_TOP = {
     "tests/acceptance/workloads/machine_code.py",
+    "tests/acceptance/workloads/generated_triton.py",
     "tests/acceptance/workloads/triton_kernels.py",
     "trainers/fused/triton_ops.py",
     "trainers/arrow.py",
