@@ -12,7 +12,7 @@ from harness.overdue import OverdueError
 from harness.readings import needs_pair, only_with
 from harness.session import AcceptanceSession
 from vendors import multicast
-from workloads import cases, margins
+from workloads import cases, generated, margins
 
 # `ranks` is every device of this run. From "standard" on they are whole: what the worlds of that tier leave
 # behind is read as the device's memory.
@@ -26,6 +26,9 @@ RANKS_ADD = {**LOG, multicast.SWITCH: "0"}  # the order of these sums is NCCL's 
 AGAIN_S = 120  # as in smoke: 200 sums of 8 MiB take less than a second, and the start of ranks the rest
 TIMEOUT_S = {"smoke": 120, "standard": 240, "soak": 1800}
 CYCLE_S = 20.0  # to set up and tear down a world; it takes less than a second
+# Of drawn cases: so many in any case, then more until these seconds are over, at most so many.
+DRAWN = {"standard": (120, 1000, 8), "soak": (1000, 20_000, 300)}
+REFUSED = 0.1  # the largest share of them that a backend may refuse
 # What a process may hold more of after all worlds than after the first ones. One that is left behind holds
 # descriptors, threads, and on a GPU tens of MiB.
 GROWTH = {"descriptors": 3.0, "threads": 3.0, "host_mib": 64.0, "device_mib": 64.0}
@@ -200,6 +203,30 @@ def test_groups_set_up_and_torn_down(
         assert not more, f"{way}: after {ways['counted']} more worlds this process holds more: {more}"
         if slowest > limit_s:
             raise OverdueError(f"{way}: the slowest world took {slowest:.1f} s, expected {limit_s:g} s")
+
+
+@pytest.mark.tier("standard")
+def test_generated_collectives(
+    ranks: int,
+    *,
+    acceptance: AcceptanceSession,
+    launch: Launch,
+    record_metric: RecordMetric,
+    pytestconfig: pytest.Config,
+) -> None:
+    """Drawn collectives are right in every type, size, buffer, group and order, and write nothing else.
+
+    Two runs with one seed draw the same cases; the one on a slower machine ends earlier, but never before the
+    least number of them.
+    """
+    least, most, seconds = DRAWN[acceptance.tier]
+    asked = {"seed": pytestconfig.getoption("case_seed"), "least": least, "most": most, "seconds": seconds}
+    words = [str(word) for name, value in asked.items() for word in (f"--{name}", value)]
+    timeout_s = TIMEOUT_S[acceptance.tier]
+    report = launch("generated_collectives.py", *words, nproc=ranks, timeout_s=timeout_s)
+    if report["hung"]:
+        raise OverdueError("\n".join([f"did not end: {report['hung']}", *report["failed"]]))
+    generated.require(report, record_metric, 1 - REFUSED)
 
 
 @pytest.mark.tier("standard")

@@ -40,7 +40,7 @@ def run(ranks: Ranks, tier: str, report: Mapping[str, Any]) -> list[dict[str, An
     found: list[dict[str, Any]] = []
     for way in ways:
         watch = Watch(time.monotonic() + scaled(LIMIT_S), {"way": way, "stuck": True, "error": None})
-        with _watched(ranks, watch, {**report, "groups": [*found, watch.entry]}):
+        with watched(ranks, watch, {**report, "groups": [*found, watch.entry]}):
             entry = _cycles(ranks, watch, BUDGET_S[tier])
         everyone = ranks.collect(entry, about=f"groups {way}")
         found += [_merged(everyone)] if everyone is not None else []
@@ -56,7 +56,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _watched(ranks: Ranks, watch: Watch, report: Mapping[str, Any]) -> Iterator[None]:
+def watched(ranks: Ranks, watch: Watch, report: Mapping[str, Any]) -> Iterator[None]:
     """End this process if a cycle is overdue; rank 0 prints the report first."""
     over = threading.Event()
 
@@ -81,7 +81,7 @@ def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
         if number >= WARM:
             held.append(holdings(ranks))
         late = number >= LEAST + WARM and time.monotonic() - begun > budget_s
-        if not _goes_on(ranks, f"{way}/{number}", over=number >= CYCLES or late):
+        if not goes_on(ranks, f"{way}/{number}", over=number >= CYCLES or late):
             break
         start = time.monotonic()
         try:
@@ -117,7 +117,7 @@ def growth(held: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return grown
 
 
-def _goes_on(ranks: Ranks, key: str, *, over: bool) -> bool:
+def goes_on(ranks: Ranks, key: str, *, over: bool) -> bool:
     """Rank 0 decides for all."""
     if ranks.rank == 0:
         ranks.store.set(f"goes on/{key}", "" if over else "1")
