@@ -66,12 +66,12 @@ def draw(seed: int, number: int, size: int, *, device: str) -> Case:
         op = r.choice(COALESCED)
     if mode == "graph" and op not in calls.CALLS:
         mode = "in turn"
-    many = r.randint(2, 4) if mode != "in turn" else r.choice((1, 1, 1, 2, 3))
+    many = r.choice((1, 1, 4, 8, 12) if mode == "in turn" else (2, 4, 8, 12))
     pool = _pool(seed, size)
     groups = [r.choice(pool) for _ in range(r.choice((1, 1, 2)) if mode != "coalesced" else 1)]
     if r.random() < 0.04:
         groups[0] = ("made again", groups[0][1] or (tuple(range(size)),))
-    largest = LARGEST[device] - (many - 1)
+    largest = LARGEST[device] - min(many - 1, 3)
     drawn = [_call(r, op, size, largest, nccl=nccl, rare=many == 1)]
     while len(drawn) < many:
         other = _call(r, r.choice(tuple(calls.CALLS)), size, largest, nccl=nccl, rare=False)
@@ -176,8 +176,10 @@ def _count(r: random.Random, largest: int, itemsize: int, size: int) -> int:
 
 def candidates(case: Case) -> Iterator[Case]:
     """Plainer cases, the plainest first."""
-    for number in range(len(case.calls) if len(case.calls) > 1 else 0):
-        yield replace(case, calls=case.calls[:number] + case.calls[number + 1 :])
+    count = len(case.calls)
+    for part in (count // 2, count // 4, 1):
+        for first in range(0, count, part) if 0 < part < count else ():
+            yield replace(case, calls=case.calls[:first] + case.calls[first + part :])
     plain: dict[str, Any] = {"turns": 1, "late": -1, "mode": "in turn", "order": 0, "registered": False}
     plain["groups"] = tuple(WORLD for _ in case.groups)
     for name, value in plain.items():
@@ -193,10 +195,11 @@ def candidates(case: Case) -> Iterator[Case]:
 
 
 def _plainer(call: Call) -> Iterator[Call]:
-    for count in sorted({1, 2, call.count // 2, call.count - 1}):
-        if 0 <= count < call.count:
-            yield replace(call, count=count)
     plain: dict[str, Any] = {each.name: each.default for each in fields(call)}
     for name in sorted(plain.keys() - {"op", "count", "group", "numbers"}):
         if getattr(call, name) != plain[name]:
             yield replace(call, **{name: plain[name]})
+    less = {call.count - (call.count >> power) for power in range(1, call.count.bit_length())}
+    for count in sorted({0, 1} | less):
+        if count < call.count:
+            yield replace(call, count=count)

@@ -35,8 +35,8 @@ from workloads.ranks import Book, Ranks, joined
 from workloads.time_limits import scaled
 
 LIMIT_S = 30.0  # of one case; a case takes milliseconds, and the first one of a group tenths of a second
-SHRINKS, SHOWN = 60, 3  # tries for one failure, and failures that are made smaller
-LATE_S = 0.02
+SHRINKS, SHOWN = 150, 3  # tries for one failure, and failures that are made smaller
+LATE_S = 0.005
 # What a backend may refuse loudly: newer releases have more of it.
 REFUSED = re.compile(
     r"unsupported|not (currently |currenlty )?support|cannot use|invalid scalar type", re.IGNORECASE
@@ -230,8 +230,8 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
     watch, ends = Watch(time.monotonic() + scaled(LIMIT_S), report), time.monotonic() + asked.seconds
     with watched(ranks, watch, report):
         judge = Judge(ranks, watch)
-        for number in range(asked.most):
-            late = number >= asked.least and time.monotonic() > ends
+        for number in range(asked.first, asked.first + asked.most):
+            late = number >= asked.first + asked.least and time.monotonic() > ends
             if not goes_on(ranks, f"case {number}", over=late):
                 break
             case = asked.case or draw(report["seed"], number, ranks.size, device=ranks.device.type)
@@ -243,23 +243,26 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
             elif not failures:
                 report["worst"] = max(report["worst"], margin)
             else:
-                report["failed"].append(_again(ranks, number, case, failures))
+                words = f"--seed {report['seed']} --first {number}"
+                report["failed"].append(_again(ranks, number, words, failures))
                 if len(report["failed"]) <= SHOWN:
-                    report["failed"][-1] = _again(ranks, number, *smaller(judge, case, failures))
+                    case, failures = smaller(judge, case, failures)
+                    report["failed"][-1] = _again(ranks, number, f"--case '{case}'", failures)
         report["hung"] = None
 
 
-def _again(ranks: Ranks, number: int, case: Case, failures: list[str]) -> str:
+def _again(ranks: Ranks, number: int, words: str, failures: list[str]) -> str:
     more = f", and {len(failures) - 1} more" if failures[1:] else ""
     return (
         f"  case {number}: {failures[0]}{more}\n    again: torchrun --nproc-per-node {ranks.size} "
-        f"workloads/generated_collectives.py --case '{case}'"
+        f"workloads/generated_collectives.py {words}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--least", type=int, default=1)
     parser.add_argument("--most", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0)
