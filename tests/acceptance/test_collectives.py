@@ -183,7 +183,7 @@ def test_groups_set_up_and_torn_down(
     shared: dict[str, Any], ranks: int, acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> None:
     """A world that is set up and torn down many times works each time and leaves nothing behind.
-    It is tried with and without a device id.
+    It is tried with and without a device id, and so are groups of one world.
     """
     assert shared["groups"], "no world was set up"
     for ways in shared["groups"]:
