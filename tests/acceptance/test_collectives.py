@@ -27,7 +27,7 @@ AGAIN_S = 120  # as in smoke: 200 sums of 8 MiB take less than a second, and the
 TIMEOUT_S = {"smoke": 120, "standard": 240, "soak": 1800}
 CYCLE_S = 20.0  # to set up and tear down a world; it takes less than a second
 # Of drawn cases: so many in any case, then more until these seconds are over, at most so many.
-DRAWN = {"standard": (120, 1000, 8), "soak": (1000, 20_000, 300)}
+DRAWN = {"standard": (120, 1000, 6), "soak": (1000, 20_000, 300)}
 REFUSED = 0.1  # the largest share of them that a backend may refuse
 # What a process may hold more of after all worlds than after the first ones. One that is left behind holds
 # descriptors, threads, and on a GPU tens of MiB.

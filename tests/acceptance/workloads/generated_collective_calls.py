@@ -92,7 +92,7 @@ class Member:
 
     @property
     def me(self) -> int:
-        """Its place."""
+        """The place of this rank."""
         return self.members.index(self.ranks.rank)
 
     @property

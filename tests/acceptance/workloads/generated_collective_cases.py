@@ -1,4 +1,4 @@
-"""Cases of drawn collectives: drawn, told, made smaller. In: a seed, a number, ranks. Out: cases."""
+"""Cases of drawn collectives: drawn, written, made smaller. In: a seed, a number, ranks. Out: cases."""
 
 import functools
 import json
@@ -57,7 +57,7 @@ def of_json(text: str) -> Case:
 
 
 def draw(seed: int, number: int, size: int, *, device: str) -> Case:
-    """One case for a number of ranks; in as many cases as there are operations, each comes first once."""
+    """One case for a number of ranks. The operations take turns to come first."""
     r, nccl = random.Random(f"collectives {seed} {number}"), device == "cuda"
     special = SPECIAL if nccl else ()
     mode = r.choice(("in turn", "in turn", "async", "async", "coalesced", *special[:2]))

@@ -84,7 +84,7 @@ class Call:
 
     @property
     def kind(self) -> Kind:
-        """Its type."""
+        """The type of the elements."""
         return KINDS[self.dtype]
 
     def length(self, share: Share) -> int:
