@@ -315,10 +315,10 @@ class Planted:
             seen = Seen(out, [flat(one).clone() for one in out], given, arguments, group)
             strikes = self._strikes(seen)
             changed = self._instead(seen, how) if strikes else None
-            work = original(*(changed or arguments), **how)
-            for one in work if isinstance(work, list) else [work]:
-                if one is not None and hasattr(one, "wait"):
-                    one.wait()
+            started = original(*(changed or arguments), **how)
+            for work in started if isinstance(started, list) else [started]:
+                if hasattr(work, "wait"):
+                    work.wait()
             if strikes and self.fault.effect in EFFECTS and (self.fault.everywhere or self.last):
                 EFFECTS[self.fault.effect](seen)
             return None
