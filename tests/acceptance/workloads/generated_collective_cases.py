@@ -56,11 +56,20 @@ def of_json(text: str) -> Case:
     )
 
 
-def draw(seed: int, number: int, size: int, *, device: str) -> Case:
+def draw(seed: int, number: int, size: int, *, device: str, lacks: frozenset[str] = frozenset()) -> Case:
     """One case for a number of ranks. The operations take turns to come first."""
     r, nccl = random.Random(f"collectives {seed} {number}"), device == "cuda"
-    special = SPECIAL if nccl else ()
-    mode = r.choice(("in turn", "in turn", "async", "async", "coalesced", *special[:2]))
+    special = tuple(one for one in SPECIAL if nccl and one not in lacks)
+    mode = r.choice(
+        (
+            "in turn",
+            "in turn",
+            "async",
+            "async",
+            "coalesced",
+            *(one for one in special if one != "registered"),
+        )
+    )
     op = calls.OPERATIONS[number % len(calls.OPERATIONS)]
     if mode == "coalesced":
         op = r.choice(COALESCED)
@@ -80,7 +89,7 @@ def draw(seed: int, number: int, size: int, *, device: str) -> Case:
             other = replace(drawn[0], count=count, offset=other.offset, numbers=other.numbers)
         drawn.append(replace(other, group=r.randrange(len(groups))))
     return Case(
-        calls=tuple(drawn),
+        calls=tuple(_without(lacks, call) for call in drawn),
         groups=tuple(groups),
         mode=mode,
         order=r.randrange(24),
@@ -88,6 +97,12 @@ def draw(seed: int, number: int, size: int, *, device: str) -> Case:
         late=r.randrange(size) if r.random() < 0.1 else -1,
         registered="registered" in special and set(groups) == {WORLD} and r.random() < 0.3,
     )
+
+
+def _without(lacks: frozenset[str], call: Call) -> Call:
+    """The nearest call that this backend has."""
+    op = "all_to_all_single" if call.op in lacks else call.op
+    return replace(call, op=op, reduce="sum" if call.reduce in lacks else call.reduce)
 
 
 @functools.cache

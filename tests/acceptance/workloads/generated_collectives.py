@@ -18,7 +18,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -229,12 +229,15 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
     """Judge cases of a seed: the least number in any case, then until the time is over."""
     watch, ends = Watch(time.monotonic() + scaled(LIMIT_S), report), time.monotonic() + asked.seconds
     with watched(ranks, watch, report):
-        judge = Judge(ranks, watch)
+        judge, lacks = Judge(ranks, watch), lacking(ranks)
+        report["lacks"] = sorted(lacks)
         for number in range(asked.first, asked.first + asked.most):
             late = number >= asked.first + asked.least and time.monotonic() > ends
             if not goes_on(ranks, f"case {number}", over=late):
                 break
-            case = asked.case or draw(report["seed"], number, ranks.size, device=ranks.device.type)
+            case = asked.case or draw(
+                report["seed"], number, ranks.size, device=ranks.device.type, lacks=lacks
+            )
             kind, failures, margin = judge(case, f"case {number}")
             report["drawn"] += 1
             report["judged"] += kind == "judged"
@@ -249,6 +252,27 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
                     case, failures = smaller(judge, case, failures)
                     report["failed"][-1] = _again(ranks, number, f"--case '{case}'", failures)
         report["hung"] = None
+
+
+def lacking(ranks: Ranks) -> frozenset[str]:
+    """What this release does not have for its backend, and cases of many calls must not ask for."""
+    one = [torch.ones(1, device=ranks.device) for _ in range(2 * ranks.size)]
+    has = {
+        "registered": hasattr(getattr(dist, "ProcessGroupNCCL", None), "register_mem_pool"),
+        "avg": _has(lambda: dist.all_reduce(one[0], dist.ReduceOp.AVG)),
+        "all_to_all": _has(lambda: dist.all_to_all(one[: ranks.size], one[ranks.size :])),
+    }
+    return frozenset(name for name in has if not has[name])
+
+
+def _has(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        if not REFUSED.search(str(error)):
+            raise
+        return False
+    return True
 
 
 def _again(ranks: Ranks, number: int, words: str, failures: list[str]) -> str:
