@@ -96,6 +96,7 @@ def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
 NEWER_EVERYWHERE = (
     *("test_witness", "sm_89", "sm_103", "sm_120", "test_fabric", "test_no_network_error"),
     *("float32_speed", "gradient_product", "graph_speed", "memory_bound", "torch_beside", "at_full_width"),
+    "generated_collectives",
 )
 
 
