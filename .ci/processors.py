@@ -75,7 +75,16 @@ MOST_THREADS = 2
 ALL = [f"{setting.name}-{threads}" for setting in SETTINGS for threads in range(1, MOST_THREADS + 1)]
 FAULTS = tuple(
     f"tests/faults/test_{name}_faults.py"
-    for name in ("numeric", "margin", "training", "training_variants", "collective", "witness", "processor")
+    for name in (
+        "numeric",
+        "margin",
+        "training",
+        "training_variants",
+        "collective",
+        "generated_collective",
+        "witness",
+        "processor",
+    )
 )
 SUITES = tuple(
     f"tests/acceptance/test_{name}.py"

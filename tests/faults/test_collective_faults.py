@@ -28,6 +28,7 @@ def fault(name: str, check: str, patches: dict[str, str], says: str, **more: obj
 FAULTS = (
     fault("a sum changes its last bit now and then", "test_same_bits_from_call_to_call", {"torch.distributed:all_reduce": RESTLESS}, "of 50 results differ"),
     fault("a world leaves a descriptor behind", "test_groups_set_up_and_torn_down", {CYCLE: "lambda *a, **k: (os.dup(0), original(*a, **k))[1]"}, "'descriptors': ", another=True),
+    fault("a group of a world leaves a descriptor behind", "test_groups_set_up_and_torn_down", {"workloads.collective_groups:regroup": "lambda *a, **k: (os.dup(0), original(*a, **k))[1]"}, "groups of one world: after", another=True),
     fault(
         "a world leaves memory behind",
         "test_groups_set_up_and_torn_down",

@@ -1,5 +1,5 @@
-"""Set up and tear down the world many times, with and without a device id. In: ranks whose world is closed.
-Out: times, and what grew.
+"""Set up and tear down the world many times, with and without a device id, and groups of one world.
+In: ranks whose world is closed. Out: times, and what grew.
 
 Restarted trainers, servers and notebooks do so in one process. A group that leaves memory, threads or file
 descriptors behind ends such a process after hours, and one that hangs ends the run. A cycle is: set up, one
@@ -28,6 +28,7 @@ from workloads.ranks import Ranks
 from workloads.time_limits import scaled
 
 CYCLES, WARM, LEAST = 200, 4, 8
+INSIDE = "groups of one world"
 BUDGET_S = {"standard": 4.0, "soak": 600.0}  # for each way; a cycle on GPUs takes tenths of a second
 LIMIT_S, LEAVE_S = 30.0, 2.0  # for one cycle, and between the end of one that hung and that of its process
 SHARED = "device_mib"
@@ -37,10 +38,12 @@ STATUS, DESCRIPTORS = Path("/proc/self/status"), Path("/proc/self/fd")
 def run(ranks: Ranks, tier: str, report: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """One entry for each way, on rank 0; `report` is what rank 0 has to print if a cycle hangs."""
     ways = ("without a device id", *(("with a device id",) if ranks.device.type == "cuda" else ()))
+    ways += (INSIDE,) if tier == "soak" else ()  # it has not run on a GPU
     found: list[dict[str, Any]] = []
     for way in ways:
         watch = Watch(time.monotonic() + scaled(LIMIT_S), {"way": way, "stuck": True, "error": None})
-        with _watched(ranks, watch, {**report, "groups": [*found, watch.entry]}):
+        around = _world(ranks, way, bound=True) if way == INSIDE else contextlib.nullcontext()
+        with watched(ranks, watch, {**report, "groups": [*found, watch.entry]}), around:
             entry = _cycles(ranks, watch, BUDGET_S[tier])
         everyone = ranks.collect(entry, about=f"groups {way}")
         found += [_merged(everyone)] if everyone is not None else []
@@ -56,7 +59,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _watched(ranks: Ranks, watch: Watch, report: Mapping[str, Any]) -> Iterator[None]:
+def watched(ranks: Ranks, watch: Watch, report: Mapping[str, Any]) -> Iterator[None]:
     """End this process if a cycle is overdue; rank 0 prints the report first."""
     over = threading.Event()
 
@@ -81,11 +84,12 @@ def _cycles(ranks: Ranks, watch: Watch, budget_s: float) -> dict[str, Any]:
         if number >= WARM:
             held.append(holdings(ranks))
         late = number >= LEAST + WARM and time.monotonic() - begun > budget_s
-        if not _goes_on(ranks, f"{way}/{number}", over=number >= CYCLES or late):
+        if not goes_on(ranks, f"{way}/{number}", over=number >= CYCLES or late):
             break
         start = time.monotonic()
         try:
-            right = cycle(ranks, f"{way}/{number}", bound="with a" in way)
+            key = f"{way}/{number}"
+            right = regroup(ranks, key) if way == INSIDE else cycle(ranks, key, bound="with a" in way)
         except RuntimeError as error:  # the other ranks may wait in vain: all end by their watch
             watch.entry["error"] = f"world {number}: {str(error)[:300]}"
             time.sleep(10 * scaled(LIMIT_S))
@@ -117,7 +121,7 @@ def growth(held: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return grown
 
 
-def _goes_on(ranks: Ranks, key: str, *, over: bool) -> bool:
+def goes_on(ranks: Ranks, key: str, *, over: bool) -> bool:
     """Rank 0 decides for all."""
     if ranks.rank == 0:
         ranks.store.set(f"goes on/{key}", "" if over else "1")
@@ -126,22 +130,40 @@ def _goes_on(ranks: Ranks, key: str, *, over: bool) -> bool:
 
 def cycle(ranks: Ranks, key: str, *, bound: bool) -> bool:
     """One world: whether its sum was right."""
+    with _world(ranks, key, bound=bound):
+        return _sums(ranks, key)
+
+
+def regroup(ranks: Ranks, key: str) -> bool:
+    """One group of the world: whether its sum was right."""
+    group = dist.new_group()
+    right = _sums(ranks, key, group)
+    dist.destroy_process_group(group)
+    return right
+
+
+@contextlib.contextmanager
+def _world(ranks: Ranks, key: str, *, bound: bool) -> Iterator[None]:
     dist.init_process_group(
         backend(),
         store=dist.PrefixStore(f"world/{key}", ranks.store),
         rank=ranks.rank,
         world_size=ranks.size,
         timeout=dt.timedelta(seconds=4 * scaled(LIMIT_S)),  # the watch comes first
-        **({"device_id": ranks.device} if bound else {}),
+        **({"device_id": ranks.device} if bound and ranks.device.type == "cuda" else {}),
     )
+    yield
+    dist.destroy_process_group()
+
+
+def _sums(ranks: Ranks, key: str, group: dist.ProcessGroup | None = None) -> bool:
     mine = torch.full((1024,), float(ranks.rank + 1), device=ranks.device)
-    dist.all_reduce(mine)
+    dist.all_reduce(mine, group=group)
     right = bool((mine == ranks.size * (ranks.size + 1) / 2).all())
     # Nobody leaves while another rank may still read this one's memory.
     ranks.store.set(f"summed/{key}/{ranks.rank}", "1")
     for rank in range(ranks.size):
         ranks.store.get(f"summed/{key}/{rank}")
-    dist.destroy_process_group()
     return right
 
 

@@ -48,8 +48,8 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def joined(timeout_s: float = 60.0) -> Iterator[Ranks]:
-    """The world of torchrun, on this rank's own device."""
+def joined(timeout_s: float = 60.0, *, bound: bool = False) -> Iterator[Ranks]:
+    """The world of torchrun, on this rank's own device; if it is bound to a GPU, its groups are split off."""
     timeout = dt.timedelta(seconds=scaled(timeout_s))
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
@@ -58,7 +58,8 @@ def joined(timeout_s: float = 60.0) -> Iterator[Ranks]:
         device = torch.device("cpu")
     store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
     group = dist.PrefixStore("group", store)
-    dist.init_process_group(backend(), store=group, rank=rank, world_size=size, timeout=timeout)
+    more = {"device_id": device} if bound and device.type == "cuda" else {}
+    dist.init_process_group(backend(), store=group, rank=rank, world_size=size, timeout=timeout, **more)
     try:
         yield Ranks(rank, size, device, dist.PrefixStore("stackcheck", store))
     finally:
