@@ -14,7 +14,7 @@ SOAK_S, STANDARD_S = 2400, 600
 LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "compiled": 0.75}
 
 
-# A tier that certifies asks the same in every run. The other families have none there: nobody has confirmed what
+# A tier that certifies asks the same in every run. The other families are in none: nobody has confirmed what
 # the only run on a GPU found in attention (docs/reference/trust.md).
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)

@@ -82,6 +82,19 @@ def renumbered(call: Call, source: random.Random) -> Call:
     return call.mapped(change)
 
 
+def rescaled(call: Call, source: random.Random) -> Call:
+    """Each floating operand times a number between a half and one: its structure and its places stay."""
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        elements = leaf.untyped_storage().nbytes() // leaf.element_size()
+        whole = leaf.detach().as_strided((elements,), (1,), 0) * source.uniform(0.5, 1)
+        return whole.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+
+    return replace(call.mapped(change), seed=call.seed + source.randrange(1, 2**20))
+
+
 def _sized(choose: Callable[[torch.Tensor, random.Random], dict[int, int]]) -> Varied:
     """Another size of some dimensions, where the function takes it; of what it takes, the most."""
 
