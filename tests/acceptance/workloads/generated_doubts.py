@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SHRUNK = 2.0**-12  # by so much operands are made smaller, so that nothing inside a kernel overflows
 STEPS = 8  # evaluations in which each kernel's result is rounded at random
 # Numbers that are added into one, for which its unit is larger by one: halves may be added in their own type.
-TERMS = {torch.float32: 64, torch.float16: 4, torch.bfloat16: 4}
+TERMS = {torch.float32: 64, torch.float16: 2, torch.bfloat16: 2}
 TRIES, NUDGE = 3, 2.0**-12  # choices of operands' numbers that are changed, and by which part
 # What kernels call the arguments that say how places follow from sizes. A place has a rounding of its own, so
 # it is the less exact the longer a row is.
@@ -35,7 +35,9 @@ PLACES_FROM_SIZES = {"align_corners", "scales", "scales_h", "scales_w", "scale_f
 # Of rounding that changes with the operands' last bits, so many units belong to a sum's order. TF32 is 8192
 # units off.
 EXCUSED = 512.0
-NEAR = 8.0  # roundings of an operand's largest number: what is left of numbers that cancel
+NEAR = 8.0  # roundings of a place, for each number of the longest row
+# Roundings of the largest number, where numbers cancel: of halves, kernels work most out in float32.
+IN_FLOAT, IN_HALVES = 8.0, 0.5
 
 
 class Rounded(TorchDispatchMode):  # type: ignore[misc]
@@ -76,21 +78,23 @@ def of_kernel(
     """
     reached = _reached(call)
     grown = [(one / TERMS[call.dtype]).clamp(min=1) for one in reached]
-    if math.isinf(units) and not call.overflows and _overflows(call):
-        call = replace(call, overflows=True)
+    interpolates = _interpolates(call.function)
+    if math.isinf(units):
+        call = _of_all_numbers(call, reached, alone=alone, interpolates=interpolates)
     asked = functools.partial(_asked, call, got, reference, grown)
-    units = asked()
+    units = asked(doubted=1.0)
     near = _farthest(call, got, reference)
     if math.isinf(units):
         return units
-    interpolates = _interpolates(call.function)
     if interpolates and near <= NEAR * _longest(call, got):
         return 0.0
-    most = NEAR * gates.unit_roundoff(torch.float32) / gates.unit_roundoff(call.dtype) if alone else NEAR
-    whole = _is_whole(reference.right)
-    noisy = not whole and (near <= most or (not alone and units <= EXCUSED))
+    whole, is_float = _is_whole(reference.right), call.dtype is torch.float32
+    most = IN_FLOAT if is_float else IN_HALVES
+    if alone:  # it has no shorter type inside
+        most = IN_FLOAT * gates.unit_roundoff(torch.float32) / gates.unit_roundoff(call.dtype)
+    noisy = not whole and (near <= most or (is_float and not alone and units <= EXCUSED))
     doubted = 1.0 if alone else max(float(one.max()) for one in reached if one.numel())
-    more = _at_borders(call) if interpolates or whole else ()
+    more = _at_borders(call, reference) if interpolates or whole else ()
     return asked(more=more, noisy=noisy, doubted=doubted) if noisy or more else units
 
 
@@ -105,6 +109,24 @@ def _asked(
     return generated_judge.distance(replace(call, **changed), got, reference, more=more, grown=grown) or 0.0
 
 
+def _of_all_numbers(call: Call, reached: Sequence[torch.Tensor], *, alone: bool, interpolates: bool) -> Call:
+    """The call with what it may do where numbers overflow in it or are none.
+
+    So many ones that a half has no number for them overflow too. A place between a number and none may be
+    either, and a gradient at NaN a number.
+    """
+    given = [one for one in call.tensors() if one.is_floating_point()]
+    alike = all(one.shape == given[0].shape for one in reached)
+    one_by_one = alone or (alike and all(float(one.median()) <= len(given) for one in reached if one.numel()))
+    many = max(float(one.max()) for one in reached if one.numel()) > torch.finfo(call.dtype).max / 4
+    between = interpolates and not all(bool(one.isfinite().all()) for one in given)
+    return replace(
+        call,
+        overflows=call.overflows or many or between or _overflows(call),
+        passes_over_nan=one_by_one and "_backward" in str(call.function),
+    )
+
+
 def _overflows(call: Call) -> bool:
     """Whether it agrees with float64 about what is finite as soon as its operands are smaller."""
     small = call.mapped(_shrunk)
@@ -114,7 +136,9 @@ def _overflows(call: Call) -> bool:
 
 
 def _shrunk(leaf: Any) -> Any:
-    return (leaf * SHRUNK).to(leaf.dtype) if generated_judge.is_number(leaf) else leaf
+    if not generated_judge.is_number(leaf):
+        return leaf
+    return generated_judge.in_same_places(leaf, lambda one: one * SHRUNK)
 
 
 def _reached(call: Call) -> list[torch.Tensor]:
@@ -159,13 +183,19 @@ def _is_whole(results: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(one.nan_to_num().round(), one.nan_to_num()) for one in results)
 
 
-def _at_borders(call: Call) -> list[list[torch.Tensor]]:
-    """Results of operands that are a few roundings of their largest number away, all one way or at random."""
+def _at_borders(call: Call, reference: Reference) -> list[list[torch.Tensor]]:
+    """Results of operands that are a few roundings of a number away, all one way or at random.
+
+    Of the largest number, also among those of no tensor, such as a border. Sizes are none.
+    """
+    leaves = generated_judge.leaves((call.args, dict(call.kwargs)))
+    sizes = {size for one in reference.right for size in one.shape}
+    borders = [abs(float(one)) for one in leaves if isinstance(one, int | float) and one not in sizes]
 
     def moved(leaf: Any, way: float, seed: int) -> Any:
         if not generated_judge.is_number(leaf):
             return leaf
-        step = gates.unit_roundoff(call.dtype) * _largest(leaf)
+        step = gates.unit_roundoff(call.dtype) * max([_largest(leaf), *borders])
         return leaf + way * step * (generated_judge.signs(leaf.shape, seed) if seed else 1.0)
 
     wide = generated_judge.wide(call)

@@ -231,6 +231,13 @@ def in_buffer(one: torch.Tensor, offset: int, step: int) -> torch.Tensor:
     return whole[offset:].view(*one.shape, step)[..., 0].copy_(one)
 
 
+def in_same_places(leaf: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A tensor with other numbers and equal strides, inside a copy of its buffer."""
+    elements = leaf.untyped_storage().nbytes() // leaf.element_size()
+    whole = change(leaf.detach().as_strided((elements,), (1,), 0))
+    return whole.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+
+
 def signs(shape: torch.Size, seed: int) -> torch.Tensor:
     """Ones and minus ones of a seed."""
     return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
@@ -336,7 +343,8 @@ def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor
             if not is_number(leaf):
                 return leaf
             most = max(NEAR, ROUGH / gates.unit_roundoff(leaf.dtype))
-            return _moved(leaf, seed, min(NEAR * max(1.0, call.doubted), most)).to(leaf.dtype)
+            roundings = min(NEAR * max(1.0, call.doubted), most)
+            return in_same_places(leaf, lambda given: _moved(given, seed, roundings).to(given.dtype))
 
         other = call.mapped(change)
         errors = zip(results(other), results(wide(_right(other))), got, right, strict=True)
@@ -379,7 +387,8 @@ def _distance(
     )
     special = every.isnan().all(0)
     if call.passes_over_nan:
-        finite = finite & ~_has_nan(call, ref)
+        has_nan = _has_nan(call, ref)
+        finite, special = finite & ~has_nan, special & ~has_nan if call.doubted else special
     endless = every.isinf().all(0) & (every == ref).all(0)
     if call.overflows:
         finite, special = finite & mine.isfinite(), special & mine.isnan()
