@@ -112,8 +112,8 @@ def _asked(
 def _of_all_numbers(call: Call, reached: Sequence[torch.Tensor], *, alone: bool, interpolates: bool) -> Call:
     """The call with what it may do where numbers overflow in it, or are NaN.
 
-    A count of ones that float16 cannot hold overflows too. A place between a number and NaN may be either, and
-    a gradient at NaN may be a number.
+    A count of ones that float16 cannot hold overflows too. A place between a number and NaN may be either,
+    and a gradient at NaN may be a number.
     """
     given = [one for one in call.tensors() if one.is_floating_point()]
     alike = all(one.shape == given[0].shape for one in reached)
