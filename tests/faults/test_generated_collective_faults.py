@@ -21,6 +21,7 @@ FAULTS = (
     Fault(
         "a tail beyond 1024 elements is not reduced",
         CHECK,
+        tier="soak",
         says='--case \'{"calls": [{"op": "all_reduce", "count": 1025,',
         patches=FEW | {
             "torch.distributed:all_reduce": "lambda t, *a, **k: (lambda old: (original(t, *a, **k | "
@@ -31,6 +32,7 @@ FAULTS = (
     Fault(
         "rank 1 never enters a drawn broadcast",
         CHECK,
+        tier="soak",
         says="did not end: case ",
         patches=FEW | {
             "workloads.time_limits:scaled": "lambda limit_s: 3.0 if limit_s == 30.0 else original(limit_s)",
@@ -41,6 +43,7 @@ FAULTS = (
     Fault(
         "every drawn scatter is refused",
         CHECK,
+        tier="soak",
         says="could be judged",
         another=True,
         patches=FEW | {
@@ -50,6 +53,7 @@ FAULTS = (
     Fault(
         "a drawn scatter breaks",
         CHECK,
+        tier="soak",
         says="raised RuntimeError: a broken link",
         another=True,
         patches=FEW | {

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import arch, generated_elsewhere, generated_judge
+from workloads import arch, generated_doubts, generated_elsewhere, generated_judge
 from workloads.generated_judge import Call
 
 # What healthy kernels need beyond half a gate, by benchmarks/generated_profile.py.
@@ -27,9 +27,6 @@ GATES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 SERIES = "special_"  # what is worked out by series has more roundings
 RECURRENCES = "_polynomial_"  # and what is worked out by recurrence has rough steps, which overflow
 FACTOR = 4.0  # by so much a kernel may leave its profile or a series the gate of its type
-# Of a sum in float32, up to here what changes with its operands' last bits is the order of its steps. Rounded
-# to TF32 it is off by 8192 units.
-EXCUSED = 512.0
 GROWS = 4  # numbers for each unit of a kernel whose error grows with them, as it adds them one by one
 MOST_CALLS = 16  # of one kernel and type in one program: a loop of thousands would take minutes
 MOST_ELEMENTS = 2**20  # of a kernel's operands and results: float64 has six times as many
@@ -38,6 +35,7 @@ NO_RESULT = (
     "empty", "new_empty", "resize", "set", "_reshape_alias", "_linalg_svd", "_linalg_eigh", "linalg_eig",
     "_linalg_eigvals", "linalg_qr", "geqrf", "linalg_l", "_linalg_s", "linalg_householder_product", "ormqr",
 )  # fmt: skip
+REFUSED = (RuntimeError, TypeError, ValueError, IndexError)
 # What kernels call the numbers that they write to places.
 WRITTEN = {"source", "src", "values", "value"}
 # Beside its first result it gives what it worked with, or one of several right places of equal numbers.
@@ -78,10 +76,10 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
     def _units(self, call: Call, out: Any, key: str) -> float | None:
         try:
             units, excused = _units(call, out, key)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # in float64
+        except REFUSED as error:  # in float64
             self.unjudged[key] = generated_elsewhere.first_line(error)
             return None
-        self.is_open |= excused and call.on is not None
+        self.is_open |= excused
         return units
 
     @property
@@ -221,11 +219,15 @@ def _units(call: Call, out: Any, key: str) -> tuple[float | None, bool]:
     if units is not None and enough < units < torch.inf:
         reference.ask_again()
         units = generated_judge.distance(call, got, reference, enough)
-    if not is_pointwise and call.dtype is torch.float32 and units and enough < units <= EXCUSED:
-        units = generated_judge.distance(replace(call, noisy=True), got, reference, enough)
-    if name not in known["grows"] or units is None or not enough < units <= _added(name, call, out) / GROWS:
+    if units is None or units <= enough:
         return units, False
-    return enough, True
+    if name in known["grows"] and units <= _added(name, call, out) / GROWS:
+        return enough, True
+    try:
+        left = generated_doubts.of_kernel(call, got, reference, units, alone=is_pointwise)
+    except REFUSED:
+        return units, False
+    return (enough, True) if left <= enough else (left, False)
 
 
 def needed(key: str) -> float:

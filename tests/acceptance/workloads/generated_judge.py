@@ -23,6 +23,8 @@ from workloads import gates, generated_elsewhere
 MOVES = 4
 SHAKES = 16  # of numbers that are equal
 MORE_MOVES = 12  # where a result seems wrong: of few moves, some move an element by chance too little
+NOISES, MORE_NOISES = 3, 12  # of a kernel with few states inside, some moves by chance change nothing
+NEAR, ROUGH = 8.0, 2.0**-6  # roundings by which numbers move where an error's changes are asked for; at most
 CANCELLED = 2.0**-40  # of the operands: what float64 leaves of numbers that cancel is its own rounding
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, *HALVES)
@@ -40,6 +42,9 @@ class Call:
     seed: int = 0
     right: Call | None = None  # what float64 evaluates instead: a plain formula, or a part of the arguments
     noisy: bool = False  # what changes with its inputs' last bits belongs to the unit
+    doubted: float = (
+        0.0  # and is asked for more often, with inputs that move by so much more, as sums have fewer
+    )
     overflows: bool = False  # its intermediate values may leave the type where its result does not
     passes_over_nan: bool = False  # nobody says what it gives for NaN, if that is a number
     inside: bool = False  # the kernels that run in it are judged too
@@ -207,7 +212,7 @@ def _weights(one: torch.Tensor, call: Call, number: int, move: int) -> torch.Ten
     if call.not_finite:
         values[torch.rand(one.shape, generator=generator) < 0.1] = torch.nan
     if move and one.dtype is torch.float64:
-        values = values * (1 + _signs(one.shape, call.seed + move) * gates.unit_roundoff(call.dtype))
+        values = values * (1 + signs(one.shape, call.seed + move) * gates.unit_roundoff(call.dtype))
     placed = values.to(one.device, one.dtype)
     return in_buffer(placed, 1, 2) if call.apart else placed
 
@@ -226,7 +231,15 @@ def in_buffer(one: torch.Tensor, offset: int, step: int) -> torch.Tensor:
     return whole[offset:].view(*one.shape, step)[..., 0].copy_(one)
 
 
-def _signs(shape: torch.Size, seed: int) -> torch.Tensor:
+def in_same_places(leaf: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A tensor with other numbers and equal strides, inside a copy of its buffer."""
+    elements = leaf.untyped_storage().nbytes() // leaf.element_size()
+    whole = change(leaf.detach().as_strided((elements,), (1,), 0))
+    return whole.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+
+
+def signs(shape: torch.Size, seed: int) -> torch.Tensor:
+    """Ones and minus ones of a seed."""
     return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
 
 
@@ -246,9 +259,7 @@ def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
     exact = leaf.detach().double()
     if not roundings or leaf.dtype is torch.float64:
         return exact
-    return exact * (
-        1 + _signs(leaf.shape, seed).to(leaf.device) * gates.unit_roundoff(leaf.dtype) * roundings
-    )
+    return exact * (1 + signs(leaf.shape, seed).to(leaf.device) * gates.unit_roundoff(leaf.dtype) * roundings)
 
 
 def distance(
@@ -259,13 +270,16 @@ def distance(
     *,
     excused: bool = False,
     beside: Sequence[torch.Tensor] | None = None,
+    more: Sequence[list[torch.Tensor]] = (),
+    grown: Sequence[torch.Tensor] | None = None,
 ) -> float | None:
     """How many units the worst element is from float64: infinite if it is not finite and float64 is.
 
     With `enough`, a result that lies this many roundings from float64 is judged by that alone: it can only be
     nearer in units. `excused` takes what changes with the inputs' last bits from an error: an error of
-    `beside`, where `got` is not what the call itself gives. `None` if float64
-    does not say what is right: the function draws numbers, or every element is on a border.
+    `beside`, where `got` is not what the call itself gives. `more` results of float64 belong to the unit as
+    those of moved inputs do, and by `grown` the units of each number are larger. `None` if float64 does not
+    say what is right: the function draws numbers, or every element is on a border.
     A call without gradients may have a reference with them.
     """
     got = results(call) if got is None else got
@@ -287,15 +301,17 @@ def distance(
     noise = _noise(call, beside or got, right) if call.noisy or excused else [0.0] * len(right)
     found = []
     for n, (one, ref) in enumerate(zip(got, right, strict=True)):
-        others = [*moved, *(reference.shaken if _are_places(one, ref, call) else ())]
-        found.append(_distance(one, ref, [each[n] for each in others], noise[n], call))
+        shaken = (call.on is not None or more) and _are_places(one, ref)
+        others = [*moved, *more, *(reference.shaken if shaken else ())]
+        more_units = grown[n] if grown else 1.0
+        found.append(_distance(one, ref, [each[n] for each in others], noise[n], call, grown=more_units))
     judged = [one for one in found if one is not None]
     return max(judged) if judged else None
 
 
-def _are_places(got: torch.Tensor, ref: torch.Tensor, call: Call) -> bool:
+def _are_places(got: torch.Tensor, ref: torch.Tensor) -> bool:
     """Whether a device gives other places than the processor: of equal numbers each may choose one."""
-    return call.on is not None and ref.dtype is torch.int64 and not torch.equal(got, ref)
+    return ref.dtype is torch.int64 and not torch.equal(got, ref)
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
@@ -320,18 +336,24 @@ def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor
     found: list[Any] = [0.0] * len(right)
     if call.right and _shapes(call.tensors()) != _shapes(call.right.tensors()):
         return found  # float64 sees a part of the operands only
-    for move in range(1, 4):
+    moves = MORE_NOISES if call.doubted else NOISES
+    for move in range(1, moves + 1):
 
         def change(leaf: Any, seed: int = call.seed + 100 * move) -> Any:
-            return _moved(leaf, seed, 8.0).to(leaf.dtype) if is_number(leaf) else leaf
+            if not is_number(leaf):
+                return leaf
+            most = max(NEAR, ROUGH / gates.unit_roundoff(leaf.dtype))
+            roundings = min(NEAR * max(1.0, call.doubted), most)
+            return in_same_places(leaf, lambda given: _moved(given, seed, roundings).to(given.dtype))
 
         other = call.mapped(change)
-        errors = zip(results(other), results(wide(_right(other))), got, right, strict=True)
+        count = len(right)  # of what the call gives, the first ones may be judged alone
+        errors = zip(results(other)[:count], results(wide(_right(other)))[:count], got, right, strict=True)
         for n, (one, exact, mine, ref) in enumerate(errors):
             if one.shape == ref.shape and one.is_floating_point():
                 change_of_error = ((one.double() - exact) - (mine.double() - ref)).abs().nan_to_num()
                 rms = change_of_error.square().mean().sqrt()
-                found[n] = found[n] + change_of_error + rms
+                found[n] = found[n] + (change_of_error + rms) * (NOISES / moves)
     return found
 
 
@@ -344,7 +366,7 @@ def _right(call: Call) -> Call:
 
 
 def _distance(
-    got: torch.Tensor, ref: torch.Tensor, moved: Sequence[torch.Tensor], noise: Any, call: Call
+    got: torch.Tensor, ref: torch.Tensor, moved: Sequence[torch.Tensor], noise: Any, call: Call, *, grown: Any
 ) -> float | None:
     if not ref.numel():
         return None
@@ -366,7 +388,8 @@ def _distance(
     )
     special = every.isnan().all(0)
     if call.passes_over_nan:
-        finite = finite & ~_has_nan(call, ref)
+        has_nan = _has_nan(call, ref)
+        finite, special = finite & ~has_nan, special & ~has_nan if call.doubted else special
     endless = every.isinf().all(0) & (every == ref).all(0)
     if call.overflows:
         finite, special = finite & mine.isfinite(), special & mine.isnan()
@@ -379,7 +402,7 @@ def _distance(
     unit = max(gates.unit_roundoff(each) for each in (got.dtype, call.dtype))
     spread = torch.where(finite, (torch.stack(list(moved)) - ref).abs().amax(0), 0.0)
     typical = (spread.square().sum() / finite.sum()).sqrt()
-    allowed = unit * ref.abs() + spread + typical / 2 + torch.finfo(got.dtype).tiny
+    allowed = (unit * ref.abs() + spread + typical / 2) * grown + torch.finfo(got.dtype).tiny
     allowed, less = (allowed + noise, 0.0) if call.noisy else (allowed, noise)
     finite = finite & ~cancelled
     return float(torch.where(finite, ((mine - ref).abs() - less).clamp(min=0) / allowed, 0.0).max())

@@ -167,6 +167,14 @@ def draw(seed: int, number: int) -> Case:
     return Case(*row, sizes[turn % len(sizes)], numbers[turn % len(numbers)], mixed)
 
 
+def once(seed: int) -> list[int]:
+    """The numbers of a seed's first case of each operator, of whatever type that is."""
+    first: dict[str, int] = {}
+    for number, (operator, _) in enumerate(_order(seed, 0)):
+        first.setdefault(operator, number)
+    return list(first.values())
+
+
 def hash_of(seed: int, number: int) -> int:
     """A seed of one case."""
     return random.Random(f"operators {seed} {number}").randrange(2**31)

@@ -82,6 +82,18 @@ def renumbered(call: Call, source: random.Random) -> Call:
     return call.mapped(change)
 
 
+def rescaled(call: Call, source: random.Random) -> Call:
+    """Each floating operand times a number between a half and one: its structure and its places stay."""
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        factor = source.uniform(0.5, 1)
+        return generated_judge.in_same_places(leaf, lambda one: one * factor)
+
+    return replace(call.mapped(change), seed=call.seed + source.randrange(1, 2**20))
+
+
 def _sized(choose: Callable[[torch.Tensor, random.Random], dict[int, int]]) -> Varied:
     """Another size of some dimensions, where the function takes it; of what it takes, the most."""
 
