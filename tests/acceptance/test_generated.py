@@ -8,7 +8,7 @@ import pytest
 from harness import skips, unloaded
 from harness.asked import of_image
 from harness.calls import OnDevice, RecordMetric
-from workloads import generated, generated_compiled
+from workloads import generated, generated_compiled, generated_inside
 
 SOAK_S, STANDARD_S = 2400, 600
 # The least share of the drawn cases that float64 can judge.
@@ -22,7 +22,7 @@ LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "compiled": 0.75, "t
 @pytest.mark.gpus(1)
 def test_each_operator(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """One drawn case of each operator is as near to float64 as its inputs' precision allows."""
-    skips.if_lacking(on_device(generated.lacks_a_profile))
+    skips.if_lacking(on_device(generated_inside.lacks_a_profile))
     report = on_device(generated.of_standard, timeout_s=STANDARD_S)
     generated.require(report, record_metric, LEAST["operators"])
 
@@ -42,7 +42,7 @@ def test_generated(
     least number of them.
     """
     if family == "operators":
-        skips.if_lacking(on_device(generated.lacks_a_profile))
+        skips.if_lacking(on_device(generated_inside.lacks_a_profile))
     seed = pytestconfig.getoption("case_seed")
     if family == "compiled":
         report = on_device(generated_compiled.of_soak, seed=seed, timeout_s=SOAK_S)

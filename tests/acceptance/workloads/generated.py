@@ -396,10 +396,3 @@ def of_standard() -> dict[str, Any]:
 
 def _processes() -> int:
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
-
-
-def lacks_a_profile() -> dict[str, Any] | None:
-    """The lack of a profile of this architecture: without one nobody knows what a healthy kernel needs."""
-    file = generated_inside.path()
-    reason = f"no profile of drawn operators for this architecture: {file.name}"
-    return None if file.exists() else {"feature": "drawn operators", "reason": reason}

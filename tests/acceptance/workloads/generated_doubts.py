@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import gates, generated_judge
+from workloads import gates, generated_judge, operands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Rounded(TorchDispatchMode):  # type: ignore[misc]
             return out
         for one in generated_judge.leaves(out):
             if generated_judge.is_number(one) and one.dtype is torch.float64 and 0 not in one.stride():
-                signs = generated_judge.signs(one.shape, next(self.seeds))
+                signs = operands.signs(one.shape, next(self.seeds))
                 one.mul_(1 + signs * self.unit).add_(signs * (one != 0) * self.least)
         return out
 
@@ -138,7 +138,7 @@ def _overflows(call: Call) -> bool:
 def _shrunk(leaf: Any) -> Any:
     if not generated_judge.is_number(leaf):
         return leaf
-    return generated_judge.in_same_places(leaf, lambda one: one * SHRUNK)
+    return operands.in_same_places(leaf, lambda one: one * SHRUNK)
 
 
 def _reached(call: Call) -> list[torch.Tensor]:
@@ -196,7 +196,7 @@ def _at_borders(call: Call, reference: Reference) -> list[list[torch.Tensor]]:
         if not generated_judge.is_number(leaf):
             return leaf
         step = gates.unit_roundoff(call.dtype) * max([_largest(leaf), *borders])
-        return leaf + way * step * (generated_judge.signs(leaf.shape, seed) if seed else 1.0)
+        return leaf + way * step * (operands.signs(leaf.shape, seed) if seed else 1.0)
 
     wide = generated_judge.wide(call)
     return [

@@ -263,3 +263,10 @@ def profile() -> dict[str, Any]:
     """
     nothing: dict[str, Any] = {"units": {}, **{name: [] for name in LISTS}}
     return nothing | (json.loads(path().read_text(encoding="utf-8")) if path().exists() else {})
+
+
+def lacks_a_profile() -> dict[str, Any] | None:
+    """The lack of a profile of this architecture: without one nobody knows what a healthy kernel needs."""
+    file = path()
+    reason = f"no profile of drawn operators for this architecture: {file.name}"
+    return None if file.exists() else {"feature": "drawn operators", "reason": reason}

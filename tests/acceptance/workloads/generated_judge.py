@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from workloads import gates, generated_elsewhere
+from workloads import gates, generated_elsewhere, operands
 
 MOVES = 4
 SHAKES = 16  # of numbers that are equal
@@ -208,39 +208,13 @@ def _weights(one: torch.Tensor, call: Call, number: int, move: int) -> torch.Ten
     generator = torch.Generator().manual_seed(call.seed + number)
     values = (torch.rand(one.shape, generator=generator) + 0.5).to(torch.bfloat16).double()
     if call.uneven:
-        values = values * uneven(one.shape, generator)
+        values = values * operands.uneven(one.shape, generator)
     if call.not_finite:
         values[torch.rand(one.shape, generator=generator) < 0.1] = torch.nan
     if move and one.dtype is torch.float64:
-        values = values * (1 + signs(one.shape, call.seed + move) * gates.unit_roundoff(call.dtype))
+        values = values * (1 + operands.signs(one.shape, call.seed + move) * gates.unit_roundoff(call.dtype))
     placed = values.to(one.device, one.dtype)
-    return in_buffer(placed, 1, 2) if call.apart else placed
-
-
-def uneven(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Factors: most are 1, one in eight each is 0, 2^8 and 2^-12."""
-    factors = torch.tensor((0.0, 2.0**8, 2.0**-12, *[1.0] * 5), dtype=torch.float64)
-    return factors[torch.randint(0, len(factors), tuple(shape), generator=generator)]
-
-
-def in_buffer(one: torch.Tensor, offset: int, step: int) -> torch.Tensor:
-    """A copy with equal numbers, inside a buffer of NaN: after `offset` elements, each `step`-th one."""
-    whole = torch.zeros(one.numel() * step + offset, dtype=one.dtype, device=one.device)
-    if one.is_floating_point():
-        whole.fill_(torch.nan)
-    return whole[offset:].view(*one.shape, step)[..., 0].copy_(one)
-
-
-def in_same_places(leaf: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A tensor with other numbers and equal strides, inside a copy of its buffer."""
-    elements = leaf.untyped_storage().nbytes() // leaf.element_size()
-    whole = change(leaf.detach().as_strided((elements,), (1,), 0))
-    return whole.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
-
-
-def signs(shape: torch.Size, seed: int) -> torch.Tensor:
-    """Ones and minus ones of a seed."""
-    return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    return operands.in_buffer(placed, 1, 2) if call.apart else placed
 
 
 def wide(call: Call, move: int = 0) -> Call:
@@ -259,7 +233,9 @@ def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
     exact = leaf.detach().double()
     if not roundings or leaf.dtype is torch.float64:
         return exact
-    return exact * (1 + signs(leaf.shape, seed).to(leaf.device) * gates.unit_roundoff(leaf.dtype) * roundings)
+    return exact * (
+        1 + operands.signs(leaf.shape, seed).to(leaf.device) * gates.unit_roundoff(leaf.dtype) * roundings
+    )
 
 
 def distance(
@@ -344,7 +320,7 @@ def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor
                 return leaf
             most = max(NEAR, ROUGH / gates.unit_roundoff(leaf.dtype))
             roundings = min(NEAR * max(1.0, call.doubted), most)
-            return in_same_places(leaf, lambda given: _moved(given, seed, roundings).to(given.dtype))
+            return operands.in_same_places(leaf, lambda given: _moved(given, seed, roundings).to(given.dtype))
 
         other = call.mapped(change)
         count = len(right)  # of what the call gives, the first ones may be judged alone

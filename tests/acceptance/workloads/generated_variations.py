@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workloads import generated_elsewhere, generated_judge
+from workloads import generated_elsewhere, generated_judge, operands
 from workloads.generated_judge import Call
 
 MOST_ELEMENTS = 2**18  # of one operand
@@ -89,7 +89,7 @@ def rescaled(call: Call, source: random.Random) -> Call:
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
             return leaf
         factor = source.uniform(0.5, 1)
-        return generated_judge.in_same_places(leaf, lambda one: one * factor)
+        return operands.in_same_places(leaf, lambda one: one * factor)
 
     return replace(call.mapped(change), seed=call.seed + source.randrange(1, 2**20))
 
@@ -180,7 +180,7 @@ def _numbers(change: Callable[[torch.Tensor, random.Random], torch.Tensor], shar
 
 
 def _uneven(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    factors = generated_judge.uneven(one.shape, _generator(source))
+    factors = operands.uneven(one.shape, _generator(source))
     return (one * factors.to(one.device)).to(one.dtype)
 
 
@@ -238,7 +238,7 @@ def _turned(one: torch.Tensor, source: random.Random) -> torch.Tensor:
 
 
 def _spaced(one: torch.Tensor, source: random.Random) -> torch.Tensor:
-    return generated_judge.in_buffer(one, source.randrange(1, 5), source.choice((2, 3)))
+    return operands.in_buffer(one, source.randrange(1, 5), source.choice((2, 3)))
 
 
 def in_other_places(call: Call, source: random.Random) -> Call:

@@ -5,7 +5,7 @@ Never uniform(0, 1): its mean dominates every sum. With it, attention that loses
 softmax 51 times.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -102,3 +102,29 @@ def guards_touched(view: torch.Tensor, whole: torch.Tensor) -> int:
     start = view.storage_offset() - whole.storage_offset()
     outside = torch.cat((whole[:start], whole[start + view.numel() :]))
     return int((~outside.isnan()).sum())
+
+
+def uneven(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Factors: most are 1, one in eight each is 0, 2^8 and 2^-12."""
+    factors = torch.tensor((0.0, 2.0**8, 2.0**-12, *[1.0] * 5), dtype=torch.float64)
+    return factors[torch.randint(0, len(factors), tuple(shape), generator=generator)]
+
+
+def in_buffer(one: torch.Tensor, offset: int, step: int) -> torch.Tensor:
+    """A copy with equal numbers, inside a buffer of NaN: after `offset` elements, each `step`-th one."""
+    whole = torch.zeros(one.numel() * step + offset, dtype=one.dtype, device=one.device)
+    if one.is_floating_point():
+        whole.fill_(torch.nan)
+    return whole[offset:].view(*one.shape, step)[..., 0].copy_(one)
+
+
+def in_same_places(leaf: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A tensor with other numbers and equal strides, inside a copy of its buffer."""
+    elements = leaf.untyped_storage().nbytes() // leaf.element_size()
+    whole = change(leaf.detach().as_strided((elements,), (1,), 0))
+    return whole.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+
+
+def signs(shape: torch.Size, seed: int) -> torch.Tensor:
+    """Ones and minus ones of a seed."""
+    return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
