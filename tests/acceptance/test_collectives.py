@@ -183,7 +183,7 @@ def test_groups_set_up_and_torn_down(
     shared: dict[str, Any], ranks: int, acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> None:
     """A world that is set up and torn down many times works each time and leaves nothing behind.
-    It is tried with and without a device id, and in `soak` also with groups of one world.
+    It is tried with and without a device id. So are groups of one world, on a GPU in `soak` alone.
     """
     assert shared["groups"], "no world was set up"
     for ways in shared["groups"]:

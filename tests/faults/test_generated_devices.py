@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -219,3 +220,30 @@ def test_a_slow_witness_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert generated._judged(call, 4.0) is None
     assert torch.float32 not in runs
+
+
+class Expanded(torch.autograd.Function):
+    """A product with 3 whose gradient is twice too large if it arrives with stride 0."""
+
+    @staticmethod
+    def forward(_context: object, x: torch.Tensor) -> torch.Tensor:
+        """Three times as much."""
+        return x * 3
+
+    @staticmethod
+    def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:
+        """The fault."""
+        return gradient * (6 if 0 in gradient.stride() else 3)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 5), ()])
+def test_a_gradient_that_arrives_expanded_is_drawn_and_its_faults_are_seen(shape: tuple[int, ...]) -> None:
+    """One call in four gets it, in float64 too; a number alone has no strides."""
+    operator = generated_operators.table()["sin"]
+    sample = generated_operators._samples("sin", torch.float32)[0]
+    drawn = [generated_operators._call(operator, torch.float32, sample, seed).alike for seed in range(40)]
+    assert drawn.count(True) == 10
+    for alike in (False, True):
+        plain = Call(lambda x: x * 3, (torch.rand(shape),), {}, torch.float32, gradients=True, alike=alike)
+        far = generated_judge.distance(replace(plain, function=Expanded.apply, right=plain))
+        assert (far > 100) is (alike and shape != ())

@@ -38,7 +38,7 @@ STATUS, DESCRIPTORS = Path("/proc/self/status"), Path("/proc/self/fd")
 def run(ranks: Ranks, tier: str, report: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """One entry for each way, on rank 0; `report` is what rank 0 has to print if a cycle hangs."""
     ways = ("without a device id", *(("with a device id",) if ranks.device.type == "cuda" else ()))
-    ways += (INSIDE,) if tier == "soak" else ()  # it has not run on a GPU
+    ways += (INSIDE,) if tier == "soak" or ranks.device.type == "cpu" else ()  # it has not run on a GPU
     found: list[dict[str, Any]] = []
     for way in ways:
         watch = Watch(time.monotonic() + scaled(LIMIT_S), {"way": way, "stuck": True, "error": None})

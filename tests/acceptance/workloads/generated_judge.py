@@ -51,6 +51,7 @@ class Call:
     alone: bool = False  # they alone: its result is random, or nobody promises it
     breaks: bool = False  # a healthy torch breaks in it, loudly
     fixed: frozenset[int] = frozenset()  # the places of tensors that get no gradient
+    alike: bool = False  # the gradients that come in are one number each, with stride 0, as those of a sum
     uneven: bool = False  # the gradients that come in have zeros, large and small numbers
     not_finite: bool = False  # some of the gradients that come in are no numbers
     apart: bool = False  # the gradients that come in lie in a buffer, with gaps
@@ -206,14 +207,17 @@ def _leaf(one: Any, fixed: frozenset[int], places: Iterator[int]) -> Any:
 
 def _weights(one: torch.Tensor, call: Call, number: int, move: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(call.seed + number)
-    values = (torch.rand(one.shape, generator=generator) + 0.5).to(torch.bfloat16).double()
+    shape = torch.Size([1] * one.dim()) if call.alike else one.shape
+    values = (torch.rand(shape, generator=generator) + 0.5).to(torch.bfloat16).double()
     if call.uneven:
-        values = values * operands.uneven(one.shape, generator)
+        values = values * operands.uneven(shape, generator)
     if call.not_finite:
-        values[torch.rand(one.shape, generator=generator) < 0.1] = torch.nan
+        values[torch.rand(shape, generator=generator) < 0.1] = torch.nan
     if move and one.dtype is torch.float64:
-        values = values * (1 + operands.signs(one.shape, call.seed + move) * gates.unit_roundoff(call.dtype))
+        values = values * (1 + operands.signs(shape, call.seed + move) * gates.unit_roundoff(call.dtype))
     placed = values.to(one.device, one.dtype)
+    if call.alike:
+        return placed.expand(one.shape)
     return operands.in_buffer(placed, 1, 2) if call.apart else placed
 
 

@@ -26,6 +26,7 @@ from workloads.generated_judge import Call
 
 CPU = torch.device("cpu")
 SAMPLES = 256  # of each operator at most
+ALIKE = 2  # of a seed, modulo 4: the gradients that come in have stride 0
 EXPANDED = 0.3  # the share of calls that have an operand with stride 0 beside what was drawn
 OTHERS = 3  # samples of a case of which the kernels alone are judged
 ELSEWHERE = 0.5  # the share of them that are views
@@ -280,6 +281,7 @@ def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
     """A sample's call, with copies of its tensors: PyTorch says which of them have gradients."""
     function = functools.partial(generated_judge.kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
     call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, _able(op, dtype), seed)
+    call = replace(call, alike=seed % 4 == ALIKE)
     fixed = frozenset(n for n, one in enumerate(call.tensors()) if not one.requires_grad)
     return replace(call.mapped(_copied), fixed=fixed)
 
