@@ -166,7 +166,11 @@ def _mpt(fields: _Fields) -> dict[str, Any]:
 
 
 def said(family: str, config: Any, positions: int) -> dict[str, Any]:
-    """What config.json has to say of this model, so that `config` reads it back."""
+    """What config.json has to say of this model, so that `config` reads it back.
+
+    Raises:
+        RefusedError: The library has no model of this family or variant.
+    """
     if family not in TYPES or (family == "mpt" and not (config.alibi and not config.bias)):
         raise RefusedError(
             f"transformers has no model that computes {family} in this variant; use weights.safetensors"

@@ -88,7 +88,11 @@ class Stop:
 
 @contextlib.contextmanager
 def joined_ranks(options: Options) -> Iterator[World]:
-    """Open the process group that torchrun describes (or one process without it), close it at the end."""
+    """Open the process group that torchrun describes (or one process without it), close it at the end.
+
+    Raises:
+        RefusedError: NumPy is missing.
+    """
     if importlib.util.find_spec("numpy") is None:
         raise RefusedError(
             "torch needs NumPy to exchange objects between ranks, and it is not installed; pip install numpy"

@@ -106,7 +106,11 @@ def find(
 
 
 def _left(end: float) -> float:
-    """The seconds that one more tag may take."""
+    """The seconds that one more tag may take.
+
+    Raises:
+        CertificateError: None is left.
+    """
     left = end - time.monotonic()
     if left <= 0:
         raise CertificateError("not looked at", got=f"all tags together may take {TOTAL_S:g} s")

@@ -66,7 +66,11 @@ class Identities:
         self.named(certificate)
 
     def named(self, certificate: Certificate) -> TrustedIdentity:
-        """The first trusted identity that a certificate names."""
+        """The first trusted identity that a certificate names.
+
+        Raises:
+            VerificationError: It names none.
+        """
         from sigstore.errors import VerificationError
         from sigstore.verify.policy import AllOf, AnyOf, Identity, OIDCIssuer, OIDCIssuerV2
 
@@ -149,6 +153,9 @@ def _require_in_time(bundle: Bundle, document: Any, root: Any) -> None:
     """Refuse a log or an authority that the trusted root no longer names for the time of the signature.
 
     sigstore-python takes keys of any age, as they were valid once.
+
+    Raises:
+        ValueError: It names none for this time.
     """
     (entry,) = document["verificationMaterial"]["tlogEntries"]
     stamps = bundle.verification_material.timestamp_verification_data

@@ -93,7 +93,11 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime
 
 
 def require_tier(envelopes: Iterable[Envelope], name: str, required: Policy) -> None:
-    """Refuse a certificate of a lower tier than the policy requires now; once it may have been enough."""
+    """Refuse a certificate of a lower tier than the policy requires now; it may have been enough when signed.
+
+    Raises:
+        PublishError: It is of a lower tier.
+    """
     certified = newest(envelope.statement for envelope in envelopes)
     if certified is None or "run" not in facts(certified):
         return  # `admit` refuses it with a better reason
@@ -120,6 +124,9 @@ def supersede_revocation(
     If it does, the certificate is signed again, and names the revocations that it lifts. Only a run that
     began after the last one lifts it: signing an older run again does not. Two clocks decide which was first,
     and each may be off by CLOCK_SKEW. Without a `key`, as in `promote`, nothing can be signed again.
+
+    Raises:
+        PublishError: The run began before the revocation, or the certificate has to be signed and cannot be.
     """
     statements = [envelope.statement for envelope in known]
     revoked = revocations(statements)

@@ -199,7 +199,11 @@ def _require_below(store: Store, certified: Statement, public_key: Pinned) -> No
 
 
 def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: Pinned) -> None:
-    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image."""
+    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image.
+
+    Raises:
+        PublishError: The image was revoked meanwhile.
+    """
     attachments.attach(store, manifest, envelopes, public_key)
     try:
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))

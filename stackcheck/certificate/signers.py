@@ -148,7 +148,11 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
 
 
 def _ring_beside(path: Path, key: ec.EllipticCurvePrivateKey) -> keyring.Keyring | None:
-    """The keyring in the public file beside a signing key, if it has this key, and more."""
+    """The keyring in the public file beside a signing key, if it has this key, and more.
+
+    Raises:
+        ConfigurationError: The key is retired there.
+    """
     public = keys.public_path(path)
     if not public.exists():
         return None

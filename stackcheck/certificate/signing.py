@@ -84,7 +84,11 @@ def forget(folder: Path) -> None:
 
 
 def require_signed(folder: Path) -> tuple[Path, ...]:
-    """The files that `sign_to_files` wrote to `folder/statements/`."""
+    """The files that `sign_to_files` wrote to `folder/statements/`.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
     paths = tuple(sorted((folder / "statements").glob("*.dsse.json")))
     if not paths:
         ran = last_run.last_run(folder)

@@ -88,7 +88,11 @@ def sign(statement: Statement, key: Signer) -> Envelope:
 
 
 def open_envelope(body: bytes, public_key: Pinned) -> Envelope:
-    """Check an envelope's signature and read the statement in it."""
+    """Check an envelope's signature and read the statement in it.
+
+    Raises:
+        CertificateError: It is not a DSSE envelope of an in-toto statement, or a different key signed it.
+    """
     try:
         document = json.loads(body)
         payload = base64.b64decode(document["payload"], validate=True)

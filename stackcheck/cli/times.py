@@ -11,7 +11,11 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def duration(text: str, option: str) -> dt.timedelta:
-    """The duration that an option names."""
+    """The duration that an option names.
+
+    Raises:
+        ConfigurationError: The text is not a duration.
+    """
     match = _DURATION.fullmatch(text)
     try:
         if match:

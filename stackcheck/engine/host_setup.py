@@ -290,7 +290,11 @@ def socket_answers(timeout_s: float = 5.0) -> bool:
 
 
 def start_daemon(report: Callable[[str], None]) -> None:
-    """Start the service where there is an init, else `dockerd` by hand with its own pid file and log."""
+    """Start the service where there is an init, else `dockerd` by hand with its own pid file and log.
+
+    Raises:
+        EngineError: It did not answer in time; the message has the log's last lines.
+    """
     process = None
     if INIT_FOLDER.is_dir():
         report("starting the docker service: usually 2 to 10 s")

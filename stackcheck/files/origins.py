@@ -61,7 +61,11 @@ class Origins(Closed):
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a folder of wheels that does not exist."""
+    """Refuse a folder of wheels that does not exist.
+
+    Raises:
+        ConfigurationError: It is not a folder.
+    """
     if not folder.is_dir():
         raise ConfigurationError(
             "there is no such folder of wheels",

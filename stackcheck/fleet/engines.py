@@ -88,6 +88,9 @@ def ask(system: str, *command: str, package: str, look: str) -> str:
         command: The program and its arguments.
         package: The Debian package that has the program.
         look: The command with which a user looks at the cluster.
+
+    Raises:
+        EngineError: It is missing, failed, or does not answer.
     """
     if shutil.which(command[0]) is None:
         raise EngineError(

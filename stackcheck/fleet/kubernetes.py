@@ -187,7 +187,11 @@ def kubectl(*words: str, namespace: str | None = None) -> str:
 
 
 def require_registry(target: str) -> None:
-    """Refuse a target that no node can pull from."""
+    """Refuse a target that no node can pull from.
+
+    Raises:
+        ConfigurationError: It is a folder.
+    """
     if target.startswith("oci:"):
         raise ConfigurationError(
             "the nodes of a cluster pull the image from a registry",

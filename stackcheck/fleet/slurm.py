@@ -72,6 +72,9 @@ class Slurm:
         """The batch script: one task on each node, each with the whole node. Pure.
 
         In an array, the script is that of one node.
+
+        Raises:
+            ConfigurationError: A text has a character that would begin another line of the script.
         """
         if job.array and self.nodelist:
             raise ConfigurationError(

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def require_store(url: str) -> None:
-    """Refuse a URL that this Python cannot open, or that tells everybody a password."""
+    """Refuse a URL that this Python cannot open, or that tells everybody a password.
+
+    Raises:
+        ConfigurationError: With the reason.
+    """
     problem = "" if "://" in url else url
     try:
         if urlsplit(url).password:

@@ -88,7 +88,11 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def engine(url: str) -> sa.Engine:
-    """The engine of a database URL; it does not connect yet."""
+    """The engine of a database URL; it does not connect yet.
+
+    Raises:
+        ArgumentError: The URL is neither of SQLite nor of PostgreSQL.
+    """
     parsed = sa.make_url(url)
     kind = parsed.get_backend_name()
     if kind not in {"sqlite", "postgresql"}:

@@ -36,7 +36,11 @@ class Way:
 
 
 def distribution_of(suite: str) -> Distribution:
-    """The distribution that has this release."""
+    """The distribution that has this release.
+
+    Raises:
+        ConfigurationError: None that a base can be made of.
+    """
     for one in DISTRIBUTIONS:
         if suite in one.releases:
             return one

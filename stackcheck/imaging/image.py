@@ -138,7 +138,11 @@ def save_image(image: Image, path: Path) -> None:
 
 
 def load_image(path: Path) -> Image:
-    """Read `image.json`; the layout is the folder `oci` beside it."""
+    """Read `image.json`; the layout is the folder `oci` beside it.
+
+    Raises:
+        ConfigurationError: The file does not exist, or was not written by this version of stackcheck.
+    """
     here = {"layout": str(path.parent / "oci"), "reused": True}
     try:
         stored = json.loads(path.read_bytes())

@@ -99,7 +99,11 @@ def native() -> str:
 
 
 def checked(name: str) -> str:
-    """A platform that images are built for."""
+    """A platform that images are built for.
+
+    Raises:
+        ConfigurationError: Images are not built for it.
+    """
     if name not in MACHINES:
         raise ConfigurationError(
             "images are not built for this platform",

@@ -152,7 +152,11 @@ def _label(node: str) -> str:
 
 
 def require_plain(texts: Mapping[str, str]) -> None:
-    """Refuse what cannot stand unquoted in a unit file, a shell and YAML; by the name of its option."""
+    """Refuse what cannot stand unquoted in a unit file, a shell and YAML; by the name of its option.
+
+    Raises:
+        ConfigurationError: One has another character.
+    """
     for where, text in texts.items():
         if not _PLAIN.fullmatch(text):
             raise ConfigurationError(

@@ -79,7 +79,11 @@ class Tree:
         self._children: dict[str, set[str]] = {}
 
     def real(self, path: str, *, last: bool = True) -> str:
-        """A path with its links followed; with `last` false, all but the last part."""
+        """A path with its links followed; with `last` false, all but the last part.
+
+        Raises:
+            ValueError: The links lead in a circle.
+        """
         place, waiting, links = "/", [part for part in reversed(path.split("/")) if part not in {"", "."}], 0
         while waiting:
             part = waiting.pop()

@@ -37,7 +37,11 @@ class Patience:
         self._waited_s, self._received = 0.0, 0
 
     def spend(self, waited_s: float, received: int) -> None:
-        """Count the seconds and the bytes of one read."""
+        """Count the seconds and the bytes of one read.
+
+        Raises:
+            TimeoutError: The registry took too long.
+        """
         self._waited_s += waited_s
         self._received += received
         if self._total_s is not None and self.clock() - self._start > self._total_s:

@@ -49,7 +49,11 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """What the store looks up: the digest when there is one, else the tag."""
+        """What the store looks up: the digest when there is one, else the tag.
+
+        Raises:
+            ConfigurationError: The reference names a target only.
+        """
         found = self.digest or self.tag
         if found is None:
             raise ConfigurationError(

@@ -102,7 +102,11 @@ class Bundle:
 
 
 def of_result(path: Path, root: Path) -> Contribution:
-    """What may leave this host of a run, with this checkout's verdict."""
+    """What may leave this host of a run, with this checkout's verdict.
+
+    Raises:
+        ConfigurationError: The file is no result of GPUs that devices.json knows.
+    """
     result = results.load_result(path)
     models = {device.model for device in result.host.devices}
     if result.host.vendor == "cpu" or len(models) != 1:

@@ -126,7 +126,11 @@ def _only(pattern: str | None) -> tuple[str, ...]:
 
 
 def suite_python() -> str:
-    """The Python of this host that has torch and pytest: STACKCHECK_SUITE_PYTHON, or else this one."""
+    """The Python of this host that has torch and pytest: STACKCHECK_SUITE_PYTHON, or else this one.
+
+    Raises:
+        ConfigurationError: The environment names a program that does not exist.
+    """
     python = os.environ.get(SUITE_PYTHON, sys.executable)
     if shutil.which(python) is None:
         raise ConfigurationError(

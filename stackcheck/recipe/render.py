@@ -212,7 +212,11 @@ def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple
 
 
 def require_fresh(stack: Stack, images: Path, committed: Mapping[str, bytes]) -> None:
-    """Refuse generated files that are not what `render` would write for this stack now."""
+    """Refuse generated files that are not what `render` would write for this stack now.
+
+    Raises:
+        ConfigurationError: A file differs; the message has the first line that does.
+    """
     for name, text in render(stack, images).items():
         if committed[name] != text.encode():
             found = committed[name].decode(errors="surrogateescape")

@@ -19,7 +19,11 @@ RUN_AGAIN = "run the suites again: stackcheck test"
 
 
 def require_same_run(result: RunResult, run_file: Mapping[str, Any], path: Path) -> None:
-    """Refuse a result whose image, inputs, tier, stack or host are not those of run.json."""
+    """Refuse a result whose image, inputs, tier, stack or host are not those of run.json.
+
+    Raises:
+        ChecksFailedError: With the first field that differs.
+    """
     written = result.model_dump(mode="json", include={"image", "inputs", "tier", "stack_id", "host"})
     # A virtual machine's memory may grow.
     expected = {**run_file, "host": run_file["host"] | {"memory_bytes": written["host"]["memory_bytes"]}}

@@ -76,7 +76,11 @@ class Controller:
         end_container()
 
     def require_end(self, tail: Iterable[str]) -> int:
-        """The exit code. `tail`: the last lines of container and controller, for the message."""
+        """The exit code. `tail`: the last lines of container and controller, for the message.
+
+        Raises:
+            ChecksFailedError: The container ended before it.
+        """
         if self.code is None:
             raise ChecksFailedError(
                 "the container was killed or ended early, so its result does not count",

@@ -25,6 +25,9 @@ def freeze(root: Path, target: Path) -> ReportedInputs:
 
     Of `trainers/`, `tools/` stays behind: what is not there cannot decide a result, and is not hashed.
     An earlier copy in `target` is replaced.
+
+    Raises:
+        ConfigurationError: The checkout has no acceptance suites.
     """
     suites = root / "tests" / "acceptance"
     if not suites.is_dir():

@@ -53,7 +53,11 @@ def run_some(
 
 
 def last_failed(out: Path) -> list[str]:
-    """Ids of the checks that did not pass in the newest run in a folder, whole or of some checks."""
+    """Ids of the checks that did not pass in the newest run in a folder, whole or of some checks.
+
+    Raises:
+        NothingSelectedError: There is no readable run, or nothing failed in it.
+    """
     files = [path for path in (out / "run/result.json", out / FOLDER / "run/result.json") if path.is_file()]
     bad: list[str] = []
     if files:

@@ -232,6 +232,9 @@ def chosen_devices(vendor: Vendor, asked: str | None, environ: Mapping[str, str]
             to this process.
         environ: The variables of this process. Slurm's own list has the numbers of the node; the variable
             that it sets may count within the job, whose devices a container does not know.
+
+    Raises:
+        ConfigurationError: More is asked for than this process has.
     """
     names = [name for name, value in module(vendor).visibility().items() if value is None]
     if not names:

@@ -189,7 +189,11 @@ def _from_cache(
 
 
 def check_folder(plan: BuildPlan, folder: Path) -> None:
-    """Hold one folder of wheels to a stack's lock."""
+    """Hold one folder of wheels to a stack's lock.
+
+    Raises:
+        BuildError: It lacks wheels for the target; the message has the command that fetches them.
+    """
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
     lacking = wheelhouse.look(wanted, host_settings.only(folder), {}).missing(wanted, target)
