@@ -119,7 +119,13 @@ def main() -> None:
     if options.only == "processor":
         on_processor(options.library or LIBRARIES, options.checks, options.out, ends)
     else:
-        on_gpus(options.only.split(","), options.fault, options.out, ends)
+        groups = options.only.split(",")
+        if unknown := {*groups} - GROUPS.keys():
+            asked.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+        there = [fault for group in groups for fault in GROUPS[group][1]]
+        if unknown := {*(options.fault or ())} - {*there}:
+            asked.error(f"--fault: none is named {'; '.join(sorted(unknown))}; there are {'; '.join(there)}")
+        on_gpus(groups, options.fault, options.out, ends)
 
 
 def on_gpus(groups: list[str], chosen: list[str] | None, out: Path, ends: float) -> None:

@@ -320,7 +320,7 @@ def tried(program: Program) -> Judged | None:
         if not all(is_sound(one) for values in everywhere(program).values() for one in values.values()):
             return None
         return judged(program)
-    except Exception:  # noqa: BLE001
+    except (Refused, RuntimeError, ValueError, IndexError, KeyError, TypeError):
         return None
 
 
