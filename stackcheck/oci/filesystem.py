@@ -70,10 +70,12 @@ class Tree:
 
     Attributes:
         first: What the first layer that had a file had there, whatever later layers did with it.
+        first_links: The same for links.
     """
 
     def __init__(self) -> None:
         self.first: dict[str, Node] = {}
+        self.first_links: dict[str, Node] = {}
         self.entries: dict[str, Node] = {"/": Node(kind="folder", layer=0)}
         self.bodies: dict[str, bytes] = {}
         self._children: dict[str, set[str]] = {}
@@ -126,6 +128,8 @@ class Tree:
         self.entries[path] = entry
         if entry.kind == "file":
             self.first.setdefault(path, entry)
+        elif entry.kind == "link":
+            self.first_links.setdefault(path, entry)
         if body is not None:
             self.bodies[path] = body
 

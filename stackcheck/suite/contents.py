@@ -30,7 +30,6 @@ from stackcheck.suite.records import Owner
 from stackcheck.suite.subject import Subject
 
 FILE = "contents.json"
-FORMAT = 1
 SHOWN = 8
 CONFIGURATION = (
     *("/etc/ld.so.preload", "/etc/ld.so.conf"),
@@ -79,7 +78,7 @@ def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> di
         RegistryError: The layout is damaged.
     """
     image = subject.image
-    path, key = folder / FILE, {"image": image.manifest_digest, "format": FORMAT}
+    path, key = folder / FILE, {"image": image.manifest_digest, "rules": _rules()}
     kept = stored_json(path)
     if kept.get("key") != key:
         report(f"{subject.name}: comparing the image's files with its packages' records")
@@ -104,6 +103,12 @@ def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> di
         "privileged": list(found.privileged),
         "allowed": groups,
     }
+
+
+def _rules() -> str:
+    """The digest of the code that compares: what other code found is not kept."""
+    modules = (sys.modules[__name__], records, filesystem)
+    return sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in modules))
 
 
 def _allowed(found: Contents, subject: Subject) -> tuple[list[dict[str, Any]], list[str]]:
@@ -147,14 +152,16 @@ def compare(layout: Path, digest: str, known: Mapping[str, set[str]] = MappingPr
     """Read an image's files and compare them with the records in it, and with what it was built from."""
     env = _environment(layout, digest)
     tree = filesystem.read(layout, digest, functools.partial(_wanted, env=env))
-    owners = records.read(tree)
+    owners, listed = records.read(tree), records.listed(tree)
     steered = {*_configuration(tree), *_named_by(env, tree)}
     counts: collections.Counter[str] = collections.Counter()
     byte_code, privileged, findings = 0, [], {}
     for path, entry in tree.entries.items():
-        listed, matters = owners.get(path, ()), _matters(path, entry, steered)
-        problems = _problems(path, entry, listed, tree) if matters else _other_problems(path, entry, tree)
-        owner, source = _owner(entry, listed), known.get(path.partition("/site-packages/")[2] or path)
+        lines, matters = owners.get(path, ()), _matters(path, entry, steered)
+        problems = _problems(path, entry, lines, tree) if matters else _other_problems(path, entry, tree)
+        if entry.kind == "link" and not (path in listed and _is_as_it_came(path, entry, tree)):
+            problems = _problems_of_link(path, tree)
+        owner, source = _owner(entry, lines), known.get(path.partition("/site-packages/")[2] or path)
         if why := next(problems, None):
             findings[path] = why
         elif matters and source and dict(entry.sums).get("sha256") not in source:
@@ -190,11 +197,9 @@ def _problems(path: str, entry: Node, owners: Sequence[Owner], tree: Tree) -> It
 
 
 def _other_problems(path: str, entry: Node, tree: Tree) -> Iterator[str]:
-    """What is wrong with a path that is no file, or that is byte code."""
+    """What is wrong with a device, or with byte code."""
     if entry.kind == "device" and not _NOT_OF_THE_IMAGE.match(path):
         yield "a device node"
-    if entry.kind == "link":
-        yield from _problems_of_link(path, tree)
     source = _source(path) or ""
     if entry.kind == "file" and source in tree.entries and _is_poisoned(path, source, tree):
         yield "byte code that changed although its source did not"
@@ -241,10 +246,16 @@ def _came_so(path: str, entry: Node, owner: Owner | None, tree: Tree) -> bool:
     return record is not None and record.layer == tree.entries[path].layer
 
 
+def _is_as_it_came(path: str, entry: Node, tree: Tree) -> bool:
+    """Whether a link is what the first layer had at its path."""
+    return path not in tree.first and tree.first_links[path].target == entry.target
+
+
 def _problems_of_link(path: str, tree: Tree) -> Iterator[str]:
     """What is wrong with a link in the place of a library, a module or a Python.
 
-    The file at its end is compared by its own path. A link may not give it another name.
+    The file at its end is compared by its own path. A link may not give it another name, unless a package
+    brought the link: dpkg records that there is one.
     """
     library, module = _LIBRARY.search(path), _PYTHON_FOLDER.search(f"{path}/")
     end = _end(path, tree) if library or module or _named_python(path) else None

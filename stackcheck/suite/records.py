@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import posixpath
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from stackcheck.oci.filesystem import Tree
 
 DPKG = "/var/lib/dpkg"
-SUMS = ".md5sums"
+SUMS, LIST = ".md5sums", ".list"
 RECORD = ".dist-info/RECORD"
 CONDA = "/conda-meta/"
 
@@ -41,7 +43,7 @@ class Owner:
 def is_record(path: str) -> bool:
     """Whether a file is a record, so that its content is needed."""
     if path.startswith(DPKG):
-        return path.endswith(SUMS) or path in {f"{DPKG}/status", f"{DPKG}/diversions"}
+        return path.endswith((SUMS, LIST)) or path in {f"{DPKG}/status", f"{DPKG}/diversions"}
     return path.endswith(RECORD) or (CONDA in path and path.endswith(".json"))
 
 
@@ -53,6 +55,19 @@ def read(tree: Tree) -> dict[str, list[Owner]]:
             found.setdefault(tree.real(name, last=False), []).append(owner)
         except ValueError:
             continue  # links in a circle: no file is there
+    return found
+
+
+def listed(tree: Tree) -> set[str]:
+    """The real paths of all that dpkg unpacked, links too: it keeps no sum of these."""
+    real = functools.cache(tree.real)
+    found = set()
+    for record, body in tree.bodies.items():
+        if record.startswith(DPKG) and record.endswith(LIST):
+            for line in body.decode(errors="surrogateescape").splitlines():
+                folder, name = posixpath.split(line)
+                with contextlib.suppress(ValueError):  # links in a circle: no file is there
+                    found.add(posixpath.join(real(folder), name))
     return found
 
 

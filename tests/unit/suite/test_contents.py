@@ -134,6 +134,33 @@ def test_an_honest_image_has_no_finding(tmp_path):
     assert honest.byte_code == 1
 
 
+def of_this_host() -> Layer:
+    """The links that this host's packages brought, each with a library at its end; and dpkg's lists."""
+    lists = {str(file)[1:]: file.read_bytes() for file in Path("/var/lib/dpkg/info").glob("*.list")}
+    lines = [line for body in lists.values() for line in body.decode().splitlines()]
+    names = [Path(line) for line in lines if ".so" in line or "python" in line]
+    links = {name.parent.resolve() / name.name: name.readlink() for name in names if name.is_symlink()}
+    ends: Layer = {str(name.resolve())[1:]: ELF for name in links if name.resolve().is_file()}
+    return {**lists, **dpkg("python-and-all", ends), **{str(name)[1:]: str(target) for name, target in links.items()}}
+
+
+def test_no_link_that_a_package_of_a_real_host_brings_is_found(tmp_path):
+    host = of_this_host()
+    host["var/lib/dpkg/status"] = status("python-and-all")
+    assert found(tmp_path / "host", host).findings == {}
+    unlisted = {name: body for name, body in host.items() if not name.endswith(".list")}
+    assert found(tmp_path / "unlisted", unlisted).findings
+
+
+@pytest.mark.parametrize("first", ["libexpat.so.1.8", ELF])
+def test_a_link_that_changed_is_found_although_a_list_has_it(tmp_path, first):
+    record: Layer = {"var/lib/dpkg/info/libz.list": b"/usr/lib/x/libz.so.1\n"}
+    changed: Layer = {**record, "usr/lib/x/libz.so.1": "libc.so.6"}
+    assert found(tmp_path / "came", HONEST, changed).findings == {}
+    findings = found(tmp_path / "changed", HONEST, record | {"usr/lib/x/libz.so.1": first}, changed).findings
+    assert "link to" in findings["/usr/lib/x/libz.so.1"]
+
+
 def test_a_later_release_of_a_package_may_bring_its_byte_code(tmp_path):
     files: Layer = {"usr/bin/python3.11": PYTHON, f"{LIBRARY}/json.py": b"2", f"{LIBRARY}/pathlib.py": b"2"}
     code: Layer = {f"{LIBRARY}/__pycache__/json.cpython-311.pyc": b"2"}
@@ -180,6 +207,15 @@ def test_a_finding_refuses_the_image_with_its_path(tmp_path):
     with pytest.raises(ChecksFailedError, match="no package vouches") as caught:
         contents.require(subject(tmp_path, HONEST, {"evil/libx.so": ELF}), tmp_path, _silent)
     assert "/evil/libx.so: no package owns it" in str(caught.value)
+
+
+def test_what_was_kept_counts_only_for_the_code_that_found_it(tmp_path, monkeypatch):
+    told: list[str] = []
+    image = subject(tmp_path, HONEST)
+    for rules in ("one", "one", "other"):
+        monkeypatch.setattr(contents, "_rules", lambda rules=rules: rules)
+        contents.require(image, tmp_path, told.append)
+    assert len(told) == 2
 
 
 def test_an_allowance_is_signed_with_what_it_covers(tmp_path):
