@@ -101,7 +101,7 @@ def container_needs() -> ContainerNeeds:
             ulimits=UNLIMITED_PINNING,
             remark="NVIDIA: CDI device nvidia.com/gpu=all",
         )
-    nodes = sorted(str(node) for node in DEV.glob("nvidia*") if node.is_char_device())
+    nodes = sorted(str(node) for node in DEV.glob("nvidia*") if node.is_char_device() and _is_ours(node))
     caps = sorted(str(node) for node in (DEV / "nvidia-caps").glob("*"))
     libraries = tuple(_driver_libraries())
     return ContainerNeeds(
@@ -112,6 +112,21 @@ def container_needs() -> ContainerNeeds:
         remark=f"NVIDIA: no CDI specification found, so {len(nodes) + len(caps)} device nodes and "
         f"{len(libraries)} driver libraries are bound by path, read-only",
     )
+
+
+def _is_ours(node: Path) -> bool:
+    """Whether a node of /dev is no device's, or that of a device which NVML lists.
+
+    NVML makes the nodes of all GPUs, also in a container or a Slurm job that may open only some of them. An
+    engine outside would give the others to the image.
+    """
+    number = node.name.removeprefix("nvidia")
+    return not number.isdecimal() or int(number) in _minors()
+
+
+def _minors() -> set[int]:
+    with _nvml() as up:
+        return {pynvml.nvmlDeviceGetMinorNumber(handle) for handle in _handles()} if up else set()
 
 
 @contextlib.contextmanager

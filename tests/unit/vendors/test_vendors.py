@@ -1,5 +1,6 @@
 """A fingerprint names devices without revealing them; what a host sees of its devices by itself."""
 
+import contextlib
 import dataclasses
 import types
 from pathlib import Path
@@ -285,3 +286,20 @@ def test_a_gpu_that_fell_off_its_bus_is_not_listed(monkeypatch):
     monkeypatch.setattr(nvidia.pynvml, "nvmlDeviceGetUUID", uuid)
     monkeypatch.setattr(nvidia.pynvml, "nvmlDeviceGetMemoryInfo", lambda _handle: None)
     assert nvidia._handles() == [0, 2]
+
+
+@pytest.mark.parametrize("opened", [(), (1,), (0, 2), (0, 1, 2)])
+def test_a_container_gets_the_nodes_of_the_devices_that_nvml_lists(tmp_path, monkeypatch, opened):
+    """NVML makes the nodes of all devices, also where a container or a job may open only some of them."""
+    names = [*(f"nvidia{minor}" for minor in range(3)), "nvidiactl", "nvidia-uvm"]
+    for name in names:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(nvidia, "DEV", tmp_path)
+    monkeypatch.setattr(nvidia, "CDI_SPECS", ())
+    monkeypatch.setattr(nvidia, "_driver_libraries", list)
+    monkeypatch.setattr(nvidia.Path, "is_char_device", lambda _node: True)
+    monkeypatch.setattr(nvidia, "_nvml", lambda: contextlib.nullcontext(True))
+    monkeypatch.setattr(nvidia, "_handles", lambda: list(opened))
+    monkeypatch.setattr(nvidia.pynvml, "nvmlDeviceGetMinorNumber", lambda handle: handle)
+    given = {Path(node).name for node in nvidia.container_needs().devices}
+    assert given == {f"nvidia{minor}" for minor in opened} | {"nvidiactl", "nvidia-uvm"}
