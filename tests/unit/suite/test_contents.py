@@ -141,7 +141,11 @@ def of_this_host() -> Layer:
     names = [Path(line) for line in lines if ".so" in line or "python" in line]
     links = {name.parent.resolve() / name.name: name.readlink() for name in names if name.is_symlink()}
     ends: Layer = {str(name.resolve())[1:]: ELF for name in links if name.resolve().is_file()}
-    return {**lists, **dpkg("python-and-all", ends), **{str(name)[1:]: str(target) for name, target in links.items()}}
+    return {
+        **lists,
+        **dpkg("python-and-all", ends),
+        **{str(name)[1:]: str(target) for name, target in links.items()},
+    }
 
 
 def test_no_link_that_a_package_of_a_real_host_brings_is_found(tmp_path):

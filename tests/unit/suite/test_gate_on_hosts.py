@@ -28,6 +28,8 @@ RESULTS = {
     host: results.load_result(ROOT / "docs" / "results" / f"suites-{name}.json")
     for host, name in KEPT.items()
 }
+IMAGES_NAME = "stack-h200-x2-fa4"
+IMAGE = results.load_result(ROOT / "docs" / "results" / IMAGES_NAME / "result.json")
 # Result -> the checks that the suites have since that run: `make lists` writes it.
 NEWER_FILE = Path(__file__).with_name("newer_checks.json")
 NEWER = json.loads(NEWER_FILE.read_text(encoding="utf-8"))
@@ -59,9 +61,10 @@ def today(host: tuple[str, int]) -> tuple[str, ...]:
 
 
 def test_the_list_of_newer_checks_is_up_to_date():
+    runs = {f"{host[0]} x{host[1]}": (host, result) for host, result in RESULTS.items()}
     found = {
-        f"{host[0]} x{host[1]}": sorted({*today(host)} - {check.id for check in result.checks})
-        for host, result in RESULTS.items()
+        name: sorted({*today(host)} - {check.id for check in result.checks})
+        for name, (host, result) in (runs | {IMAGES_NAME: (("H200", 2), IMAGE)}).items()
     }
     if os.environ.get("STACKCHECK_WRITE_CHECKS"):
         NEWER_FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -92,13 +95,6 @@ def judged(host: tuple[str, int], *waivers: Waiver) -> verdict.Verdict:
     return gate(RESULTS[host], asked, waivers, "no image")  # the bare host
 
 
-# Words in the names of the checks that are newer than every image that was built here.
-NEWER_EVERYWHERE = (
-    *("test_witness", "sm_89", "sm_103", "sm_120", "test_fabric", "test_no_network_error"),
-    *("float32_speed", "gradient_product", "graph_speed", "memory_bound", "torch_beside", "at_full_width"),
-)
-
-
 def checks_of(reasons: tuple[str, ...]) -> set[str]:
     """The waivers of `KNOWN` and of the matrix that the reasons ask for; else the check."""
     named = [*KNOWN, *(one.check for one in OURS)]
@@ -106,22 +102,19 @@ def checks_of(reasons: tuple[str, ...]) -> set[str]:
     return {next((one for one in named if names(one, check)), check.partition("[")[0]) for check in found}
 
 
-def of_image(folder: str, count: int, *waivers: Waiver, newer: tuple[str, ...] = ()) -> verdict.Verdict:
-    """Today's verdict on an image that was built here. `newer`: words in the names of checks since then."""
-    result = results.load_result(ROOT / "docs" / "results" / folder / "result.json")
-    assert result.image is not None
-    asked = (name for name in today(("H200", count)) if not any(word in name for word in newer))
-    return gate(result, asked, waivers, result.image.config_digest)
+def of_image(*waivers: Waiver) -> verdict.Verdict:
+    """Today's verdict on the image that was built here."""
+    assert IMAGE.image is not None
+    asked = (name for name in today(("H200", 2)) if name not in NEWER[IMAGES_NAME])
+    return gate(IMAGE, asked, waivers, IMAGE.image.config_digest)
 
 
 def test_an_image_of_our_own_passes_with_the_waivers_of_the_matrix_and_without_none_of_them():
     """docs/results/stack-h200-fa4.md: the image that was published, on two H200s."""
-    found = of_image("stack-h200-x2-fa4", 2, *OURS, newer=NEWER_EVERYWHERE)
+    found = of_image(*OURS)
     assert (found.status, found.reasons) == ("PASSED", ())
     for missing in OURS:
-        found = of_image(
-            "stack-h200-x2-fa4", 2, *(one for one in OURS if one is not missing), newer=NEWER_EVERYWHERE
-        )
+        found = of_image(*(one for one in OURS if one is not missing))
         assert (found.status, checks_of(found.reasons)) == ("FAILED", {missing.check})
 
 
