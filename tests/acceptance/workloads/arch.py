@@ -68,3 +68,8 @@ def backward_roundoff(dtype: torch.dtype) -> float:
 def has_tf32() -> bool:
     """Whether PyTorch's switch can make float32 products use TF32."""
     return name().startswith(TF32)
+
+
+def has_tma() -> bool:
+    """Whether hardware moves the blocks of a tensor's descriptor: it stores whole pieces of 16 bytes."""
+    return name().startswith(("sm_9", "sm_1"))

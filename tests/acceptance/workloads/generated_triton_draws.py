@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 WARPS, STAGES = (1, 2, 4, 4, 8), (1, 2, 3, 4)
 LOOPS = ("range", "range", "tl.range", "tl.range", "static_range", "while")
 BRANCHES = ("constexpr", "program", "count")
+FOLDED = {"add": "sum", "maximum": "max"}  # what a loop does with each step -> the reduction that is the same
 Loop = tuple[Node, int, list[Node]]  # what it begins with, its name, its body
 
 
@@ -128,12 +129,13 @@ def _sums(draft: Draft) -> Loop:
     sides = source.choice((("R", "K"), ("R",)))
     start, loop = _start(draft, sides, kind)
     x = draft.load(("R", "K"), kind, source.choice(("whole", "few")))
+    op, reduced = source.choice(("add", "add", "maximum")), source.choice(("sum", "max"))
     nodes = [x]
-    if sides == ("R",):
-        nodes.append(draft.node("reduce", x.name, kind=kind, how=(source.choice(("sum", "max")), 1)))
-    else:
+    # Triton up to 3.9 begins with what is neutral to the reduction and not to the sum: triton#11305.
+    if sides != ("R",) or FOLDED[op] != reduced:
         nodes += [y := draft.load(("R", "K"), kind, "few"), draft.node("mul", x.name, y.name, kind=kind)]
-    op = source.choice(("add", "add", "maximum"))
+    if sides == ("R",):
+        nodes.append(draft.node("reduce", nodes[-1].name, kind=kind, how=(reduced, 1)))
     return start, loop, [*nodes, draft.node(op, loop, nodes[-1].name, kind=kind)]
 
 
