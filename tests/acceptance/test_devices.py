@@ -33,7 +33,7 @@ def seen(
     acceptance: AcceptanceSession, vendor: vendors.Vendor, devices: tuple[Device, ...]
 ) -> Sequence[Mapping[str, Any]]:
     """All devices as torch sees them, from a separate child that may see every device."""
-    worker = Worker(acceptance.result_dir / "children")
+    worker = Worker(acceptance.result_dir / "children", acceptance.server)
     try:
         with overdue.failing():
             found: Sequence[Mapping[str, Any]] = worker.call(

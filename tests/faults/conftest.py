@@ -15,6 +15,9 @@ import planting
 import proof
 
 VARIABLES = frozenset(os.environ)
+# OpenMP reads it while a file of tests loads torch: threads that wait for a core of a busy machine spin. What
+# children get is taken back to what it was before.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

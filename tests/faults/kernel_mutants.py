@@ -1,7 +1,8 @@
-"""Every kernel mutant in one process with torch. In: nothing. Out: a JSON line {"mutant": {"failing": cases,
-"check": the check that must catch it}}.
+"""Every mutant of kernels and of the sizes of models in one process with torch. In: nothing.
 
-Entries named `healthy …` run without a mutant. tests/acceptance must be on the import path.
+Out: a JSON line {"mutant": {"failing": cases, "check": the check that must catch it}}. A mutant's check ends
+with its first case that fails. Entries named `healthy …` run without a mutant. tests/acceptance must be on
+the import path.
 """
 
 import contextlib
@@ -9,12 +10,18 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 
+import kernel_checks
+import kernel_table
+import model_checks
+import model_table
 from kernel_changes import Mutate
-from kernel_checks import CHECKS, Check
-from kernel_table import MUTANTS, Mutant
+from kernel_checks import Check
+from kernel_table import Mutant
+from workloads import cases
 
 
 @contextlib.contextmanager
@@ -29,14 +36,24 @@ def planted(target: tuple[Any, str], mutate: Mutate) -> Iterator[None]:
         setattr(owner, attribute, original)
 
 
-def run(checks: Mapping[str, tuple[str, Check]], mutants: Mapping[str, Mutant]) -> None:
+def run(checks: Mapping[str, tuple[str, Check]], mutants: Mapping[str, Mutant]) -> dict[str, Any]:
     """Every check without a mutant, then every mutant against its check."""
     torch.set_num_threads(1)
     found = {f"healthy {name}": told(check) for name, check in checks.items()}
     for name, (check, target, mutate) in mutants.items():
-        with planted(target, mutate):
+        with planted(target, mutate), mock.patch.object(cases, "run", until_one_fails):
             found[name] = told(checks[check])
-    sys.stdout.write(json.dumps(found) + "\n")
+    return found
+
+
+def until_one_fails(named: Any, every: Any = cases.run) -> dict[str, Any]:
+    """The cases up to the first one that fails, which is enough for a mutant."""
+    found: list[Any] = []
+    for one in named:
+        found += every([one])["cases"]
+        if found[-1]["failures"]:
+            break
+    return {"cases": found}
 
 
 def told(check: tuple[str, Check]) -> dict[str, Any]:
@@ -46,4 +63,5 @@ def told(check: tuple[str, Check]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(CHECKS, MUTANTS)
+    checks, mutants = kernel_checks.CHECKS | model_checks.CHECKS, kernel_table.MUTANTS | model_table.MUTANTS
+    sys.stdout.write(json.dumps(run(checks, mutants)) + "\n")

@@ -1,4 +1,4 @@
-"""The checks in the shapes of models, as the suite runs them, at sizes of a CPU. Nothing runs here."""
+"""The checks in the shapes of models beside those of `kernel_checks`. Nothing runs here."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
 import functools
@@ -6,8 +6,8 @@ from typing import Any
 
 import kernel_standins as standins
 import model_standins
-from kernel_checks import Check, default_is_fused
-from workloads import attention_models, attention_packed, convolution, gemm, graph_processes, large_models
+from kernel_checks import Check
+from workloads import attention_models, attention_packed, graph_processes, large_models
 
 
 def _or_refusal(check: Check) -> dict[str, Any]:
@@ -35,13 +35,10 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "attention of models": ("test_attention.py::test_attention_of_models", functools.partial(attention_models.check, "default", "bf16", "smoke")),
     "attention of models by flash": ("test_attention.py::test_attention_of_models", functools.partial(_or_refusal, _FLASH)),
     "attention of models by package": ("test_attention.py::test_attention_of_models", _models_by_package),
-    "attention default": ("test_attention.py::test_attention_default_is_fused", default_is_fused),
     "packed members": ("test_attention.py::test_packed_members", functools.partial(attention_packed.check, "mask")),
-    "convolution": ("test_kernels.py::test_convolution", functools.partial(convolution.check, "fp32")),
     "convolution halves": ("test_kernel_speed.py::test_convolution_halves", model_standins.halves),
     **{f"large {name}": ("test_kernels.py::test_sizes_of_models", functools.partial(model_standins.beyond, name)) for name in large_models.OPERATIONS},
     "fp8 recipes": ("test_kernels.py::test_fp8_recipes", model_standins.fp8_of_recipes),
     "graph in new processes": ("test_kernels.py::test_graph_in_new_processes", functools.partial(graph_processes.check, "fp32", 24)),
-    "gemm": ("test_kernels.py::test_gemm", functools.partial(gemm.check, "bf16", "smoke")),
     "packed members by package": ("test_attention.py::test_packed_members", _packed_by_package),
 }  # fmt: skip

@@ -17,8 +17,13 @@ RESTLESS = (
 )
 CYCLE = "workloads.collective_groups:cycle"
 LIMIT = "workloads.collective_groups:LIMIT_S"
-# The launch that the checks share carries no large arrays: the faults of `collective_mutants` are for those.
-QUICK = {"workloads.collective_counts:LARGEST": "{'cpu': 2}", "workloads.collective_counts:MORE": "(2, 127)"}
+# The launch that the checks share carries no large arrays, as the faults of `collective_mutants` are for those,
+# and sets up no more than the least number of worlds.
+QUICK = {
+    "workloads.collective_counts:LARGEST": "{'cpu': 2}",
+    "workloads.collective_counts:MORE": "(2, 127)",
+    "workloads.collective_groups:BUDGET_S": "{'standard': 0.0}",
+}
 
 
 def fault(name: str, check: str, patches: dict[str, str], says: str, **more: object) -> Fault:

@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 TESTS = Path(__file__).resolve().parents[1]
 TRAINERS = TESTS.parent / "trainers"
@@ -17,7 +16,11 @@ RESEARCH = TESTS.parent / "benchmarks" / "training"
 sys.path[:0] = [str(TRAINERS), str(RESEARCH)]
 sys.path.append(str(TESTS / "acceptance"))
 sys.dont_write_bytecode = True
+# OpenMP reads it while torch is loaded, here and in ranks; threads that wait for a busy core spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402 - after the number of its threads
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported, by any of the test files
 

@@ -62,10 +62,6 @@ TIERS = ("--checkpoint-every", f"{EVERY}", "--full-every", f"{FULL}")
 RESTARTS = 2
 
 
-def newest(folder: Path) -> int:
-    return max((int(path.parent.name[5:]) for path in folder.glob("step_*[0-9]/COMPLETE")), default=0)
-
-
 @pytest.mark.slow
 def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path, record):
     whole = record(2, *JOB)
@@ -77,14 +73,14 @@ def test_torchrun_restarts_killed_ranks_from_the_newest_of_two_tiers(tmp_path, r
     try:
         for after in (EVERY, FULL + EVERY)[:RESTARTS]:
             deadline = time.monotonic() + 300
-            while newest(tmp_path / "shared") < after:
+            while _newest(tmp_path / "shared") < after:
                 assert process.poll() is None, out.read_text()
                 assert time.monotonic() < deadline, out.read_text()
                 time.sleep(0.02)
             time.sleep(drawn.random() * 0.05)  # into a step, or into the writing of a checkpoint
             ranks = launch._children(process.pid)
             assert ranks
-            killed.append(newest(tmp_path / "shared"))
+            killed.append(_newest(tmp_path / "shared"))
             os.kill(drawn.choice(ranks), signal.SIGKILL)
         assert process.wait(400) == 0, out.read_text()
     finally:
