@@ -94,7 +94,7 @@ def captured(
 
 
 def far_away(given: Mapping[str, torch.Tensor], scores: tuple[str, ...]) -> dict[str, Any]:
-    """The same, one of them behind so many rows that its places need 64 bits; and how many rows."""
+    """The same tensors, one of them after rows that nobody reads, so that its places need 64 bits."""
     name = next((one for one in given if any(f"{one}_from" in step for step in scores)), None)
     if name is None:
         return dict(given)
