@@ -16,12 +16,21 @@ from planting import TESTS, Fault
 pytest.importorskip("torch", reason="the suites need torch")
 import torch
 
+import drawn_attention_faults
 import drawn_faults
 import generated_power
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated, generated_inside, generated_judge, generated_operators, generated_variations
+from workloads import (
+    generated,
+    generated_attention,
+    generated_inside,
+    generated_judge,
+    generated_operators,
+    generated_variations,
+)
+from workloads.generated_attention import Case
 
 HERE = Path(__file__).parent
 CHECK = "test_generated.py::test_generated"
@@ -83,7 +92,7 @@ FAULTS = (
     planted("operators", "mul", "float32", "always", "it is off by 4096 roundings", stay=True),
     planted("sizes", "gelu", "float32", "more than 2^16 elements", "its last element is 0"),
     planted(
-        "attention", "_scaled_dot_product_flash_attention_for_cpu", "bfloat16", "always", "one column is 0"
+        "attention", "_scaled_dot_product_flash_attention_for_cpu", "float32", "always", "one column is 0"
     ),
     compiled("a compiled program that loses a step", "mul", kind="update", target="mul"),
     compiled("a change in place that is lost", "slice_scatter", kind="update", target="slice_scatter"),
@@ -116,6 +125,36 @@ def test_a_drawn_fault_is_found_and_nothing_else():
     assert generated_power.found(
         fault, [one for one in cases if generated_power.touched(one, [fault]).struck]
     )
+
+
+FLEX = Case(
+    "flex", "float32", 1, batch=2, kv_heads=2, groups=2, sq=17, sk=33, gqa=True, lse=True, empty=True,
+    layouts=("by tokens",) * 3, mask=("or", "i >= j", "j < prefix[b]"), gaps=True,
+    scores=("(s / 5.0).tanh() * 5.0", "s + slope[slope_from + h] * (j - i)"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "effect"),
+    [
+        ("mask", "it is ignored in a tile"),
+        ("score_mod", "its gradient is doubled"),
+        ("key", "its heads are in turn"),
+        ("lse", "it has no gradient"),
+    ],
+)
+def test_a_fault_of_flex_attention_is_found(part, effect):
+    fault = drawn_attention_faults.Drawn(part, effect, "always", (16, 0, 1), 1e4)
+    assert drawn_attention_faults.finds(fault, FLEX)
+
+
+def test_an_error_of_what_torch_takes_is_a_fault_and_made_smaller(monkeypatch):
+    """Its words alone give it again."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", lambda *_, **__: torch.ones(0)[1])
+    small = generated._smaller(generated_attention.made(FLEX), 1.0)
+    assert small.words.startswith("attention(backend='flex', dtype='float32', seed=1, empty=True)")
+    again = eval(f"generated.{small.words.partition('), ')[0]})", {"generated": generated})
+    assert again.startswith("inf of its gate: IndexError")
 
 
 @pytest.mark.parametrize("effect", ["one element is off by 64 roundings", "NaN and infinity are 0"])

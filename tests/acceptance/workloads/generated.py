@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from workloads import (
     device,
@@ -62,6 +63,7 @@ BROKEN = (
     "cublas_status",
     "cudnn_status",
 )
+NO_MEMORY = ("out of memory", "can't allocate memory")
 # Of soak, on a processor and on a GPU: so many cases in any case, then more until the time is over, at most
 # so many. A turn of the operators is one case of each operator and type.
 PLANS = {
@@ -79,8 +81,11 @@ FEWER_BITS = (
     (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 )
+# Cases of which less is judged, by what their words say.
+LESS = {"forward_only": generated_attention.FORWARD, "passed_over": generated_attention.PASSED}
 AGAIN = 3  # calls with the same sizes and other numbers, of which most must fail as well
 SHRINKS = 40  # tries for one failure
+SHRINK_S = 60.0  # after which no try begins: a compiled one takes seconds
 SHOWN = 64  # elements of a tensor that is printed whole
 # What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
 Drawn = tuple[str, list[tuple[str, Call]], float]
@@ -103,6 +108,7 @@ def check(
     """
     ends = time.monotonic() + seconds
     drawn, judged, worst, failed = 0, 0, 0.0, []
+    less = dict.fromkeys(LESS, 0)
     numbers = itertools.takewhile(lambda n: n < least or time.monotonic() <= ends, range(most))
     cases = ((family, seed, n, sizes) for n in chosen or numbers)
     if processes == 1:
@@ -118,9 +124,10 @@ def check(
             continue
         judged += 1
         margin, words = said
+        less = {key: count + (LESS[key] in words) for key, count in less.items()}
         worst = max(worst, margin) if margin <= 1 else worst
         failed += [words] if margin > 1 else []
-    counts = {"drawn": drawn, "judged": judged}
+    counts = {"drawn": drawn, "judged": judged, **less}
     return {"family": family, "seed": seed, **counts, "worst": worst, "failed": failed}
 
 
@@ -172,6 +179,8 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
     """
     record_metric("generated_seed", report["seed"], unit="seed")
     record_metric("generated_drawn", report["drawn"], unit="cases")
+    for key in LESS.keys() & report.keys():
+        record_metric(f"generated_{key}", report[key], unit="cases")
     margins.record(record_metric, report["worst"], report["judged"])
     if report["failed"]:  # raised, not asserted: pytest does not rewrite asserts here, and -O removes them
         raise AssertionError(
@@ -183,6 +192,13 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
         raise AssertionError(
             f"only {report['judged']} of {report['drawn']} could be judged, at least {least:.0%} must be"
         )
+
+
+def attention(**parts: Any) -> str:
+    """A case of attention that is given by its parts, in words."""
+    with _plain():
+        said = _judged(generated_attention.made(generated_attention.Case(**parts)), ATTENTION_NEEDED)
+    return "not judged" if said is None else f"{said[0]:.3g} of its gate: {said[1]}"
 
 
 @contextlib.contextmanager
@@ -262,8 +278,8 @@ def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
     if family == "sizes":
         words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
         return words, [("", call)], NEEDED
-    words, call = generated_attention.draw(source(family, seed, number), mixed)
-    return words, [("", call)], ATTENTION_NEEDED
+    call = generated_attention.made(generated_attention.draw(source(family, seed, number), mixed % 2**31))
+    return call.words, [("", call)], ATTENTION_NEEDED
 
 
 def _judged(
@@ -280,7 +296,10 @@ def _judged(
         got = generated_judge.results(call, within=inside if call.inside else None)
     except Exception as error:  # noqa: BLE001
         words = generated_elsewhere.first_line(error)
-        broken = not call.breaks and any(word in words.lower() for word in BROKEN)
+        # No compiler works beneath a dispatch mode, and FlexAttention always has one.
+        taken = call.taken and not is_in_torch_dispatch_mode()
+        taken = taken and not any(word in words.lower() for word in NO_MEMORY)
+        broken = taken or (not call.breaks and any(word in words.lower() for word in BROKEN))
         return (float("inf"), words) if broken else None
     said = [inside.worst] if inside.worst else []
     bound = FACTOR * needed
@@ -295,7 +314,10 @@ def _units(
 ) -> float | None:
     """How far a result is from float64; `None` if it does not say so, or has no memory for it."""
     try:
-        units = generated_judge.distance(call, got, reference, enough=bound / 2)
+        steady = replace(call, noisy=False)  # to ask how it changes with the last bits takes more calls
+        units = generated_judge.distance(steady, got, reference, enough=bound / 2)
+        if call.noisy and units is not None and bound < units < math.inf:
+            units = generated_judge.distance(call, got, reference)
         if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
             units = generated_judge.distance(replace(call, noisy=True), got, reference)
             steps = units is not None and units > bound
@@ -325,12 +347,12 @@ def is_sent(call: Call) -> bool:
 
 def _smaller(call: Call, needed: float) -> Call:
     """The same failure with fewer elements, and without gradients if they are not what is wrong."""
-    tries = iter(range(SHRINKS))
+    tries, ends = iter(range(SHRINKS)), time.monotonic() + SHRINK_S
     going = True
     while going:
         going = False
         for other in _candidates(call):
-            if next(tries, None) is None:
+            if next(tries, None) is None or time.monotonic() > ends:
                 return call
             said = _judged(other, needed)
             if said and said[0] > 1:
@@ -340,8 +362,9 @@ def _smaller(call: Call, needed: float) -> Call:
 
 
 def _candidates(call: Call) -> Iterator[Call]:
-    if call.right is not None:
-        return  # two calls of one case: its own words say all
+    if call.smaller is not None:
+        yield from call.smaller()
+        return
     if call.gradients:
         yield replace(call, gradients=False)
     if any(not one.is_floating_point() and one.dtype is not torch.bool for one in call.tensors()):
@@ -360,6 +383,8 @@ def _cut(leaf: Any, size: int, less: int) -> Any:
 
 
 def _shown(call: Call) -> str:
+    if call.words:
+        return f"generated.{call.words}"
     name = getattr(call.function, "__name__", type(call.function).__name__)
     args = [_words(one) for one in call.args] + [f"{key}={_words(one)}" for key, one in call.kwargs.items()]
     return f"{name}({', '.join(args)}){' with gradients' if call.gradients else ''}"

@@ -56,6 +56,9 @@ class Call:
     not_finite: bool = False  # some of the gradients that come in are no numbers
     apart: bool = False  # the gradients that come in lie in a buffer, with gaps
     on: torch.device | None = None  # where it runs, if its tensors wait on the processor
+    taken: bool = False  # torch says that it takes it, so that an error is a fault
+    words: str = ""  # all of it, if its family has its own
+    smaller: Callable[[], Iterator[Call]] | None = None  # simpler ones, in its family's own way
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the call's arguments, in order."""
