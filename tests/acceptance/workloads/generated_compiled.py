@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -34,6 +34,7 @@ from workloads import (
     generated_judge,
     generated_operators,
     generated_processes,
+    generated_random,
     synchronize,
 )
 
@@ -49,7 +50,8 @@ NEEDED, FACTOR = 4.0, 4.0  # units, as of other generated cases
 NEAR = {torch.float32: 8.0, torch.float16: 2.0, torch.bfloat16: 2.0}  # roundings from eager mode that pass
 EXCUSED = 512.0  # beyond this, float64 does not say what eager mode means
 DYNAMIC = 0.1  # the share of batches that are compiled for all sizes, at eight times the cost
-SECONDS = 180  # of soak on a GPU, in which batches of generated code begin
+SECONDS = 180  # of soak, in which batches of generated code begin
+TRACED_SHARE = 0.75  # of the table on a processor: a compiler of C++ takes the time of the rest
 LEAST = 0.9  # the share of the table that eager mode takes
 SHRINKS = {TRACED: 24, CODE: 8}
 Judged = tuple[float, str]
@@ -69,12 +71,13 @@ class Job:
 def order(seed: int) -> list[tuple[str, str]]:
     """Every operator in float32 and in one of its shorter types, in an order of the seed."""
     source, kinds = random.Random(f"compiled {seed}"), dict[str, list[str]]()
-    for name, kind in generated_operators.rows():
+    for name, kind in generated_operators.every_row():
         kinds.setdefault(name, []).append(kind)
     halves = {name: [one for one in found if one != "float32"] for name, found in kinds.items()}
     rows = [(name, "float32") for name, found in kinds.items() if "float32" in found]
     rows += [(name, source.choice(found)) for name, found in halves.items() if found]
-    return source.sample(rows, len(rows))
+    mixed = source.sample(rows, len(rows))
+    return sorted(mixed, key=lambda row: not row[0].startswith(generated_compiled_items.DRAWING))
 
 
 def batches(backend: str) -> int:
@@ -109,6 +112,14 @@ class Refused(Exception):  # noqa: N818
     """A compiler says that it does not take a program."""
 
 
+def compiled_alone(item: Item, backend: str, *, dynamic: bool) -> Callable[..., Any]:
+    """A program that no other is compiled with: it draws its numbers from a seed of its own."""
+    torch._dynamo.reset()
+    program = generated_compiled_items.program_of(item.call)
+    function = torch.compile(program.compiled, backend=backend, fullgraph=True, dynamic=dynamic)
+    return cast("Callable[..., Any]", function)
+
+
 def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> list[Results]:
     """Each program's results and gradients, all from one compiled function and its backward pass."""
     torch._dynamo.reset()
@@ -118,20 +129,19 @@ def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> l
         return [program.compiled(*one) for program, one in zip(programs, given, strict=True)]
 
     compiled = torch.compile(whole, backend=backend, fullgraph=True, dynamic=dynamic)
-    calls = [_leaves(item.call) for item in items]
+    calls = [generated_random.leaves_of(item.call) for item in items]
     generated_judge.seed_all(0)
     given = [program.prepare(call.args) for program, call in zip(programs, calls, strict=True)]
     with _refusing():
         out = compiled(given)
     told = [(one, program.left(mine)) for program, one, mine in zip(programs, out, given, strict=True)]
     results = [generated_judge.numbers(one) for one in told]
-    roots, weights, inputs = [], [], []
+    roots, weights, inputs = list[torch.Tensor](), list[torch.Tensor](), list[list[torch.Tensor]]()
     for call, one in zip(calls, told, strict=True):
-        tensors = [leaf for leaf in generated_judge.leaves(one) if generated_judge.is_tensor(leaf)]
-        mine = [leaf for leaf in tensors if leaf.requires_grad and leaf.is_floating_point()]
+        mine, its, given_to = generated_random.rooted(call, one)
         roots += mine
-        weights += [generated_judge._weights(leaf, call, n, 0) for n, leaf in enumerate(mine)]
-        inputs.append([leaf for leaf in call.tensors() if mine and leaf.requires_grad])
+        weights += its
+        inputs.append(given_to)
     flat = list(itertools.chain(*inputs))
     grads: Sequence[Any] = [None] * len(flat)
     if roots and flat:
@@ -139,11 +149,6 @@ def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> l
             grads = torch.autograd.grad(roots, flat, weights, allow_unused=True, materialize_grads=True)
     each = iter(grads)
     return [one + [next(each) for _ in mine] for one, mine in zip(results, inputs, strict=True)]
-
-
-def _leaves(call: Call) -> Call:
-    places = itertools.count()
-    return call.mapped(lambda one: generated_judge._leaf(one, call.fixed, places)) if call.gradients else call
 
 
 @contextlib.contextmanager
@@ -201,11 +206,16 @@ def run(job: Job) -> dict[str, Any]:
 
 def _run(job: Job) -> dict[str, Any]:
     began = time.monotonic()
-    items = [_on_device(item) for item in drawn(job)]
+    items: list[Item] = []
+    drawing: list[Item] = []
+    for item in drawn(job):
+        (drawing if item.draws else items).append(_on_device(item))
     ready = time.monotonic()
     dynamic = random.Random(f"dynamic {replace(job, alone=None)}").random() < DYNAMIC
-    report = _report(len(items))
+    report = _report(len(items) + len(drawing))
     compiled = functools.partial(together, backend=job.backend, dynamic=dynamic)
+    for item in drawing:
+        _of_itself(item, job, report, dynamic=dynamic)
     if job.backend == CODE:  # what no tracer takes costs no compiler's time
         traced = _parts(items, functools.partial(together, backend=TRACED, dynamic=dynamic), report)
         items = [item for item, _ in traced]
@@ -218,13 +228,35 @@ def _run(job: Job) -> dict[str, Any]:
             continue
         report["judged"] += 1
         if said[0] > 1:
-            report["failed"].append(_named(item, said, job, compiled))
+            report["failed"].append(_named(item, said, job, lambda one: judge(one, compiled([one])[0])))
         else:
             report["worst"] = max(report["worst"], said[0])
     report["times"] = [
         round(one, 2) for one in (ready - began, compiled_at - ready, time.monotonic() - compiled_at)
     ]
     return report
+
+
+def _of_itself(item: Item, job: Job, report: dict[str, Any], *, dynamic: bool) -> None:
+    """Judge a program that draws numbers, by itself."""
+
+    def judged(one: Item) -> Judged | None:
+        with _refusing():
+            return generated_random.judge(one, compiled_alone(one, job.backend, dynamic=dynamic))
+
+    try:
+        said = judged(item)
+    except Refused as refused:
+        report["refused"].append(f"{item.of}: {refused}"[:160])
+        return
+    except RuntimeError as broken:
+        said = math.inf, str(broken)
+    if said is None:
+        report["unsure"].append(item.of)
+        return
+    report["judged"] += 1
+    if said[0] > 1:
+        report["failed"].append(_named(item, said, job, judged))
 
 
 def _parts(
@@ -248,7 +280,7 @@ def _parts(
     return [*_parts(items[:middle], compiled, report), *_parts(items[middle:], compiled, report)]
 
 
-def _named(item: Item, said: Judged, job: Job, compiled: Callable[..., list[Results]]) -> str:
+def _named(item: Item, said: Judged, job: Job, judged: Callable[[Item], Judged | None]) -> str:
     """A failure by its operator: alone, and as small as it gets."""
     tries = iter(range(SHRINKS[job.backend]))
 
@@ -256,7 +288,7 @@ def _named(item: Item, said: Judged, job: Job, compiled: Callable[..., list[Resu
         if next(tries, None) is None:
             return None
         try:
-            told = judge(one, compiled([one])[0])
+            told = judged(one)
         except Exception:  # noqa: BLE001 another program may be refused
             return None
         return told if told and told[0] > 1 else None
@@ -357,11 +389,12 @@ def _ended(job: Job, words: str) -> str:
 
 
 def of_soak(seed: int) -> dict[str, Any]:
-    """What soak draws: the whole table traced; on a GPU, generated code too until the time is over."""
+    """What soak draws: the table traced, then generated code until the time is over."""
     processes = min(len(os.sched_getaffinity(0)), generated.MOST_PROCESSES)
-    code = range(batches(CODE) if device().type != "cpu" else 0)
-    report = check(seed, range(batches(TRACED)), code, seconds=SECONDS, processes=processes)
-    return {**report, "least": LEAST * len(order(seed))}
+    share = 1 if device().type != "cpu" else TRACED_SHARE
+    traced = range(int(share * batches(TRACED)))
+    report = check(seed, traced, range(batches(CODE)), seconds=SECONDS, processes=processes)
+    return {**report, "least": LEAST * share * len(order(seed))}
 
 
 def repeat(seed: int, number: int, backend: str = TRACED, alone: int | None = None) -> str:
