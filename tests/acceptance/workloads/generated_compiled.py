@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -112,14 +112,6 @@ class Refused(Exception):  # noqa: N818
     """A compiler says that it does not take a program."""
 
 
-def compiled_alone(item: Item, backend: str, *, dynamic: bool) -> Callable[..., Any]:
-    """A program that no other is compiled with: it draws its numbers from a seed of its own."""
-    torch._dynamo.reset()
-    program = generated_compiled_items.program_of(item.call)
-    function = torch.compile(program.compiled, backend=backend, fullgraph=True, dynamic=dynamic)
-    return cast("Callable[..., Any]", function)
-
-
 def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> list[Results]:
     """Each program's results and gradients, all from one compiled function and its backward pass."""
     torch._dynamo.reset()
@@ -206,29 +198,36 @@ def run(job: Job) -> dict[str, Any]:
 
 def _run(job: Job) -> dict[str, Any]:
     began = time.monotonic()
-    items: list[Item] = []
-    drawing: list[Item] = []
-    for item in drawn(job):
-        (drawing if item.draws else items).append(_on_device(item))
+    found = [_on_device(item) for item in drawn(job)]
     ready = time.monotonic()
     dynamic = random.Random(f"dynamic {replace(job, alone=None)}").random() < DYNAMIC
-    report = _report(len(items) + len(drawing))
+    report = _report(len(found))
     compiled = functools.partial(together, backend=job.backend, dynamic=dynamic)
-    for item in drawing:
-        _of_itself(item, job, report, dynamic=dynamic)
+    items, drawing = ([item for item in found if item.draws is draws] for draws in (False, True))
+
+    def by_itself(given: list[Item]) -> list[Judged | None]:
+        torch._dynamo.reset()
+        program = generated_compiled_items.program_of(given[0].call)
+        with _refusing():
+            own = torch.compile(program.compiled, backend=job.backend, fullgraph=True, dynamic=dynamic)
+            return [generated_random.judge(given[0], own)]
+
     if job.backend == CODE:  # what no tracer takes costs no compiler's time
         traced = _parts(items, functools.partial(together, backend=TRACED, dynamic=dynamic), report)
         items = [item for item, _ in traced]
     results = _parts(items, compiled, report)
     compiled_at = time.monotonic()
-    for item, got in results:
-        said = judge(item, got)
+    told: list[tuple[Item, Judged | None]] = [(item, judge(item, got)) for item, got in results]
+    for one in drawing:
+        told += _parts([one], by_itself, report)
+    for item, said in told:
         if said is None:
             report["unsure"].append(item.of)
             continue
         report["judged"] += 1
         if said[0] > 1:
-            report["failed"].append(_named(item, said, job, lambda one: judge(one, compiled([one])[0])))
+            again = by_itself if item.draws else lambda one: [judge(one[0], compiled(one)[0])]
+            report["failed"].append(_named(item, said, job, again))
         else:
             report["worst"] = max(report["worst"], said[0])
     report["times"] = [
@@ -237,31 +236,9 @@ def _run(job: Job) -> dict[str, Any]:
     return report
 
 
-def _of_itself(item: Item, job: Job, report: dict[str, Any], *, dynamic: bool) -> None:
-    """Judge a program that draws numbers, by itself."""
-
-    def judged(one: Item) -> Judged | None:
-        with _refusing():
-            return generated_random.judge(one, compiled_alone(one, job.backend, dynamic=dynamic))
-
-    try:
-        said = judged(item)
-    except Refused as refused:
-        report["refused"].append(f"{item.of}: {refused}"[:160])
-        return
-    except RuntimeError as broken:
-        said = math.inf, str(broken)
-    if said is None:
-        report["unsure"].append(item.of)
-        return
-    report["judged"] += 1
-    if said[0] > 1:
-        report["failed"].append(_named(item, said, job, judged))
-
-
 def _parts(
-    items: list[Item], compiled: Callable[..., list[Results]], report: dict[str, Any]
-) -> list[tuple[Item, Results]]:
+    items: list[Item], compiled: Callable[[list[Item]], list[Any]], report: dict[str, Any]
+) -> list[tuple[Item, Any]]:
     """The results of a batch; of halves of it, where a compiler refuses it."""
     if not items:
         return []
@@ -280,7 +257,7 @@ def _parts(
     return [*_parts(items[:middle], compiled, report), *_parts(items[middle:], compiled, report)]
 
 
-def _named(item: Item, said: Judged, job: Job, judged: Callable[[Item], Judged | None]) -> str:
+def _named(item: Item, said: Judged, job: Job, judged: Callable[[list[Item]], list[Judged | None]]) -> str:
     """A failure by its operator: alone, and as small as it gets."""
     tries = iter(range(SHRINKS[job.backend]))
 
@@ -288,7 +265,7 @@ def _named(item: Item, said: Judged, job: Job, judged: Callable[[Item], Judged |
         if next(tries, None) is None:
             return None
         try:
-            told = judged(one)
+            told = judged([one])[0]
         except Exception:  # noqa: BLE001 another program may be refused
             return None
         return told if told and told[0] > 1 else None
@@ -359,7 +336,8 @@ def check(seed: int, traced: range, code: range, *, seconds: float = 0, processe
     def numbers() -> Iterator[Job]:
         yield from (Job(seed, number, TRACED) for number in traced)
         yield from itertools.takewhile(
-            lambda _: time.monotonic() - began < seconds, (Job(seed, number, CODE) for number in code)
+            lambda _: time.monotonic() - began < seconds,
+            itertools.chain(*(_parted(Job(seed, number, CODE)) for number in code)),
         )
 
     jobs, parts = _Jobs(numbers()), []
@@ -376,6 +354,12 @@ def check(seed: int, traced: range, code: range, *, seconds: float = 0, processe
     batches = [(part["job"].backend, part["job"].number, *part["times"]) for part in parts if part["times"]]
     worst = max((part["worst"] for part in parts), default=0.0)
     return {"family": "compiled", "seed": seed, **counts, **lists, "worst": worst, "batches": batches}
+
+
+def _parted(job: Job) -> list[Job]:
+    """A batch; of programs that draw numbers each by itself, as none is compiled with others."""
+    draws = any(row[0].startswith(generated_compiled_items.DRAWING) for row in rows(job))
+    return [replace(job, alone=n) for n in range(len(rows(job)))] if draws else [job]
 
 
 def _report(count: int) -> dict[str, Any]:

@@ -52,15 +52,8 @@ RECOMPUTED_WRONG = ("nn.functional.rrelu",)
 # It works out places in the type of its operand, and says so where they are beyond its end.
 ENDS_IN_HALVES = ("nn.functional.fractional_max_pool",)
 # What happens to the leaf beside the operator.
-ELSEWHERE = (
-    "",
-    "",
-    "given back as a view",
-    "read again",
-    "changed before",
-    "changed after",
-    "changed for the caller",
-)
+ELSEWHERE = ("", "", "given back as a view", "read again", "changed before", "changed after",
+             "changed for the caller")  # fmt: skip
 # What happens to the result.
 AFTER = ("", "", "summed in place", "written into a buffer", "added to a part of a buffer", "a part changed",
          "a changed part given too", "given twice")  # fmt: skip
@@ -170,9 +163,8 @@ class Program:
 
     def smaller(self) -> Iterator[Program]:
         """The same program without one of its parts; the places of arguments stay."""
-        plain = Program(self.name, self.operator)
         for names in LESS:
-            less = {name: getattr(plain, name) for name in names}
+            less = {name: getattr(plain(self), name) for name in names}
             if any(getattr(self, name) != value for name, value in less.items()):
                 yield replace(self, **less)
 
@@ -195,6 +187,11 @@ class Program:
 LESS = (("hidden",), ("other", "partner"), ("in_place",), ("elsewhere",), ("after",), ("recomputed",))
 
 
+def plain(program: Program) -> Program:
+    """The operator with nothing around it."""
+    return Program(program.name, program.operator, program.shape, fixed=program.fixed)
+
+
 def program_of(call: Call) -> Program:
     """The program that a call runs."""
     return cast("Program", call.function)
@@ -202,8 +199,8 @@ def program_of(call: Call) -> Program:
 
 def _without(call: Call, names: Iterable[str]) -> Call:
     """The call of the same program with nothing drawn for some of its fields."""
-    plain = Program("", call.function)
-    return replace(call, function=replace(program_of(call), **{one: getattr(plain, one) for one in names}))
+    program = program_of(call)
+    return replace(call, function=replace(program, **{one: getattr(plain(program), one) for one in names}))
 
 
 def _is(one: Any) -> bool:
@@ -234,8 +231,8 @@ def function_of(name: str) -> Callable[..., Any]:
         return cast("Callable[..., Any]", op.op)
     words = op.op.__code__.co_names
     function = functools.reduce(getattr, words[words.index("torch") + 1 :], torch)
-    plain = functools.partial(generated_operators._in_place, function)
-    return cast("Callable[..., Any]", plain if words[-1].endswith("_") else function)
+    elsewhere = functools.partial(generated_operators._in_place, function)
+    return cast("Callable[..., Any]", elsewhere if words[-1].endswith("_") else function)
 
 
 def _is_seeded(function: Any) -> bool:
