@@ -56,7 +56,7 @@ ELSEWHERE = ("", "", "given back as a view", "read again", "changed before", "ch
              "changed for the caller")  # fmt: skip
 # What happens to the result.
 AFTER = ("", "", "summed in place", "written into a buffer", "added to a part of a buffer", "a part changed",
-         "a changed part given too", "given twice")  # fmt: skip
+         "a changed part given too", "given twice", "summed alone", "summed alone", "summed alone")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,8 @@ class Program:
         # A lazy conjugation is lost where a result is given twice: docs/reference/trust.md, known faults.
         out = generated_judge.mapped(out, lambda one: one.resolve_conj().resolve_neg() if _is(one) else one)
         y = _first(out)
+        if self.after == "summed alone":  # as a loss is: the gradient that arrives has stride 0
+            return y.sum()
         if self.after == "summed in place":
             total = torch.full_like(y, 0.5)
             total += y
