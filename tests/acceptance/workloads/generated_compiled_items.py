@@ -56,7 +56,7 @@ ELSEWHERE = ("", "", "given back as a view", "read again", "changed before", "ch
              "changed for the caller")  # fmt: skip
 # What happens to the result.
 AFTER = ("", "", "summed in place", "written into a buffer", "added to a part of a buffer", "a part changed",
-         "a changed part given too", "given twice", "summed alone", "summed alone", "summed alone")  # fmt: skip
+         "a changed part given too", "given twice", *("summed alone",) * 3)  # fmt: skip
 
 
 @dataclass(frozen=True)
