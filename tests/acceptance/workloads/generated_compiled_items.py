@@ -284,8 +284,6 @@ def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True)
     seed = source.randrange(2**31)
     chosen = source.sample(samples, min(len(samples), DRAWING_TRIED if name.startswith(DRAWING) else 1))
     calls = [generated_operators._call(op, dtype, one, seed) for one in chosen]
-    if generated_operators.NORMALIZES in name:  # gradients that are alike cancel, and rounding is left
-        calls = [replace(one, alike=False) for one in calls]
     call = next((one for one in calls[1:] if draws(replace(one, function=function_of(name)))), calls[0])
     if source.random() < APART * varied and not generated_operators._skipped(op, dtype, "view"):
         call = variations.in_other_places(call, source)
@@ -374,8 +372,7 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
     }
     result = _first(generated_judge.results(replace(call, gradients=False)))
     large = not _is(result) or not result.is_floating_point() or result.numel() > MOST_ELEMENTS
-    alike = made["after"] == "summed alone" and generated_operators.NORMALIZES in name
-    if large or alike or (result.dim() < PLACES[made["buffer"]].dims and "buffer" in made["after"]):
+    if large or (result.dim() < PLACES[made["buffer"]].dims and "buffer" in made["after"]):
         made["after"] = ""
     made["result"] = tuple(result.shape) if _is(result) else ()
     partners: Any = ((), {})
