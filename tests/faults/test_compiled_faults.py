@@ -1,6 +1,10 @@
 """Programs for a compiler: what is drawn, who judges them, and that drawn faults of a compiler are found."""
 
+import functools
+import random
 import sys
+import time
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -9,6 +13,8 @@ from planting import TESTS
 
 pytest.importorskip("torch", reason="the suites need torch")
 import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import compiled_power
 import drawn_compiler_faults
@@ -16,7 +22,13 @@ from drawn_compiler_faults import Drawn
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated_compiled, generated_compiled_items, generated_judge
+from workloads import (
+    generated_compiled,
+    generated_compiled_items,
+    generated_judge,
+    generated_operators,
+    generated_random,
+)
 from workloads.generated_compiled_items import Item, Program, shares_unsaid, tried
 from workloads.generated_judge import Call
 
@@ -87,3 +99,81 @@ def test_what_no_tracer_takes_is_not_drawn() -> None:
         program = Program("one", operator)
         call = Call(program, (args[0], (args[1:], {}), ((), {})), {}, torch.float32)
         assert (tried(call) is None) is (operator is not torch.exp)
+
+
+@pytest.mark.slow
+def test_what_is_summed_alone_is_drawn() -> None:
+    """Its gradient is one number for all, which a compiler keeps with stride 0; and operands with gaps."""
+    found = [generated_compiled_items.draw(random.Random(n), "slice_scatter", "float32") for n in range(24)]
+    programs = [generated_compiled_items.program_of(one.call) for one in found if one]
+    alone = [generated_operators.table()[one.partner] for one in programs if one.hidden]
+    assert {"Reduction" in type(one).__name__ for one in alone} == {False, True}
+    assert any(not one.is_contiguous() for each in found if each for one in each.call.tensors()[1:])
+
+
+@pytest.mark.parametrize("name", ["nn.functional.dropout", "bernoulli", "uniform"])
+def test_what_draws_numbers_is_drawn_without_a_seed_of_its_own(name: str) -> None:
+    """The table's own functions put the generator back."""
+    found = [generated_compiled_items.draw(random.Random(n), name, "float32") for n in range(2)]
+    assert any(one.draws for one in found if one)
+
+
+class Again(torch.autograd.Function):
+    """Dropout whose backward draws again."""
+
+    @staticmethod
+    def forward(_context: object, x: torch.Tensor) -> torch.Tensor:
+        """Some of the numbers."""
+        return by_mask(x)
+
+    @staticmethod
+    def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:
+        """The fault."""
+        return by_mask(gradient)
+
+
+def by_mask(x: torch.Tensor, share: float = 0.75, alike: int = 1, seed: int | None = None) -> torch.Tensor:
+    """Dropout, with faults."""
+    if seed is not None:
+        torch.default_generator.manual_seed(seed or time.perf_counter_ns())
+    mask = torch.rand(x.numel() // alike) < share
+    return x * mask.repeat_interleave(alike).view(x.shape) / 0.75
+
+
+# A fault, and what is said of it where a compiler has it, and where eager mode has it too.
+GRADIENT, SEED = "gradient is not that of the numbers", "the same seed gives other numbers"
+WRONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str]] = {
+    "nothing": (by_mask, "", ""),
+    "backward draws again": (Again.apply, GRADIENT, GRADIENT),
+    "groups of four are alike": (functools.partial(by_mask, alike=4), "distributed", ""),
+    "it keeps more": (functools.partial(by_mask, share=0.8), "distributed", "another share"),
+    "each run has the same": (functools.partial(by_mask, seed=5), "again and again", ""),
+    "no run has the same": (functools.partial(by_mask, seed=0), SEED, SEED),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_numbers_that_are_drawn_wrong_are_seen(what: str) -> None:
+    dtype = torch.bfloat16 if "again" in what else torch.float32
+    faulty, compiled, eager = WRONG[what]
+    x = torch.linspace(0.5, 2, 4096).view(64, 64).to(dtype)
+    for operator, words in ((functional.dropout, compiled), (lambda x, **_: faulty(x), eager)):
+        program = Program("nn.functional.dropout", operator, (64, 64))
+        call = Call(program, (x, ((), {"p": 0.25}), ((), {})), {}, dtype, gradients=True)
+        said = generated_random.judge(Item(program.name, call), lambda x, *_: (faulty(x),))
+        assert said
+        assert (said[0] > 1) is bool(words)
+        assert words in said[1]
+
+
+def test_other_numbers_under_recomputation_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program("nn.functional.dropout", functional.dropout, (4096,), recomputed=True)
+    call = Call(
+        program, (torch.linspace(0.5, 2, 4096), ((), {}), ((), {})), {}, torch.float32, gradients=True
+    )
+    for keeps in (True, False):
+        other = functools.partial(checkpoint, preserve_rng_state=keeps)
+        monkeypatch.setattr(generated_compiled_items, "checkpoint", other)
+        said = generated_random.judge(Item(program.name, call), program.compiled)
+        assert said
+        assert (said[0] > 1) is not keeps

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from workloads import device, generated_judge, generated_operators
+from workloads import generated_variations as variations
 from workloads.generated_places import CHANGES, PARTS, PLACES, Place, Shape
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
     from workloads.generated_judge import Call
 
+# What draws numbers, when its arguments let it.
+DRAWING = (
+    *generated_operators.DRAWS_ALL, "bernoulli", "multinomial", "nn.functional.dropout",
+    "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "nn.functional.rrelu",
+    "nn.functional.fractional_max_pool", "nn.functional.scaled_dot_product",
+    "nn.functional.multi_head_attention",
+)  # fmt: skip
 PARTNERS = 4  # operators that are tried as a second one
 MOST_ELEMENTS = 2**14  # of what is placed in something larger, or that a second operator reads
 MOST_KERNELS, MOST_RESULTS = 200, 32  # of one program, and of its gradients
@@ -36,19 +44,19 @@ MOST_NUMBERS = 2**22  # of what one kernel gives
 READS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # a tracer has none to read
 # The shares of programs that have other sizes and other numbers than PyTorch's samples, and so on.
 VARIED, PLACED, IN_PLACE, PARTNERED, CHAINED, RECOMPUTED, AUTOCAST = 0.3, 0.6, 0.4, 0.5, 0.6, 0.15, 0.1
+APART, HIDDEN, REDUCING = 0.25, 0.6, 0.4
+# Of programs that draw numbers: most samples draw none, and few numbers do not tell how they lie.
+DRAWING_TRIED, DRAWING_VARIED, DRAWING_RECOMPUTED = 12, 0.7, 0.5
+# Recomputed in eager mode, its gradient is made of memory that nobody wrote (docs/reference/trust.md).
+RECOMPUTED_WRONG = ("nn.functional.rrelu",)
+# It works out places in the type of its operand, and says so where they are beyond its end.
+ENDS_IN_HALVES = ("nn.functional.fractional_max_pool",)
 # What happens to the leaf beside the operator.
-ELSEWHERE = (
-    "",
-    "",
-    "given back as a view",
-    "read again",
-    "changed before",
-    "changed after",
-    "changed for the caller",
-)
+ELSEWHERE = ("", "", "given back as a view", "read again", "changed before", "changed after",
+             "changed for the caller")  # fmt: skip
 # What happens to the result.
 AFTER = ("", "", "summed in place", "written into a buffer", "added to a part of a buffer", "a part changed",
-         "a changed part given too", "given twice")  # fmt: skip
+         "a changed part given too", "given twice", *("summed alone",) * 3)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ class Program:
     partner: str = ""
     other: Callable[..., Any] | None = None
     chained: bool = False
+    hidden: bool = False  # what the second operator reads is given to nobody else
     after: str = ""
     buffer: str = "a slice"
     part: str = "all"
@@ -121,7 +130,7 @@ class Program:
         if self.elsewhere in ("changed after", "changed for the caller"):
             self.changed(base)
             more.append(base.sum())
-        return (self.finished(out), *more)
+        return tuple(more) if self.hidden and self.other else (self.finished(out), *more)
 
     def finished(self, out: Any) -> Any:
         """The first result, changed, and the others."""
@@ -130,6 +139,8 @@ class Program:
         # A lazy conjugation is lost where a result is given twice: docs/reference/trust.md, known faults.
         out = generated_judge.mapped(out, lambda one: one.resolve_conj().resolve_neg() if _is(one) else one)
         y = _first(out)
+        if self.after == "summed alone":  # as a loss is: the gradient that arrives has stride 0
+            return y.sum()
         if self.after == "summed in place":
             total = torch.full_like(y, 0.5)
             total += y
@@ -154,18 +165,18 @@ class Program:
 
     def smaller(self) -> Iterator[Program]:
         """The same program without one of its parts; the places of arguments stay."""
-        plain = Program(self.name, self.operator)
         for names in LESS:
-            less = {name: getattr(plain, name) for name in names}
+            less = {name: getattr(plain(self), name) for name in names}
             if any(getattr(self, name) != value for name, value in less.items()):
                 yield replace(self, **less)
 
     def __str__(self) -> str:
+        read = f"its result{' alone' * self.hidden}" if self.chained else "the same"
         changes = "changed" in self.elsewhere or "changed" in self.after
         said = (
             (True, f"{self.name}{' in place' * bool(self.in_place)}"),
             (self.place, f"of {self.place} of its leaf"),
-            (self.other, f"then {self.partner} of {'its result' if self.chained else 'the same'}"),
+            (self.other, f"then {self.partner} of {read}"),
             (self.elsewhere, f"its leaf {self.elsewhere}"),
             (self.after, f"its result {self.after}{f' ({self.buffer})' * ('buffer' in self.after)}"),
             (changes, f"changed: {self.part} {self.change}"),
@@ -175,7 +186,12 @@ class Program:
         return ", ".join(words for holds, words in said if holds)
 
 
-LESS = (("other", "partner"), ("in_place",), ("elsewhere",), ("after",), ("recomputed",))
+LESS = (("hidden",), ("other", "partner"), ("in_place",), ("elsewhere",), ("after",), ("recomputed",))
+
+
+def plain(program: Program) -> Program:
+    """The operator with nothing around it."""
+    return Program(program.name, program.operator, program.shape, fixed=program.fixed)
 
 
 def program_of(call: Call) -> Program:
@@ -185,8 +201,8 @@ def program_of(call: Call) -> Program:
 
 def _without(call: Call, names: Iterable[str]) -> Call:
     """The call of the same program with nothing drawn for some of its fields."""
-    plain = Program("", call.function)
-    return replace(call, function=replace(program_of(call), **{one: getattr(plain, one) for one in names}))
+    program = program_of(call)
+    return replace(call, function=replace(program, **{one: getattr(plain(program), one) for one in names}))
 
 
 def _is(one: Any) -> bool:
@@ -203,6 +219,7 @@ class Item:
 
     of: str
     call: Call
+    draws: bool = False  # numbers, so that no other run says what is right
 
     def __str__(self) -> str:
         kinds = {str(one.dtype)[6:] for one in self.call.tensors() if one.is_floating_point()}
@@ -212,14 +229,22 @@ class Item:
 def function_of(name: str) -> Callable[..., Any]:
     """An operator's function; of what the table calls with a seed of its own, the plain one."""
     op = generated_operators.table()[name]
-    code = getattr(op.op, "__code__", None)
-    if code is None or "wrapper_set_seed" not in code.co_names:
+    if not _is_seeded(op.op):
         return cast("Callable[..., Any]", op.op)
-    return cast("Callable[..., Any]", functools.reduce(getattr, op.name.split("."), torch))
+    words = op.op.__code__.co_names
+    function = functools.reduce(getattr, words[words.index("torch") + 1 :], torch)
+    elsewhere = functools.partial(generated_operators._in_place, function)
+    return cast("Callable[..., Any]", elsewhere if words[-1].endswith("_") else function)
+
+
+def _is_seeded(function: Any) -> bool:
+    return "wrapper_set_seed" in getattr(getattr(function, "__code__", None), "co_names", ())
 
 
 def draw(source: random.Random, name: str, kind: str) -> Item | None:
     """One program of an operator and a type; `None` if the processor refuses it in eager mode."""
+    if name.startswith(ENDS_IN_HALVES) and kind != "float32":
+        return None
     drawn = _sample(source, name, kind)
     call = tried(_plain(name, drawn)) if drawn else None
     if not call:
@@ -229,8 +254,16 @@ def draw(source: random.Random, name: str, kind: str) -> Item | None:
         for names in ((), *LESS):
             other = _without(other, names)
             if found := tried(other):
-                return Item(name, found)
-    return Item(name, call)
+                return Item(name, found, draws(found))
+    return Item(name, call, draws(call))
+
+
+def draws(call: Call) -> bool:
+    """Whether a call moves the state of the processor's generator."""
+    generated_judge.seed_all(call.seed)
+    before = torch.default_generator.get_state()
+    generated_judge.results(replace(call, gradients=False))
+    return not torch.equal(before, torch.default_generator.get_state())
 
 
 def _plain(name: str, call: Call) -> Call:
@@ -249,7 +282,14 @@ def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True)
     if not samples:
         return None
     seed = source.randrange(2**31)
-    call = generated_operators._call(op, dtype, source.choice(samples), seed)
+    chosen = source.sample(samples, min(len(samples), DRAWING_TRIED if name.startswith(DRAWING) else 1))
+    calls = [generated_operators._call(op, dtype, one, seed) for one in chosen]
+    call = next((one for one in calls[1:] if draws(replace(one, function=function_of(name)))), calls[0])
+    if source.random() < APART * varied and not generated_operators._skipped(op, dtype, "view"):
+        call = variations.in_other_places(call, source)
+    if name.startswith(DRAWING):
+        larger = variations.SIZES[source.choice(list(variations.SIZES))]
+        return (larger(call, source) if source.random() < DRAWING_VARIED * varied else None) or call
     sizes = source.choice(generated_operators.SIZES) if source.random() < VARIED * varied else ""
     numbers = source.choice(generated_operators.NUMBERS) if source.random() < VARIED * varied else ""
     case = generated_operators.Case(name, kind, sizes, numbers, seed)
@@ -323,10 +363,11 @@ def _memory(one: torch.Tensor) -> int | None:
 def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call:
     """The call with drawn surroundings, which may not fit."""
     program, first, op = program_of(call), call.args[0], generated_operators.table()[name]
+    again = DRAWING_RECOMPUTED if name.startswith(DRAWING) else RECOMPUTED
     made: dict[str, Any] = {"after": source.choice(AFTER), "change": source.choice(list(CHANGES))}
     made |= {"part": source.choice(list(PARTS)), "buffer": source.choice(list(PLACES))}
     made |= {
-        "recomputed": source.random() < RECOMPUTED,
+        "recomputed": source.random() < again and call.gradients and name not in RECOMPUTED_WRONG,
         "autocast": kind == "float32" and source.random() < AUTOCAST,
     }
     result = _first(generated_judge.results(replace(call, gradients=False)))
@@ -344,13 +385,15 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
         fits = [one for one, place in PLACES.items() if _fits(place, first, name)]
         made["place"] = source.choice(fits) if source.random() < PLACED else ""
         made["elsewhere"] = source.choice(ELSEWHERE)
-        if op.inplace_variant and source.random() < IN_PLACE:
+        if op.inplace_variant and not _is_seeded(op.inplace_variant) and source.random() < IN_PLACE:
             made["in_place"] = op.inplace_variant
         made["chained"] = source.random() < CHAINED
         into = result if made["chained"] else first
-        found = _partner(source, into, kind) if source.random() < PARTNERED else None
+        reducing = made["chained"] and source.random() < REDUCING
+        found = _partner(source, into, kind, reducing=reducing) if source.random() < PARTNERED else None
         if found:
             made["partner"], other = found
+            made["hidden"] = made["chained"] and source.random() < HIDDEN
             made["other"], partners = function_of(made["partner"]), (other.args[1:], dict(other.kwargs))
             offset = len(call.tensors()) - 1
             fixed |= {offset + n for n in other.fixed if n}
@@ -373,11 +416,13 @@ def _fits(place: Place, first: torch.Tensor, name: str) -> bool:
     return first.dim() >= place.dims and not (place.other_numbers and _is_exact(name))
 
 
-def _partner(source: random.Random, into: Any, kind: str) -> tuple[str, Call] | None:
+def _partner(source: random.Random, into: Any, kind: str, *, reducing: bool) -> tuple[str, Call] | None:
     """An operator of the same type that takes a given tensor as its first argument."""
     if not _is(into) or into.dtype is not getattr(torch, kind):
         return None
     names = [name for name, each in generated_operators.rows() if each == kind and not _is_exact(name)]
+    if reducing:  # the gradient of a sum is one number for all, which a compiler keeps with stride 0
+        names = [name for name in names if "Reduction" in type(generated_operators.table()[name]).__name__]
     for name in source.sample(names, PARTNERS):
         call = _sample(source, name, kind, varied=False)
         if call and call.args and _is(call.args[0]) and call.args[0].is_floating_point():

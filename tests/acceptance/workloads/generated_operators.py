@@ -35,9 +35,10 @@ TRIED = 6  # samples, until one takes the case's sizes and numbers
 # What runs no kernel that can be judged, or needs another device.
 NOT_DRAWN = (
     "empty", "new_empty", "sparse.", "to_sparse", "item", "tolist", "resize", "as_strided", "jiterator",
-    "torch.ops.aten._efficient", "torch.ops.aten._flash", "rand", "normal", "cauchy", "exponential",
-    "geometric", "log_normal", "uniform", "signal.windows", "full", "logspace", "allclose",
+    "torch.ops.aten._efficient", "torch.ops.aten._flash", "signal.windows", "full", "logspace", "allclose",
 )  # fmt: skip
+# All of its numbers are drawn, so there is no kernel to judge: programs for a compiler alone have it.
+DRAWS_ALL = ("rand", "normal", "cauchy", "exponential", "geometric", "log_normal", "uniform")
 INTEGERS = ("byte", "char", "short", "int", "long")  # beyond their borders a processor may give anything
 # What draws numbers, has several right answers, or reads where it is told to: its samples stay as they are,
 # and its kernels alone are judged.
@@ -137,7 +138,13 @@ def is_alone(name: str) -> bool:
 
 @functools.cache
 def rows() -> list[tuple[str, str]]:
-    """Each operator with each floating type that it has on this device."""
+    """Each operator that has kernels to judge, with each floating type that it has on this device."""
+    return [row for row in every_row() if not row[0].startswith(DRAWS_ALL)]
+
+
+@functools.cache
+def every_row() -> list[tuple[str, str]]:
+    """Each operator of the table with each floating type that it has on this device."""
     kind = device().type
     return [
         (name, str(dtype).removeprefix("torch."))

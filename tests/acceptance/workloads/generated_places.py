@@ -33,6 +33,7 @@ PLACES: dict[str, Place] = {
     "every other": Place(lambda x: torch.stack((x, x), -1).flatten(-2), lambda b, _: b[..., 1::2]),
     "a column": Place(lambda x: torch.stack((x, x), -1), lambda b, _: b.select(-1, 1), 0),
     "turned": Place(lambda x: x.mT.contiguous(), lambda b, _: b.mT, 2),
+    "a turned copy": Place(lambda x: x.mT.contiguous(), lambda b, _: b.mT.contiguous(), 2),
     "moved": Place(lambda x: x.movedim(0, -1).contiguous(), lambda b, _: b.movedim(-1, 0), 2),
     "flat": Place(lambda x: x.reshape(-1), lambda b, s: b.view(s)),
     "a diagonal": Place(torch.diag_embed, lambda b, _: b.diagonal(0, -2, -1)),
