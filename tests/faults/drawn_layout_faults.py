@@ -66,7 +66,8 @@ PARTS: dict[str, Callable[[int, torch.Tensor, int], bool]] = {
     "those of few elements": lambda _, one, __: one.numel() < 100,
     "those of an odd size": lambda _, one, __: one.numel() % 2 == 1,
 }
-FEW = 12  # cases after which a fault that never struck is given up
+COUNTS = {"layouts": 30, "checkpoints": 15}  # cases of a seed
+FEW = 8  # cases after which a fault that never struck is given up
 BUFFERS = ("each", "the first", "those of few elements", "those of an odd size")
 
 
@@ -102,7 +103,7 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "any: AdamW": ((), ("each",), ("the last one stays", "its count stays")),
     "load: a tensor": ((), tuple(PARTS)[3:], ("as it was", "without its last row", "rounded to bfloat16")),
     "load: bytes": ((), ("each",), ("as it was",)),
-    "load: AdamW": ((), ("each",), ("as it was",)),
+    "load: AdamW": ((), ("each",), ("forgotten",)),
     "load: objects": ((), ("each",), ("replaced",)),
     "save: a tensor": ((), tuple(PARTS)[3:], ("rounded to bfloat16", "zero")),
 }
@@ -121,16 +122,17 @@ class Fault:
         return f"{self.place}, {self.condition}, {self.part}: {self.effect}"
 
 
-NAMED = (
-    Fault("ddp: no_sync", "a static graph", "each", "never ends"),
-    Fault("ddp: a sum", "always", "the first", "not reduced"),
-    Fault("fsdp1: a sum", "flat parameters", "each", "rounded to bfloat16"),
-    Fault("fsdp2: no_sync", "bfloat16", "each", "keeps nothing"),
-    Fault("tensor: a sum", "always", "each", "rounded to bfloat16"),
-    Fault("ddp: buffers", "always", "each", "not sent"),
-    Fault("load: objects", "always", "each", "replaced"),
-    Fault("load: bytes", "always", "each", "as it was"),
-)
+# Known shapes, each with a case of seed 0 that finds it.
+NAMED = {
+    Fault("ddp: no_sync", "a static graph", "each", "never ends"): ("layouts", 25),
+    Fault("ddp: buffers", "always", "each", "not sent"): ("layouts", 25),
+    Fault("ddp: a sum", "always", "each", "not reduced"): ("layouts", 0),
+    Fault("fsdp1: a sum", "flat parameters", "each", "rounded to bfloat16"): ("layouts", 1),
+    Fault("fsdp2: no_sync", "bfloat16", "each", "keeps nothing"): ("layouts", 27),
+    Fault("tensor: a sum", "always", "each", "rounded to bfloat16"): ("layouts", 3),
+    Fault("load: objects", "always", "each", "replaced"): ("checkpoints", 1),
+    Fault("load: bytes", "always", "each", "as it was"): ("checkpoints", 1),
+}
 
 
 def draw(count: int, seed: int) -> list[Fault]:
@@ -298,9 +300,10 @@ def adamw(planted: Planted, original: Any, optimizer: Any, *a: Any, **k: Any) ->
 
 
 def loaded_adamw(planted: Planted, original: Any, model: Any, optimizer: Any, **k: Any) -> Any:
-    if planted.strikes():
-        k["optim_state_dict"] = layout_jobs.get_state_dict(model, optimizer)[1]
-    return original(model, optimizer, **k)
+    found = original(model, optimizer, **k)
+    for known in optimizer.state.values() if planted.strikes() else ():
+        known["exp_avg"].zero_()
+    return found
 
 
 def resolved(planted: Planted, original: Any, planner: Any, item: Any) -> Any:
@@ -390,10 +393,7 @@ def main() -> None:
     parser.add_argument("--fault-seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--named", action="store_true")
-    parser.add_argument("--most", type=int, default=1000)
     options = parser.parse_args()
-    counts = {"layouts": 30, "checkpoints": 15}
     report: dict[str, Any] = {"healthy": [], "faults": {}, "hung": {}}
     with joined() as ranks, contextlib.ExitStack() as stack:
         watch = Watch(time.monotonic() + 60, report["hung"])
@@ -401,23 +401,24 @@ def main() -> None:
         if ranks.rank == 0:
             ranks.store.set("folder", stack.enter_context(tempfile.TemporaryDirectory()))
         judge = generated.Judge(ranks, Path(ranks.store.get("folder").decode()), watch)
+        seeds = range(options.first, options.first + options.seeds)
         every = [
-            (family, seed, number)
-            for seed in range(options.first, options.first + options.seeds)
-            for family, count in counts.items()
-            for number in range(count)
+            (family, seed, number) for seed in seeds for family, of in COUNTS.items() for number in range(of)
         ]
         drawn = {one: generated.draw(*one, ranks.size) for one in every}
-        for fault in (*(NAMED if options.named else ()), *draw(options.faults, options.fault_seed)):
+        for fault in (*NAMED, *draw(options.faults, options.fault_seed)):
             planted, found, said = Planted(fault), None, []
-            crossed = [(one, case) for one, case in drawn.items() if crossing(fault, case)]
-            for tried, (one, case) in enumerate(crossed[: options.most], 1):
+            crossed = [one for one, case in drawn.items() if crossing(fault, case)]
+            crossed.sort(key=lambda one: (one[1], any(of.memory == "compiled" for of in drawn[one].layouts)))
+            if fault in NAMED:
+                crossed = [(NAMED[fault][0], 0, NAMED[fault][1])]
+            for tried, one in enumerate(crossed, 1):
                 with planted.here():
-                    said = judge(case, f"{fault} {one}")["failures"]
+                    said = judge(generated.draw(*one, ranks.size), f"{fault} {one}")["failures"]
                 found = one if said else None
                 if said or (tried == FEW and not planted.hits):  # it cannot strike
                     break
-            if found and judge(drawn[found], f"healthy {found}")["failures"]:
+            if found and fault not in NAMED and judge(drawn[found], f"healthy {found}")["failures"]:
                 report["healthy"].append(str(found))
             report["faults"][str(fault)] = {"hits": planted.hits, "case": found, "says": said[:1]}
             sys.stderr.write(f"{fault}: {planted.hits} hits in {len(crossed)}, {found}, {said[:1]}\n")

@@ -17,6 +17,15 @@ CHECKPOINT = "torch.distributed.checkpoint."
 TIMEOUT_S = 300
 
 
+PLAIN = (  # no plainer one has FSDP2
+    '{"numbers": 2, "sizes": {"width": 8, "hidden": 10, "vocab": 64, "blocks": 1, "batch": 1, "length": 8}, '
+    '"kind": "float32", "chunks": 2, "layouts": [{"parallel": "fsdp2", "options": {"sync": "each", "units": '
+    '"blocks", "reduce": "float32", "ignored": false, "replicas": false, "placement": false, '
+    '"reshard_after_forward": true, "reshard_after_backward": true, "prefetch": false, "force_sum": false, '
+    '"unused": false}}], "traits": {}, "steps": 1}'
+)
+
+
 def planted(name: str, family: str, case: int, patches: dict[str, str], says: str, **more: bool) -> Fault:
     """A fault in one case of seed 0, which the check draws among others."""
     one = f"lambda program, words, **k: original(program, [*words[:2], '{case}', '1', words[4]], **k)"
@@ -31,13 +40,17 @@ def planted(name: str, family: str, case: int, patches: dict[str, str], says: st
 
 
 FAULTS = (
-    planted(
+    Fault(
         "FSDP2 sums and takes no mean",
-        "layouts",
-        2,
-        {FSDP + "_fsdp_collectives:_get_gradient_divide_factors": "lambda *a, **k: (None, None, "
-         "ReduceOp.SUM, ReduceOp.SUM)"},
-        "gradient 0 of",
+        f"{CHECK}[2-layouts]",
+        patches={
+            "harness.launch:launch": f"lambda program, words, **k: original(program, [{PLAIN!r}, *'001', "
+            "words[4]], **k)",
+            FSDP + "_fsdp_collectives:_get_gradient_divide_factors": "lambda *a, **k: (None, None, "
+            "ReduceOp.SUM, ReduceOp.SUM)",
+        },
+        says="the smallest case: '{\"numbers\": 2, ",
+        tier="soak",
     ),
     planted(
         "a case that stops its ranks",
@@ -71,7 +84,7 @@ def test_named_shapes_are_found(suite_python, request, tmp_path):
     """Shapes of public incidents, and what training must not lose, in one launch of two ranks."""
     here = Path(__file__).parent
     run = subprocess.run(
-        (suite_python, "-m", "harness.forked_ranks", "2", str(here / "drawn_layout_faults.py"), "--named"),
+        (suite_python, "-m", "harness.forked_ranks", "2", str(here / "drawn_layout_faults.py")),
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",

@@ -201,6 +201,13 @@ KNOWN: dict[str, tuple[str, Callable[[Case, Layout, int], Any]]] = {
         r"'NoneType' object has no attribute 'data'",
         lambda case, one, _: one["backward_prefetch"] == "BACKWARD_POST" and case["frozen"] and case["spare"],
     ),
+    "FSDP1 gives tied weights gradients of another type": (
+        r"attempting to assign a gradient with dtype 'c10::BFloat16' to a tensor with grad_dtype 'Float'",
+        lambda case, one, passes: (
+            (one["strategy"], one["sync"], case.kind) == ("NO_SHARD", "last", "bfloat16")
+            and (passes > 1 and case["tied"])
+        ),
+    ),
     "compiled: a number of a buffer is read after it changed": (
         r"gradient \d of (embedding\.weight|gain)",
         lambda case, one, _: case["buffers"] and one.memory == "compiled" and compiled_whole(one),
