@@ -1,6 +1,6 @@
 """Drawn layouts of training and checkpoints between them. In: n devices, or two gloo ranks. Out: what failed.
 
-`--case-seed` draws others. A case that ends its ranks is the last that they named; one that hangs is told.
+`--case-seed` draws others. A case that ends its ranks is the last that they named; so is one that hangs.
 Cases whose failures a known fault of torch explains pass, and are counted (docs/reference/trust.md).
 """
 

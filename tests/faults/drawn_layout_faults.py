@@ -31,6 +31,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.placement_types import Partial
 from torch.nn.parallel import DistributedDataParallel
 
+from workloads import generated_layout_cases as cases
 from workloads import generated_layouts as generated
 from workloads import layout_jobs
 from workloads.collective_groups import Watch, watched
@@ -38,24 +39,18 @@ from workloads.ranks import joined
 
 CONDITIONS: dict[str, dict[str, Callable[[dict[str, Any]], Any]]] = {
     "": {"always": lambda _: True, "after the first step": lambda asked: asked["steps"] > 0},
-    "ddp": {
-        "views of buckets": lambda asked: asked["gradient_as_bucket_view"],
-        "a static graph": lambda asked: asked["static_graph"],
-        "unused parameters": lambda asked: asked["find_unused_parameters"],
-        "small buckets": lambda asked: asked["bucket_cap_mb"] < 1,
-    },
-    "fsdp1": {
-        "flat parameters": lambda asked: not asked["use_orig_params"],
-        "a strategy of its own": lambda asked: asked["sharding_strategy"].name != "FULL_SHARD",
-        "no prefetch": lambda asked: asked["backward_prefetch"] is None,
-        "bfloat16": lambda asked: asked["mixed_precision"].param_dtype,
-    },
-    "fsdp2": {
-        "weights kept after forward": lambda asked: not asked["reshard_after_forward"],
-        "replicas": lambda asked: asked["mesh"].ndim > 1,
-        "bfloat16": lambda asked: asked["mp_policy"].param_dtype,
-    },
-}
+    "ddp": {"views of buckets": lambda asked: asked["gradient_as_bucket_view"],
+            "a static graph": lambda asked: asked["static_graph"],
+            "unused parameters": lambda asked: asked["find_unused_parameters"],
+            "small buckets": lambda asked: asked["bucket_cap_mb"] < 1},
+    "fsdp1": {"flat parameters": lambda asked: not asked["use_orig_params"],
+              "a strategy of its own": lambda asked: asked["sharding_strategy"].name != "FULL_SHARD",
+              "no prefetch": lambda asked: asked["backward_prefetch"] is None,
+              "bfloat16": lambda asked: asked["mixed_precision"].param_dtype},
+    "fsdp2": {"weights kept after forward": lambda asked: not asked["reshard_after_forward"],
+              "replicas": lambda asked: asked["mesh"].ndim > 1,
+              "bfloat16": lambda asked: asked["mp_policy"].param_dtype},
+}  # fmt: skip
 MARKS = {"ddp": "static_graph", "fsdp1": "sharding_strategy", "fsdp2": "mp_policy"}  # what tells each
 PARTS: dict[str, Callable[[int, torch.Tensor, int], bool]] = {
     "each": lambda *_: True,
@@ -90,13 +85,10 @@ REDUCED = tuple(EFFECTS)[:6]
 LEFT = ("zero", "as it was", "a hundredth too large", "without its last row")
 # Where a fault is: the layouts that go through it, the parts that it may strike, and its effects.
 PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    **{f"{one}: a sum": ((one,), BUFFERS, REDUCED) for one in ("ddp", "fsdp1", "fsdp2")},
+    **{f"{one}: a sum": ((one,), BUFFERS, REDUCED) for one in MARKS},
     "tensor: a sum": (("tensor", "fsdp2+tensor"), ("each", *BUFFERS[2:]), REDUCED),
-    **{f"{one}: a gradient": ((one,), tuple(PARTS), LEFT) for one in ("ddp", "fsdp1", "fsdp2")},
-    **{
-        f"{one}: no_sync": ((one,), ("each",), ("never ends", "keeps nothing"))
-        for one in ("ddp", "fsdp1", "fsdp2")
-    },
+    **{f"{one}: a gradient": ((one,), tuple(PARTS), LEFT) for one in MARKS},
+    **{f"{one}: no_sync": ((one,), ("each",), ("never ends", "keeps nothing")) for one in MARKS},
     "ddp: buffers": (("ddp",), ("each",), ("not sent",)),
     "ddp: ZeRO": (("ddp",), ("each",), ("not sent",)),
     "any: a norm": ((), ("each",), ("not clipped", "clipped twice", "the last one is not clipped")),
@@ -224,8 +216,8 @@ def reduced(planted: Planted, original: Any, out: torch.Tensor, *a: Any, **k: An
 
 
 def partial(planted: Planted, original: Any, kind: Any, tensor: torch.Tensor, *a: Any) -> Any:
-    out = original(kind, tensor, *a)
-    out = out.wait() if hasattr(out, "wait") else out
+    work = original(kind, tensor, *a)
+    out = work.wait() if hasattr(work, "wait") else work
     planted.sums(out, tensor)
     return out
 
@@ -344,10 +336,8 @@ WRAPS: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
     "tensor: a sum": ((Partial, "_reduce_value", partial),),
     "a gradient": ((torch.Tensor, "backward", backward),),
     "no_sync": tuple((one, "no_sync", no_sync) for one in (DistributedDataParallel, Fsdp1)),
-    "fsdp2: no_sync": (
-        (FSDPModule, "set_requires_gradient_sync", setting),
-        (Param, "accumulate_unsharded_grad_if_needed", forgets),
-    ),
+    "fsdp2: no_sync": ((FSDPModule, "set_requires_gradient_sync", setting),
+                       (Param, "accumulate_unsharded_grad_if_needed", forgets)),
     "buffers": ((DistributedDataParallel, "_sync_buffers", skipped),),
     "ZeRO": ((ZeroRedundancyOptimizer, "_sync_params", skipped),),
     "a norm": ((torch.nn.utils, "clip_grad_norm_", clip), (Fsdp1, "clip_grad_norm_", clip)),
@@ -357,13 +347,12 @@ WRAPS: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
     "load: a tensor": ((Loading, "resolve_tensor", resolved), (Loading, "commit_tensor", committed)),
     "bytes": ((Loading, "load_bytes", skipped),),
     "objects": ((generated.dcp, "load", replaced),),
-}
+}  # fmt: skip
 
 
 NEEDS: dict[str, Callable[[Any, Any], Any]] = {
-    "no_sync": lambda case, one: (
-        one["sync"] in {"last", "later"} and case.chunks > layout_jobs.groups_of(one, 2)
-    ),
+    "no_sync": lambda case, one: one["sync"] in {"last", "later"}
+    and case.chunks > layout_jobs.groups_of(one, 2),
     "buffers": lambda case, one: case["buffers"] == "means" and one["forward_sync_buffers"],
     "ZeRO": lambda _, one: one["zero"],
     "a norm": lambda case, _: case.clip,
@@ -374,7 +363,7 @@ NEEDS: dict[str, Callable[[Any, Any], Any]] = {
     "flat parameters": lambda _, one: not one["use_orig_params"],
     "replicas": lambda _, one: one["replicas"],
     "bfloat16": lambda case, _: case.kind == "bfloat16",
-}
+}  # fmt: skip
 
 
 def crossing(fault: Fault, case: Any) -> bool:
@@ -383,7 +372,7 @@ def crossing(fault: Fault, case: Any) -> bool:
     if where in {"load", "save"} and len(case.layouts) == 1:
         return False
     needs = [NEEDS[name] for name in (what, fault.condition) if name in NEEDS]
-    some = [one for one in case.layouts if one.parallel in (PLACES[fault.place][0] or generated.PARALLEL)]
+    some = [one for one in case.layouts if one.parallel in (PLACES[fault.place][0] or cases.PARALLEL)]
     return any(all(need(case, one) for need in needs) for one in some)
 
 
@@ -405,7 +394,7 @@ def main() -> None:
         every = [
             (family, seed, number) for seed in seeds for family, of in COUNTS.items() for number in range(of)
         ]
-        drawn = {one: generated.draw(*one, ranks.size) for one in every}
+        drawn = {one: cases.draw(*one, ranks.size) for one in every}
         for fault in (*NAMED, *draw(options.faults, options.fault_seed)):
             planted, found, said = Planted(fault), None, []
             crossed = [one for one, case in drawn.items() if crossing(fault, case)]
@@ -414,7 +403,7 @@ def main() -> None:
                 crossed = [(NAMED[fault][0], 0, NAMED[fault][1])]
             for tried, one in enumerate(crossed, 1):
                 with planted.here():
-                    said = judge(generated.draw(*one, ranks.size), f"{fault} {one}")["failures"]
+                    said = judge(cases.draw(*one, ranks.size), f"{fault} {one}")["failures"]
                 found = one if said else None
                 if said or (tried == FEW and not planted.hits):  # it cannot strike
                     break

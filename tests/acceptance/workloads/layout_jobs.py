@@ -358,6 +358,6 @@ def tensor_plan(case: Case, sequence: bool) -> dict[str, Any]:
 
 
 def gathered(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor from all ranks; zeros where there is none."""
+    """A copy of a tensor from all ranks; zeros in place of `None`."""
     value = torch.zeros_like(like) if value is None else value.detach()
     return (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu().clone()
