@@ -59,13 +59,14 @@ def farthest(out: torch.Tensor, ref: torch.Tensor) -> float:
     return float((out.double() - ref.double()).abs().max() / usual)
 
 
-def beside(what: str, got: Tensors, right: Tensors, eager: Tensors) -> Iterator[Reading]:
-    """Each tensor as near to float64 as the worst one of one rank, whole and by element."""
+def beside(what: str, got: Tensors, right: Tensors, eager: Tensors, slack: Tensors) -> Iterator[Reading]:
+    """Each tensor as near to float64 as the worst one of one rank, or as the roundings of its sum allow."""
     some = {name: one for name, one in right.items() if one.any()}
     for way, measure in (("", relative_error), (" elementwise", farthest)):
         bound = FACTOR * max((measure(eager[name], one) for name, one in some.items()), default=0.0)
         for name, one in some.items():
-            yield Reading(f"{what} of {name}{way}", measure(got[name], one), bound)
+            most = max(bound, measure(one + slack[name], one))
+            yield Reading(f"{what} of {name}{way}", measure(got[name], one), most)
     for name in right.keys() - some.keys():
         yield Reading(f"{what} of {name}: not zero", float(got[name].abs().max()), 0.0)
 
@@ -84,11 +85,9 @@ class Chain:
         self.right, self.eager = Alone(self.case, device, torch.float64), Alone(self.case, device)
         weights = {n: one.detach() for n, one in Model(self.case, self.case.numbers).named_parameters()}
         groups = groups_of(layout, self.ranks.size)
-        parts = [
-            part
-            for _, part in Alone(self.case, device, torch.float64).chunk_by_chunk(weights, 0, layout, groups)
-        ]
-        first = torch.cat([one.flatten() / groups for one in total(parts).values()])
+        begun = Alone(self.case, device, torch.float64).chunk_by_chunk(weights, 0, layout, groups)
+        parts = [part for _, part in begun]
+        first = torch.cat([one.flatten() for one in total(parts).values()]) / groups
         self.adam, self.most = Adam(float(first.square().mean().sqrt())), float(first.norm()) / 2
 
     def readings(self, job: Job, number: int) -> Iterator[Reading]:
@@ -100,11 +99,10 @@ class Chain:
         eager = list(self.eager.chunk_by_chunk(before, number, layout, groups))
         step = job.step(number, self.most)
         losses = torch.stack([loss for loss, _ in right][job.group :: groups])
-        error = float(((step.losses - losses) / losses).abs().max())
+        error = float((step.losses / losses - 1).abs().max())
         yield Reading(f"losses {number}", error, LOSS * rounding(self.case))
-        yield from self._gradients(
-            number, job, step.gradients, [[part for _, part in of] for of in (right, eager)]
-        )
+        parts = [[part for _, part in of] for of in (right, eager)]
+        yield from self._gradients(number, job, step.gradients, parts)
         yield from self._moved(number, before, job.weights(), step)
         for name, one in job.buffers().items():
             wanted, bound = self.right.buffers[job.group][name], LOSS * rounding(self.case)
@@ -121,15 +119,16 @@ class Chain:
             name: total([{name: p[name].to(kinds[name])} for p in parts[1]], kinds[name])[name] / groups
             for name in usual
         }
-        yield from beside(f"gradient {number}", got, right, rounded)
-        if layout.memory != "compiled" and "tensor" not in layout.parallel:
-            for name, one in usual.items():
-                size = sum(part[name].double().abs() for part in parts[1]) / groups
-                unit = unit_roundoff(kinds[name]) * (case.chunks + SUM)
-                known_to = torch.finfo(kinds[name])
-                allowed = (
-                    unit * size + case.chunks * known_to.tiny * known_to.eps + torch.finfo(torch.float32).tiny
-                )
+        slack = {}
+        for name, kind in kinds.items():
+            size, limits = sum(part[name].double().abs() for part in parts[1]) / groups, torch.finfo(kind)
+            slack[name] = (
+                unit_roundoff(kind) * (case.chunks + SUM) * size + case.chunks * limits.tiny * limits.eps
+            )
+        yield from beside(f"gradient {number}", got, right, rounded, slack)
+        for name, one in usual.items():
+            if layout.memory != "compiled" and "tensor" not in layout.parallel:
+                allowed = slack[name] + torch.finfo(torch.float32).tiny
                 error = float(((got[name].double() - one).abs() / allowed).max())
                 yield Reading(
                     f"gradient {number} of {name}: roundings of its sum in {kinds[name]}", error, 1.0
@@ -151,8 +150,10 @@ class Chain:
                 yield Reading(f"gradient {number} of {name}: share of bfloat16", share, ROUNDED)
 
     def _moved(self, number: int, before: Tensors, after: Tensors, step: Step) -> Iterator[Reading]:
-        total_norm = float(torch.cat([one.flatten().double() for one in step.gradients.values()]).norm())
-        factor = 1.0
+        factor, total_norm = (
+            1.0,
+            float(torch.cat([one.flatten().double() for one in step.gradients.values()]).norm()),
+        )
         if step.norm is not None:
             lowest = max(unit_roundoff(one.dtype) for one in step.gradients.values())
             error = abs(step.norm - total_norm) / max(total_norm, sys.float_info.min)
