@@ -1,6 +1,7 @@
 """Drawn layouts of training and checkpoints between them. In: n devices, or two gloo ranks. Out: what failed.
 
-`--case-seed` draws others. A case that ends or stops its ranks is the last that they named.
+`--case-seed` draws others. A case that ends its ranks is the last that they named; so is one that hangs.
+Cases whose failures a known fault of torch explains pass, and are counted (docs/reference/trust.md).
 """
 
 import pytest
@@ -12,7 +13,7 @@ from workloads import cases
 
 RANKS = {"cpu": 2}  # `ranks` is every device of this run
 # Each has every parallel layout, plain, recomputed and compiled; layouts also in both types.
-COUNTS = {"layouts": 24, "checkpoints": 12}
+COUNTS = {"layouts": 30, "checkpoints": 15}
 TIMEOUT_S = 900
 
 
@@ -28,8 +29,11 @@ def test_generated_layouts(
     record_metric: RecordMetric,
     pytestconfig: pytest.Config,
 ) -> None:
-    """Two steps in drawn layouts of torch are those of one rank in float64; a checkpoint keeps each bit."""
+    """Steps in drawn layouts of torch are those of one rank in float64; a checkpoint keeps each bit."""
     seed = pytestconfig.getoption("case_seed")
     record_metric("generated_seed", seed, unit="seed")
     asked = (family, seed, 0, COUNTS[family], processes.inside(acceptance.result_dir))
-    cases.require(launch("generated_layouts.py", *asked, nproc=ranks, timeout_s=TIMEOUT_S), record_metric)
+    report = launch("generated_layouts.py", *asked, nproc=ranks, timeout_s=TIMEOUT_S)
+    record_metric("known_faults", sum("known" in case for case in report["cases"]), unit="cases")
+    hung = [report["hung"]] if report["hung"] else []
+    cases.require({"cases": report["cases"] + hung}, record_metric)

@@ -1,13 +1,29 @@
-"""Drawn layouts and checkpoints with planted faults of torch: each is caught, and without one all pass."""
+"""Drawn layouts and checkpoints find planted faults of torch, each alone and in the suite; else all pass."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
+import planting
+from harness import processes
 from planting import Fault
 
 CHECK = "test_layouts.py::test_generated_layouts"
-DDP = "torch.nn.parallel.distributed:DistributedDataParallel."
 FSDP = "torch.distributed.fsdp._fully_shard."
 CHECKPOINT = "torch.distributed.checkpoint."
+TIMEOUT_S = 300
+
+
+PLAIN = (  # no plainer one has FSDP2
+    '{"numbers": 2, "sizes": {"width": 8, "hidden": 10, "vocab": 64, "blocks": 1, "batch": 1, "length": 8}, '
+    '"kind": "float32", "chunks": 2, "layouts": [{"parallel": "fsdp2", "options": {"sync": "each", "units": '
+    '"blocks", "reduce": "float32", "ignored": false, "replicas": false, "placement": false, '
+    '"reshard_after_forward": true, "reshard_after_backward": true, "prefetch": false, "force_sum": false, '
+    '"unused": false}}], "traits": {}, "steps": 1}'
+)
 
 
 def planted(name: str, family: str, case: int, patches: dict[str, str], says: str, **more: bool) -> Fault:
@@ -24,107 +40,36 @@ def planted(name: str, family: str, case: int, patches: dict[str, str], says: st
 
 
 FAULTS = (
-    planted(
-        "no_sync loses a bucket",
-        "layouts",
-        0,
-        {
-            DDP + "no_sync": "lambda self: (lambda stack: (stack.enter_context(original(self)), "
-            "stack.callback(lambda: list(self.parameters())[-1].grad.zero_()), stack)[-1])"
-            "(__import__('contextlib').ExitStack())"
-        },
-        "gradient 0 of head.weight",
-    ),
-    planted(
-        "DDP sums and takes no mean",
-        "layouts",
-        4,
-        {
-            DDP + "__init__": "lambda self, *a, **k: (original(self, *a, **k), self.register_comm_hook("
-            "None, lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future()"
-            ".then(lambda done: done.value()[0])))[0]"
-        },
-        "gradient 0 of norm.weight",
-    ),
-    planted(
+    Fault(
         "FSDP2 sums and takes no mean",
-        "layouts",
-        1,
-        {FSDP + "_fsdp_collectives:_get_gradient_divide_factors": "lambda *a, **k: (None, None, "
-         "ReduceOp.SUM, ReduceOp.SUM)"},
-        "gradient 0 of norm.weight",
-    ),
-    planted(
-        "replicated gradients of tensor parallel are not reduced",
-        "layouts",
-        2,
-        {"torch.distributed.tensor.placement_types:Partial._reduce_value": "lambda self, one, *a: one"},
-        "gradient 0 of blocks.0.norm.weight",
-    ),
-    planted(
-        "FSDP2 reduces in bfloat16",
-        "layouts",
-        17,
-        {FSDP + "_fsdp_param_group:FSDPParamGroup._init_mp_dtypes": "lambda self: (original(self), "
-         "setattr(self, '_reduce_dtype', torch.bfloat16))[0]"},
-        "share of bfloat16",
-    ),
-    planted(
-        "a job that was resumed once saves old state",
-        "checkpoints",
-        0,
-        {CHECKPOINT + "state_dict_loader:load": "lambda state, **k: (original(state, **k), "
-         "state.update(job=__import__('copy').deepcopy(state['job'].state_dict())))[0]"},
-        "back norm.weight",
-    ),
-    planted(
-        "a checkpoint in the background reads live weights",
-        "checkpoints",
-        0,
-        {CHECKPOINT + "staging:DefaultStager.stage": "lambda self, state, **k: state"},
-        "loaded norm.weight",
+        f"{CHECK}[2-layouts]",
+        patches={
+            "harness.launch:launch": f"lambda program, words, **k: original(program, [{PLAIN!r}, *'001', "
+            "words[4]], **k)",
+            FSDP + "_fsdp_collectives:_get_gradient_divide_factors": "lambda *a, **k: (None, None, "
+            "ReduceOp.SUM, ReduceOp.SUM)",
+        },
+        says="the smallest case: '{\"numbers\": 2, ",
+        tier="soak",
     ),
     planted(
         "a case that stops its ranks",
         "layouts",
-        3,
+        2,
         {FSDP + "_fsdp_param_group:FSDPParamGroup._init_mp_dtypes": "lambda self: __import__('os')._exit(3)"},
-        "at layouts 0 3",
+        "at layouts 0 2",
     ),
     # Chosen only after the check was done.
     planted(
-        "FSDP2 forgets what it added up without sums",
-        "layouts",
-        17,
-        {FSDP + "_fsdp_param:FSDPParam.accumulate_unsharded_grad_if_needed": "lambda self: None"},
-        "gradient 0 of norm.weight",
-        another=True,
-    ),
-    planted(
-        "FSDP2 loses the last row of a weight that ranks do not divide",
-        "layouts",
-        1,
-        {FSDP + "_fsdp_collectives:foreach_reduce_scatter_copy_in": "lambda grads, out, size: ("
-         "[one[-1:].zero_() for one in grads if len(one) % size], original(grads, out, size))[1]"},
-        "gradient 0 of head.weight",
-        another=True,
-    ),
-    planted(
-        "a loaded matrix loses its last row",
-        "checkpoints",
-        1,
-        {CHECKPOINT + "default_planner:DefaultLoadPlanner.commit_tensor": "lambda self, item, one: "
-         "one.ndim == 2 and one[-1:].zero_()"},
-        "loaded embedding.weight",
-        another=True,
-    ),
-    planted(
         "a rank that never gathers its sharded state",
         "checkpoints",
-        5,
+        0,
         {CHECKPOINT + "state_dict_saver:save": "lambda *a, **k: __import__('time').sleep(3600) "
-         "if dist.get_rank() else original(*a, **k)"},
-        "checkpoints: 0 5: float32",
+         "if dist.get_rank() else original(*a, **k)",
+         CHECKPOINT + "state_dict_saver:async_save": "lambda *a, **k: __import__('time').sleep(3600) "
+         "if dist.get_rank() else original(*a, **k)",
+         "workloads.time_limits:scaled": "lambda limit_s: 20.0 if limit_s == 120.0 else original(limit_s)"},
+        "did not end in 20 s",
         another=True,
     ),
 )  # fmt: skip
@@ -133,6 +78,32 @@ FAULTS = (
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_is_caught(fault, plant):
     plant(fault)
+
+
+def test_named_shapes_are_found(suite_python, request, tmp_path):
+    """Shapes of public incidents, and what training must not lose, in one launch of two ranks."""
+    here = Path(__file__).parent
+    run = subprocess.run(
+        (suite_python, "-m", "harness.forked_ranks", "2", str(here / "drawn_layout_faults.py")),
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join((str(here.parent / "acceptance"), str(here))),
+            processes.STACKS: str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    report = json.loads([line for line in run.stdout.splitlines() if line.startswith("{")][-1])
+    assert report["hung"] is None
+    assert not report["healthy"], "drawn cases fail without a fault"
+    for name, told in report["faults"].items():
+        entry = {"name": name, "check": CHECK, "vendor": "cpu", "expected": "failed"}
+        planting.tell(request.node, {**entry, "caught": told["case"] is not None})
+    assert not [name for name, told in report["faults"].items() if told["case"] is None], "not found"
 
 
 @pytest.mark.slow

@@ -1,17 +1,26 @@
 """A small model in a layout of torch itself, trained by AdamW. In: a case. Out: losses, gradients, state.
 
-Layouts are DDP, FSDP2, tensor parallel, the last two together, and one rank alone on all data.
+Layouts are DDP (with ZeroRedundancyOptimizer too), FSDP1, FSDP2, tensor parallel, the last two together, and
+one rank alone on all data. OPTIONS has what each can be asked for; the first of each is the plainest.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -19,195 +28,266 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from workloads.compiled_models import BACKEND
+from workloads.layout_models import BETAS, LR, TYPES, Block, Case, Layout, Model, Tensors, chunks_of, loss_of
+from workloads.layout_models import syncs as syncs_after
 from workloads.ranks import Ranks
 
 try:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 except ImportError:  # before torch 2.6
-    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-Tensors = dict[str, torch.Tensor]
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-LR = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where the weights and their gradients are, and what is kept between forward and backward."""
-
-    parallel: str
-    memory: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """The layout with its options."""
-        return " ".join([self.parallel, self.memory, *(f"{k}={v}" for k, v in self.options.items())])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """Sizes, what is trained, its type, and the layouts of the first and of the second step."""
-
-    numbers: int
-    sizes: Mapping[str, int]
-    kind: str
-    chunks: int
-    frozen: bool
-    spare: bool
-    layouts: tuple[Layout, ...]
-    late: bool
-    adamw: str
-
-    def __str__(self) -> str:
-        """The case in words."""
-        more = [word for word in ("frozen", "spare", "late") if getattr(self, word)]
-        sizes = "x".join(map(str, self.sizes.values()))
-        layouts = " to ".join(map(str, self.layouts))
-        return " ".join([self.kind, sizes, f"{self.chunks} chunks", self.adamw, *more, layouts])
-
-
-class Block(nn.Module):  # type: ignore[misc]
-    """x + down(gelu(up(norm(x))))."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(width),
-            nn.Linear(width, hidden),
-            nn.Linear(hidden, width),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the block."""
-        out: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
-        return out
+Of = Callable[[nn.Parameter], Any]
+REDUCED = ("float32", "float32", "float32", "bfloat16")  # the type in which gradients are summed
+SHARDED = {"sync": ("each", "last"), "units": ("blocks", "root"), "reduce": REDUCED, "ignored": (False, True)}
+DDP_ONLY: dict[str, tuple[Any, ...]] = {
+    "bucket_cap_mb": (25, 0.001, 0.01, 1),
+    "gradient_as_bucket_view": (False, True),
+    "static_graph": (False, False, True),
+    "find_unused_parameters": (False, True),
+    "forward_sync_buffers": (True, False),
+    "batched_grad_copy": (False, False, True),
+    "skip_all_reduce_unused_params": (False, False, False, True),
+    "bucket_cap_mb_list": (None, None, None, (0.001, 0.02)),
+}
+FSDP1_ONLY: dict[str, tuple[Any, ...]] = {
+    "forward_prefetch": (False, True),
+    "limit_all_gathers": (True, False),
+    "use_orig_params": (True, False),
+    "sync_module_states": (False, True),
+}
+FSDP2_ONLY: dict[str, tuple[Any, ...]] = {
+    "reshard_after_forward": (True, False),
+    "reshard_after_backward": (True, False),
+    "prefetch": (False, True),
+    "force_sum": (False, False, True),
+    "unused": (False, True),
+}
+OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "alone": {},
+    "ddp": {
+        "sync": ("each", "last", "later"),  # later: each in the first step, then the last
+        "reduce": (*REDUCED[:3], "float16"),
+        "hook": (False, True),
+        "zero": ("", "", "copies", "views"),
+        **DDP_ONLY,
+    },
+    "fsdp1": {
+        **SHARDED,
+        "units": ("blocks", "root", "size"),
+        "strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
+        "backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", ""),
+        **FSDP1_ONLY,
+    },
+    "fsdp2": {
+        **SHARDED,
+        "sync": ("each", "last", "scatter"),
+        "replicas": (False, True),
+        "placement": (False, True),
+        **FSDP2_ONLY,
+    },
+    "tensor": {"sequence": (False, True)},
+    "fsdp2+tensor": {**SHARDED, "sequence": (False, True), **FSDP2_ONLY},
+}
+PREFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "module.")
 
 
-class Model(nn.Module):  # type: ignore[misc]
-    """An embedding, blocks, a norm and a head; `spare` has an output that no loss reads."""
+@dataclass(frozen=True)
+class Step:
+    """One step of a job: losses of this rank, gradients before they were clipped, and their norm."""
 
-    def __init__(self, case: Case, seed: int) -> None:
-        super().__init__()
-        width, vocab = case.sizes["width"], case.sizes["vocab"]
-        self.embedding, self.norm = nn.Embedding(vocab, width), nn.LayerNorm(width)
-        self.blocks = nn.ModuleList(Block(width, case.sizes["hidden"]) for _ in range(case.sizes["blocks"]))
-        self.head = nn.Linear(width, vocab, bias=False)
-        self.spare = nn.Linear(width, vocab) if case.spare else None
-        self.recomputed = False
-        numbers = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            scale = torch.full_like(weight, 1.0 if "norm.weight" in name else 0.0)
-            weight.data = scale + 0.1 * torch.randn(weight.shape, generator=numbers)
-        self.embedding.weight.requires_grad_(not case.frozen)
-
-    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits, and the output that is never used."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recomputed else block(x)
-        x = self.norm(x)
-        return self.head(x), self.spare(x) if self.spare is not None else None
+    losses: torch.Tensor
+    gradients: Tensors
+    norm: float | None
 
 
 class Job:
     """A model in a layout with its AdamW; also what torch.distributed.checkpoint saves and loads."""
 
-    def __init__(self, case: Case, layout: Layout, ranks: Ranks, seed: int, **of: Any) -> None:
-        """With a type as `cast`, all is computed in it. `epsilon` is AdamW's; the first step chooses it."""
-        self.case, self.layout, self.ranks = case, layout, ranks
-        self.epsilon, self.cast = of.get("epsilon", 0.0), of.get("cast")
+    def __init__(self, case: Case, layout: Layout, ranks: Ranks, seed: int, epsilon: float) -> None:
+        self.case, self.layout, self.ranks, self.epsilon = case, layout, ranks, epsilon
         self.model: Any = Model(case, seed).to(ranks.device)
         self.model.recomputed = layout.memory == "recomputed"
-        self.groups, self.group, self.autocast = 1, 0, self.cast is None and case.kind == "bfloat16"
-        self.ran = False
-        self._spread()
+        self.trained = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        self.groups, self.ran = groups_of(layout, ranks.size), False
+        self.group = ranks.rank * self.groups // ranks.size
+        self.fsdp1, self.fsdp2 = layout.parallel == "fsdp1", "fsdp2" in layout.parallel
+        self.autocast = case.kind == "bfloat16" and not (self.fsdp1 or self.fsdp2)
+        self._spread(layout)
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
-        how = case.adamw
-        self.optimizer = torch.optim.AdamW(
-            trained, lr=LR, weight_decay=0.0, foreach=how == "foreach", fused=how == "fused"
+        how: dict[str, Any] = {"foreach": case.adamw == "foreach", "fused": case.adamw == "fused"}
+        how |= {"lr": LR, "betas": BETAS, "weight_decay": 0.0, "eps": epsilon}
+        if layout["zero"]:
+            how |= {"parameters_as_bucket_view": layout["zero"] == "views"}
+            self.optimizer: Any = ZeroRedundancyOptimizer(trained, torch.optim.AdamW, **how)
+        else:
+            self.optimizer = torch.optim.AdamW(trained, **how)
+
+    def _spread(self, layout: Layout) -> None:
+        kind, parallel = self.ranks.device.type, layout.parallel
+        inner = layout["inner"] or self.ranks.size
+        data = mesh(kind, self.ranks.size // inner, inner)
+        if "tensor" in parallel:
+            plan = tensor_plan(self.case, layout["sequence"])
+            parallelize_module(self.model, data["inner"], plan)
+        around = compiled_whole(layout)
+        torch._dynamo.config.optimize_ddp = around  # its own buckets begin with one of 1 MiB
+        compiled, backend = layout.memory == "compiled", "eager" if "tensor" in parallel else BACKEND[kind]
+        for block in self.model.blocks if compiled and not around else ():
+            block.compile(backend=backend)
+        if parallel == "ddp":
+            self._ddp(layout)
+            self.model = torch.compile(self.model, backend=backend) if compiled and around else self.model
+        elif self.fsdp1:
+            self._fsdp1(layout, data)
+        elif self.fsdp2:
+            self._fsdp2(
+                layout, data if layout["replicas"] else data["outer" if "tensor" in parallel else "inner"]
+            )
+
+    def _ddp(self, layout: Layout) -> None:
+        asked = given(DistributedDataParallel, layout, DDP_ONLY)
+        if "forward_sync_buffers" not in asked:  # before torch 2.13
+            asked["broadcast_buffers"] = layout["forward_sync_buffers"]
+        self.model = DistributedDataParallel(self.model, **asked)
+        if layout["reduce"] == "float16":
+            self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif layout["hook"]:
+            self.model.register_comm_hook(None, default_hooks.allreduce_hook)
+
+    def _fsdp1(self, layout: Layout, data: DeviceMesh) -> None:
+        kind, named = TYPES[self.case.kind], layout["backward_prefetch"]
+        synced = layout["sync_module_states"] and self.ranks.device.type == "cuda"  # refused for others
+        policies: dict[str, Any] = {
+            "blocks": ModuleWrapPolicy({Block}),
+            "size": functools.partial(size_based_auto_wrap_policy, min_num_params=2000),
+        }
+        self.model = Fsdp1(
+            self.model,
+            device_mesh=data if "HYBRID" in layout["strategy"] else data["inner"],
+            sharding_strategy=ShardingStrategy[layout["strategy"]],
+            auto_wrap_policy=policies.get(layout["units"]),
+            backward_prefetch=BackwardPrefetch[named] if named else None,
+            mixed_precision=MixedPrecision(
+                param_dtype=None if kind == torch.float32 else kind, reduce_dtype=TYPES[layout["reduce"]]
+            ),
+            ignored_states=self._ignored(layout),
+            device_id=self.ranks.device,
+            **given(Fsdp1, layout, FSDP1_ONLY) | {"sync_module_states": synced},
         )
 
-    def _spread(self) -> None:
-        parallel, options = self.layout.parallel, self.layout.options
-        size, kind = self.ranks.size, self.ranks.device.type
-        inner = options.get("inner", size)
-        data = init_device_mesh(kind, (size // inner, inner), mesh_dim_names=("outer", "inner"))
-        if "tensor" in parallel:
-            self.groups, self.group = size // inner, self.ranks.rank // inner
-            parallelize_module(self.model, data["inner"], tensor_plan(self.case, options["sequence"]))
-        elif parallel != "alone":
-            self.groups, self.group = size, self.ranks.rank
-        around = options.get("bucket_cap_mb", 0) >= 1
-        torch._dynamo.config.optimize_ddp = around  # its own buckets begin with one of 1 MiB
-        backend = "eager" if "tensor" in parallel else BACKEND[kind]
-        if self.layout.memory == "compiled" and not around:
-            for block in self.model.blocks:
-                block.compile(backend=backend)
-        if parallel == "ddp":
-            names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
-            self.model = DistributedDataParallel(self.model, **{name: options[name] for name in names})
-            if self.layout.memory == "compiled" and around:
-                self.model = torch.compile(self.model, backend=backend)
-        if "fsdp2" in parallel:
-            self.autocast = False
-            mesh = data["outer"] if "tensor" in parallel else data if options["replicas"] else data["inner"]
-            policy = MixedPrecisionPolicy(param_dtype=TYPES[self.case.kind], reduce_dtype=torch.float32)
-            more = {"mp_policy": policy, "reshard_after_forward": options["reshard_after_forward"]}
-            for block in self.model.blocks if options["units"] == "blocks" else ():
-                fully_shard(block, mesh=mesh, **more)
-            fully_shard(self.model, mesh=mesh, **more)
+    def _fsdp2(self, layout: Layout, over: DeviceMesh) -> None:
+        kind, size = TYPES[self.case.kind], over.size(-1)
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if kind == torch.float32 else kind, reduce_dtype=TYPES[layout["reduce"]]
+        )
+        more = {"mp_policy": policy, "reshard_after_forward": layout["reshard_after_forward"]}
+        if layout["ignored"]:
+            more["ignored_params"] = set(self._ignored(layout) or ())
+        if layout["placement"]:
+            more["shard_placement_fn"] = lambda one: (
+                Shard(1) if one.ndim > 1 and one.shape[1] % size == 0 else None
+            )
+        blocks = list(self.model.blocks) if layout["units"] == "blocks" else []
+        for unit in (*blocks, self.model):
+            fully_shard(unit, mesh=over, **more)
+        if layout["prefetch"]:
+            for one, after in itertools.pairwise(blocks):
+                one.set_modules_to_forward_prefetch([after])
+                after.set_modules_to_backward_prefetch([one])
+        for option, method in FSDP2_METHODS.items():
+            for unit in (*blocks, self.model) if layout[option] else ():
+                getattr(unit, method, lambda _: None)(True)
 
-    def step(self, number: int) -> tuple[torch.Tensor, Tensors]:
-        """One step of AdamW: this rank's losses, and each gradient, whole, as AdamW gets it."""
+    def _ignored(self, layout: Layout) -> list[nn.Parameter] | None:
+        return (
+            [one for one in self.model.parameters() if not one.requires_grad] if layout["ignored"] else None
+        )
+
+    def step(self, number: int, most: float) -> Step:
+        """One step of AdamW: this rank's losses, and each gradient, whole, as it is before it is clipped."""
         self.optimizer.zero_grad()
-        chunks, losses = chunks_of(self.case, number)[self.group :: self.groups], []
-        summing = ("each",) if self.ran else ("each", "each at first")
-        self.ran = True
-        for n, tokens in enumerate(chunks):
-            sync = n + 1 == len(chunks) or self.layout.options["sync"] in summing
-            with self._syncing(sync), torch.autocast(self.ranks.device.type, torch.bfloat16, self.autocast):
-                loss = loss_of(self._call, tokens.to(self.ranks.device))
-                (loss / len(chunks)).backward()
-            losses.append(loss.detach())
-        found = {name: whole(weight.grad, weight) for name, weight in self.named() if weight.requires_grad}
-        if not self.epsilon:
-            self.epsilon = float(torch.cat([one.flatten() for one in found.values()]).square().mean().sqrt())
-        self.optimizer.param_groups[0]["eps"] = self.epsilon
+        losses, every = [], list(enumerate(chunks_of(self.case, number)))[self.group :: self.groups]
+        for turn, (chunk, tokens) in enumerate(every):
+            sync = syncs_after(self.now(), turn, len(every))
+            with (
+                self._syncing(sync, turn + 1 == len(every)),
+                torch.autocast(self.ranks.device.type, torch.bfloat16, self.autocast),
+            ):
+                loss = loss_of(self.model, tokens.to(self.ranks.device), self.case.uses(number, chunk))
+                (loss / len(every)).backward()
+            losses.append(loss.detach().double().cpu())
+        found = self.whole(lambda weight: weight.grad)
+        norm = self._clip(most) if self.case.clip else None
         self.optimizer.step()
-        return torch.stack(losses).cpu(), found
+        self.ran = True
+        return Step(torch.stack(losses), {name: found[name] for name in self.trained}, norm)
 
-    def _call(self, tokens: torch.Tensor) -> Any:
-        if self.cast is None:
-            return self.model(tokens)
-        weights = {name: one.to(self.cast) for name, one in self.model.named_parameters()}
-        return torch.func.functional_call(self.model, weights, tokens)
+    def now(self) -> Layout:
+        """The layout as the next step has it."""
+        if self.layout["sync"] != "later":
+            return self.layout
+        sync = "last" if self.ran else "each"
+        return replace(self.layout, options={**self.layout.options, "sync": sync})
 
-    def _syncing(self, sync: bool) -> Any:
-        if "fsdp2" in self.layout.parallel:
-            self.model.set_requires_gradient_sync(sync)
-        ddp = self.layout.parallel == "ddp" and not sync
-        return getattr(self.model, "_orig_mod", self.model).no_sync() if ddp else contextlib.nullcontext()
+    def _clip(self, most: float) -> float:
+        if self.fsdp1:
+            return float(self.model.clip_grad_norm_(most))
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def _syncing(self, sync: bool, last: bool) -> Any:
+        if self.fsdp2:
+            self.model.set_reshard_after_backward(last or self.layout["reshard_after_backward"])
+            if self.layout["sync"] == "scatter":
+                self.model.set_requires_all_reduce(sync)
+            else:
+                self.model.set_requires_gradient_sync(sync)
+        inner = getattr(self.model, "_orig_mod", self.model)
+        return inner.no_sync() if hasattr(inner, "no_sync") and not sync else contextlib.nullcontext()
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights by their names in a plain model."""
-        for name, weight in self.model.named_parameters():
-            yield name.replace("_orig_mod.", "").removeprefix("module."), weight
+        return ((plain_name(name), weight) for name, weight in self.model.named_parameters())
+
+    def buffers(self) -> Tensors:
+        """A copy of every buffer."""
+        return {plain_name(name): one.detach().cpu().clone() for name, one in self.model.named_buffers()}
+
+    def whole(self, of: Of) -> Tensors:
+        """What belongs to each weight, from all ranks; zeros where there is nothing.
+
+        FSDP1 gathers nothing but weights: for as long as it does, its shards have the numbers asked for.
+        """
+        if not self.fsdp1:
+            return {name: gathered(of(weight), weight) for name, weight in self.named()}
+        shards = list(self.model.parameters())
+        kept, values = [one.detach().clone() for one in shards], [of(one) for one in shards]
+        with torch.no_grad():
+            for shard, value in zip(shards, values, strict=True):
+                shard.data.copy_(torch.zeros_like(shard) if value is None else value)
+            with Fsdp1.summon_full_params(self.model, writeback=False):
+                found = {name: one.detach().cpu().clone() for name, one in self.named()}
+            for shard, value in zip(self.model.parameters(), kept, strict=True):
+                shard.data.copy_(value)
+        return found
 
     def weights(self) -> Tensors:
-        """A copy of every weight that is trained, whole."""
-        return {name: whole(weight, weight) for name, weight in self.named() if weight.requires_grad}
+        """A copy of every weight, whole."""
+        return self.whole(lambda weight: weight)
 
     def state(self) -> Tensors:
-        """A copy of every weight, and of what AdamW knows about it, whole."""
-        found = {name: whole(weight, weight) for name, weight in self.named()}
-        for name, weight in self.named():
-            known = self.optimizer.state.get(weight, {})
-            found |= {f"{key} of {name}": whole(value, value) for key, value in known.items()}
+        """A copy of every weight and buffer, and of what AdamW knows about each weight, whole."""
+        found = self.weights() | {f"buffer {name}": one for name, one in self.buffers().items()}
+        known = self.optimizer.state
+        for key in ("step", "exp_avg", "exp_avg_sq") if known else ():
+            some = self.whole(functools.partial(_known, known, key))
+            found |= {
+                f"{key} of {name}": one.flatten()[0] if key == "step" else one for name, one in some.items()
+            }
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,6 +301,48 @@ class Job:
         set_state_dict(self.model, self.optimizer, **taken)
 
 
+FSDP2_METHODS = {
+    "force_sum": "set_force_sum_reduction_for_comms",
+    "unused": "set_reduce_scatter_unused_params",
+}
+HAS_UNUSED = hasattr(FSDPModule, FSDP2_METHODS["unused"])  # since torch 2.13
+
+
+@functools.cache
+def mesh(kind: str, outer: int, inner: int) -> DeviceMesh:
+    """All ranks in two dimensions, made once."""
+    return init_device_mesh(kind, (outer, inner), mesh_dim_names=("outer", "inner"))
+
+
+def compiled_whole(layout: Layout) -> bool:
+    """Whether all of the model is compiled, if anything is; else each block."""
+    return layout.parallel == "ddp" and layout["bucket_cap_mb"] >= 1 and not layout["bucket_cap_mb_list"]
+
+
+def groups_of(layout: Layout, size: int) -> int:
+    """How many ranks, or groups of ranks, have data of their own."""
+    if layout.parallel == "alone":
+        return 1
+    return size // (layout["inner"] or size) if "tensor" in layout.parallel else size
+
+
+def given(function: Any, layout: Layout, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that this release knows, and that are not left out."""
+    known = inspect.signature(function).parameters
+    return {name: layout[name] for name in options if name in known and layout[name] is not None}
+
+
+def _known(state: Any, key: str, weight: nn.Parameter) -> Any:
+    return state.get(weight, {}).get(key)
+
+
+def plain_name(name: str) -> str:
+    """The name of a weight without what wrappers put before it."""
+    for prefix in PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
 def tensor_plan(case: Case, sequence: bool) -> dict[str, Any]:
     """Split embedding, head and blocks; between them the sequence is split too, or whole everywhere."""
     between = Shard(1) if sequence else Replicate()
@@ -230,26 +352,12 @@ def tensor_plan(case: Case, sequence: bool) -> dict[str, Any]:
         "blocks.*.up": ColwiseParallel(input_layouts=between),
         "blocks.*.down": RowwiseParallel(output_layouts=between),
         "head": ends,
-        **({"spare": ends} if case.spare else {}),
+        **({"spare": ends} if case["spare"] else {}),
     }
     return plan | ({"norm": SequenceParallel(), "blocks.*.norm": SequenceParallel()} if sequence else {})
 
 
-def chunks_of(case: Case, step: int) -> list[torch.Tensor]:
-    """The tokens of one step, in one chunk for each of the backward passes of one rank alone."""
-    numbers = torch.Generator().manual_seed(case.numbers % 2**31 + 7919 * step)
-    shape = (case.sizes["batch"], case.sizes["length"] + 1)
-    return [torch.randint(case.sizes["vocab"], shape, generator=numbers) for _ in range(case.chunks)]
-
-
-def loss_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the next token."""
-    logits = model(tokens[:, :-1])[0].flatten(0, 1)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return functional.cross_entropy(wide, tokens[:, 1:].flatten())
-
-
-def whole(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor from all ranks; zeros where there is no gradient."""
+def gathered(value: Any, like: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor from all ranks; zeros in place of `None`."""
     value = torch.zeros_like(like) if value is None else value.detach()
     return (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu().clone()

@@ -1,0 +1,194 @@
+"""Cases of drawn layouts of training: drawn, written, made smaller. In: a seed, a number, ranks. Out: cases.
+
+Also what PyTorch says that cannot run, and what torch 2.13 is known to get wrong.
+"""
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from workloads.layout_jobs import HAS_UNUSED, OPTIONS, compiled_whole, groups_of
+from workloads.layout_models import FROZEN, TYPES, Case, Layout
+
+PARALLEL = ("ddp", "fsdp1", "fsdp2", "tensor", "fsdp2+tensor")
+MEMORY = ("plain", "recomputed", "compiled")
+TRAITS: dict[str, tuple[str, ...]] = {
+    "frozen": ("", "", "", *(name for name in FROZEN if name)), "spare": ("", "", "yes"),
+    "branch": ("", "", "step", "chunk"), "buffers": ("", "", "counts", "means"), "tied": ("", "", "yes"),
+    "twice": ("", "", "yes"), "gain": ("", "", "one", "scalar"), "mixed": ("", "", "yes"),
+}  # fmt: skip
+SIZES: dict[str, tuple[int, ...]] = {
+    "width": (8, 33, 66), "hidden": (10, 32, 37, 134), "vocab": (64, 131, 257), "blocks": (1, 2, 3),
+    "batch": (1, 2, 3), "length": (8, 14, 13),
+}  # fmt: skip
+
+
+def draw(family: str, seed: int, number: int, size: int) -> Case:
+    """One case for a number of ranks; 30 in turn have every kind, way and type of the first layout."""
+    r = random.Random(f"{family} {seed} {number}")
+    two, parallel = family == "checkpoints", PARALLEL[number % 5]
+    memory, kind = MEMORY[number // 5 % 3], tuple(TYPES)[number // 15 % 2]
+    while True:
+        layouts = [_layout(r, parallel, memory, size)]
+        if two:
+            layouts.append(_layout(r, r.choice((*PARALLEL, "alone")), r.choice(MEMORY), size))
+        traits = {name: some for name, of in TRAITS.items() if (some := r.choice(of))}
+        case = Case(
+            numbers=seed * 1_000_003 + number,
+            sizes={name: r.choice(of) for name, of in SIZES.items()},
+            kind=kind,
+            chunks=r.choice((1, 2, 3, 4)) * max(groups_of(one, size) for one in layouts),
+            layouts=tuple(layouts),
+            traits=traits,
+            steps=r.choice((2, 2, 3)),
+            clip=r.random() < 0.4,
+            adamw=r.choice(("foreach", "fused", "for")),
+            late=two and r.random() < 0.5,
+        )
+        if fits(case, size):
+            return case
+
+
+def _layout(r: random.Random, parallel: str, memory: str, size: int) -> Layout:
+    options = {name: r.choice(of) for name, of in OPTIONS[parallel].items()}
+    if parallel == "fsdp2+tensor" or options.get("replicas") or "HYBRID" in options.get("strategy", ""):
+        options["inner"] = r.choice([n for n in range(1, size + 1) if size % n == 0])
+    return Layout(parallel=parallel, memory=memory, options=options)
+
+
+def fits(case: Case, size: int) -> bool:
+    """Whether PyTorch says that such a case can run."""
+    return not any(rule(case, one, size) for one in case.layouts for rule in (_refused, _flat, _tensor))
+
+
+def _refused(case: Case, one: Layout, size: int) -> Any:
+    """What no layout, DDP or FSDP2 can do. Tensors of two meshes have no common norm, nor a common update."""
+    two, unused, static = len(case.layouts) > 1, one["find_unused_parameters"], one["static_graph"]
+    meshes = "tensor" in one.parallel and not one["sequence"] and (case.adamw != "for" or case.clip)
+    some = case["spare"] or case["branch"]
+    ddp = (
+        (static and (unused or case["branch"]))
+        or (some and not (static or unused))
+        or (one["skip_all_reduce_unused_params"] and (some or not unused))
+        or (one["zero"] and (two or case["mixed"]))  # it has one type
+    )
+    return (
+        meshes
+        or case.chunks % groups_of(one, size)
+        or (two and case["buffers"] == "means")
+        or (case["branch"] == "chunk" and not (unused or (HAS_UNUSED and one["unused"])))
+        or (one["ignored"] and case["frozen"] and case.kind == "bfloat16")  # it stays in float32
+        or (case["mixed"] and (case.kind == "bfloat16" or one.memory == "compiled"))
+        or (case["mixed"] and "fsdp" in one.parallel and one["units"] != "blocks")
+        or (ddp if one.parallel == "ddp" else case["gain"] == "scalar" and one.parallel != "alone")
+    )
+
+
+def _flat(case: Case, one: Layout, size: int) -> Any:
+    """FSDP1: a flat parameter has one type, and without the original ones all of it is trained or nothing.
+
+    Not drawn, as torch 2.13 gets them wrong: a hybrid whose shards have one rank each becomes NO_SHARD of one
+    rank, and sums nothing; and a flat parameter takes the count of steps of any of its weights.
+    """
+    if one.parallel != "fsdp1":
+        return False
+    frozen, flat = case["frozen"], not one["use_orig_params"]
+    whole = not frozen or (
+        one["ignored"] if frozen == "embedding" else frozen == "a block" and one["units"] == "blocks"
+    )
+    resumed = len(case.layouts) > 1 and (case["spare"] or case["branch"])
+    return (
+        one["inner"] == 1 < size
+        or (flat and (not whole or one.memory == "compiled" or resumed))
+        or (case["tied"] and one["units"] == "size")
+    )
+
+
+def _tensor(case: Case, one: Layout, size: int) -> Any:
+    """Weights that are in no plan have gradients of a part of the sequence; a plan unties weights."""
+    thawed = case["frozen"] == "a block" and one["sequence"] and len(case.layouts) > 1
+    return "tensor" in one.parallel and (
+        {"tied", "gain", "branch", "buffers", "mixed"} & case.traits.keys()
+        or case["frozen"] == "all but adapters"
+        or thawed
+        or case.sizes["hidden"] % size
+        or case.sizes["length"] % size
+    )
+
+
+# Faults of torch 2.13: the cases that have them, and what these then say (docs/reference/trust.md).
+KNOWN: dict[str, tuple[str, Callable[[Case, Layout, int], Any]]] = {
+    "pytorch#187732": (
+        r"raised RuntimeError: .*reducer\.cpp",
+        lambda _, one, passes: one["static_graph"] and one["sync"] == "last" and passes > 1),
+    "pytorch#97030": (
+        r"raised RuntimeError: Expected to have finished reduction",
+        lambda case, one, _: one["static_graph"] and case["spare"]),
+    "pytorch#190626": (
+        r"norm\.(weight|bias): share of bfloat16",
+        lambda case, one, passes: one.parallel == "fsdp2+tensor" and one["sequence"]
+        and (case.kind, passes) == ("bfloat16", 1)),
+    "zeros of unused parameters have another type": (
+        r"FSDP reduce-scatter expects uniform gradient dtype",
+        lambda case, one, passes: one["unused"] and one["sync"] == "last" and passes > 1
+        and case.kind != one["reduce"] and (case["spare"] or case["branch"])),
+    "no state of what is unused": (
+        r"Missing key in checkpoint state_dict: job\.optimizer\.state\.(spare|blocks\.\d\.side)",
+        lambda case, *_: len(case.layouts) > 1 and (case["spare"] or case["branch"])),
+    "SequenceParallel trains what is frozen": (
+        r": (weight blocks\.0\.norm\.\w+ after step|norm) \d",
+        lambda case, one, _: one["sequence"] and case["frozen"] == "a block"),
+    "FSDP1 gathers a frozen unit for nothing": (
+        r"'NoneType' object has no attribute 'data'",
+        lambda case, one, _: case["frozen"] and case["spare"]
+        and one["backward_prefetch"] == "BACKWARD_POST"),
+    "FSDP1 gives tied weights gradients of another type": (
+        r"attempting to assign a gradient with dtype 'c10::BFloat16' to a tensor with grad_dtype 'Float'",
+        lambda case, one, passes: passes > 1 and case["tied"]
+        and (one["strategy"], one["sync"], case.kind) == ("NO_SHARD", "last", "bfloat16")),
+    "compiled: a number of a buffer is read after it changed": (
+        r"gradient \d of (embedding\.weight|gain)",
+        lambda case, one, _: case["buffers"] and one.memory == "compiled" and compiled_whole(one)),
+}  # fmt: skip
+
+
+def known(case: Case, failures: list[str], size: int) -> list[str]:
+    """The known faults of torch that such a case has, if they explain all of its failures."""
+    held = {
+        name: words
+        for name, (words, holds) in KNOWN.items()
+        if any(holds(case, one, case.chunks // groups_of(one, size)) for one in case.layouts)
+    }
+    explained = [[name for name, words in held.items() if re.search(words, one)] for one in failures]
+    return sorted(set(itertools.chain(*explained))) if all(explained) else []
+
+
+def smaller(case: Case) -> Iterator[Case]:
+    """Cases that are plainer by one thing."""
+    yield from (
+        replace(case, traits={k: v for k, v in case.traits.items() if k != out}) for out in case.traits
+    )
+    for n, one in enumerate(case.layouts):
+        plain = {name: of[0] for name, of in OPTIONS[one.parallel].items()}
+        others = [replace(one, memory="plain")]
+        others += [replace(one, options={**one.options, name: to}) for name, to in plain.items()]
+        yield from (replace(case, layouts=(*case.layouts[:n], o, *case.layouts[n + 1 :])) for o in others)
+    yield from (replace(case, chunks=n) for n in range(1, case.chunks))
+    yield from (replace(case, sizes={**case.sizes, name: of[0]}) for name, of in SIZES.items())
+    yield from (replace(case, steps=n) for n in range(len(case.layouts), case.steps))
+    yield from (replace(case, **plain) for plain in ({"clip": False}, {"late": False}, {"adamw": "for"}))
+
+
+def told(case: Case) -> str:
+    """A case as JSON."""
+    return json.dumps(asdict(case))
+
+
+def of_json(text: str) -> Case:
+    """A case from what is printed of it."""
+    found = json.loads(text)
+    return Case(**{**found, "layouts": tuple(Layout(**one) for one in found["layouts"])})
