@@ -6,7 +6,6 @@ A case that fails is made smaller for as long as it fails.
 """
 
 import contextlib
-import functools
 import itertools
 import math
 import os
@@ -30,6 +29,7 @@ from workloads import (
     generated_operators,
     generated_processes,
     generated_sizes,
+    generated_words,
     margins,
 )
 from workloads import generated_variations as variations
@@ -86,7 +86,6 @@ LESS = {"forward_only": generated_attention.FORWARD, "passed_over": generated_at
 AGAIN = 3  # calls with the same sizes and other numbers, of which most must fail as well
 SHRINKS = 40  # tries for one failure
 SHRINK_S = 60.0  # after which no try begins: a compiled one takes seconds
-SHOWN = 64  # elements of a tensor that is printed whole
 # What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
 Drawn = tuple[str, list[tuple[str, Call]], float]
 
@@ -234,7 +233,7 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
     small = _smaller(call, needed)
     again = _again(family, seed, number, sizes)
     return margin, (
-        f"  {words}{form and f' {form}'}: {told}\n    at its smallest {_shown(small)}: "
+        f"  {words}{form and f' {form}'}: {told}\n    at its smallest {generated_words.shown(small)}: "
         f"{(_judged(small, needed) or said)[1]}\n    again: {again}"
     )
 
@@ -351,7 +350,7 @@ def _smaller(call: Call, needed: float) -> Call:
     going = True
     while going:
         going = False
-        for other in _candidates(call):
+        for other in generated_words.candidates(call):
             if next(tries, None) is None or time.monotonic() > ends:
                 return call
             said = _judged(other, needed)
@@ -359,47 +358,6 @@ def _smaller(call: Call, needed: float) -> Call:
                 call, going = other, True
                 break
     return call
-
-
-def _candidates(call: Call) -> Iterator[Call]:
-    if call.smaller is not None:
-        yield from call.smaller()
-        return
-    if call.gradients:
-        yield replace(call, gradients=False)
-    if any(not one.is_floating_point() and one.dtype is not torch.bool for one in call.tensors()):
-        return  # places in another operand: beyond its end, a kernel on a GPU ends the process
-    for size in sorted({size for one in call.tensors() for size in one.shape if size > 1}, reverse=True):
-        for less in {1, size // 2, size - 1}:
-            yield call.mapped(functools.partial(_cut, size=size, less=less))
-
-
-def _cut(leaf: Any, size: int, less: int) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    for n, one in enumerate(leaf.shape):
-        leaf = leaf.narrow(n, 0, less) if one == size else leaf
-    return leaf
-
-
-def _shown(call: Call) -> str:
-    if call.words:
-        return f"generated.{call.words}"
-    name = getattr(call.function, "__name__", type(call.function).__name__)
-    args = [_words(one) for one in call.args] + [f"{key}={_words(one)}" for key, one in call.kwargs.items()]
-    return f"{name}({', '.join(args)}){' with gradients' if call.gradients else ''}"
-
-
-def _words(one: Any) -> str:
-    """A tensor as an expression if it is small: its numbers, type and strides."""
-    if isinstance(one, list | tuple):
-        return f"[{', '.join(_words(each) for each in one)}]"
-    if not isinstance(one, torch.Tensor):
-        return repr(one)
-    if one.numel() > SHOWN:
-        return f"{one.dtype} {tuple(one.shape)} strides {one.stride()}"
-    made = f"torch.tensor({one.tolist()}, dtype={one.dtype})"
-    return made if one.is_contiguous() else f"{made} with strides {one.stride()}"
 
 
 def of_soak(family: str, seed: int) -> dict[str, Any]:

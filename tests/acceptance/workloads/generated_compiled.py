@@ -36,6 +36,7 @@ from workloads import (
     generated_operators,
     generated_processes,
     generated_random,
+    generated_words,
     synchronize,
 )
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from workloads.generated_judge import Call
 
 TRACED, CODE = "aot_eager_decomp_partition", "inductor"
-TOGETHER = {TRACED: 8, CODE: 16}  # programs in one compiled function
+TOGETHER, SHRINKS = {TRACED: 8, CODE: 16}, {TRACED: 24, CODE: 8}  # programs in one compiled function; tries
 NEEDED, FACTOR = 4.0, 4.0  # units, as of other generated cases
 NEAR = {torch.float32: 8.0, torch.float16: 2.0, torch.bfloat16: 2.0}  # roundings from eager mode that pass
 EXCUSED = 512.0  # beyond this, float64 does not say what eager mode means
@@ -54,7 +55,6 @@ DYNAMIC = 0.1  # the share of batches that are compiled for all sizes, at eight 
 SECONDS = 180  # of soak, in which batches of generated code begin
 TRACED_SHARE = 0.75  # of the table on a processor: a compiler of C++ takes the time of the rest
 LEAST = 0.9  # the share of the table that eager mode takes
-SHRINKS = {TRACED: 24, CODE: 8}
 Judged = tuple[float, str]
 Results = list[torch.Tensor]
 
@@ -295,7 +295,7 @@ def _named(item: Item, said: Judged, job: Job, judged: Callable[[list[Item]], li
             if found := fails(other):
                 small, told, going = other, found, True
                 break
-    return f"{words}\n    at its smallest {small} {generated._shown(small.call)}: {told[1]}\n{again}"
+    return f"{words}\n    at its smallest {small} {generated_words.shown(small.call)}: {told[1]}\n{again}"
 
 
 def _smaller(item: Item) -> Iterator[Item]:

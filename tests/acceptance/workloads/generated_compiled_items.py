@@ -1,11 +1,8 @@
 """Small programs for a compiler: an operator of PyTorch's table among views, sums in place and others.
 
 In: a source of numbers, an operator, a type. Out: an `Item`: words, and a call that a processor ran in eager
-mode.
-
-Every part is drawn: which view of a leaf the operator reads, what else happens to the leaf, whether the
-operator works in place, a second operator that reads the same view or the first one's result, and what is
-done to the result.
+mode. Drawn are the view of a leaf that the operator reads, what else happens to the leaf, whether it works in
+place, a second operator that reads the same view or the first one's result, and what is done to the result.
 """
 
 from __future__ import annotations
@@ -17,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from workloads import device, generated_judge, generated_operators
 from workloads import generated_variations as variations
-from workloads.generated_places import CHANGES, PARTS, PLACES, Place, Shape
+from workloads.generated_few import Few
+from workloads.generated_places import CHANGES, PARTS, PLACES, Shape
 
 if TYPE_CHECKING:
     import random
@@ -39,9 +36,7 @@ DRAWING = (
 )  # fmt: skip
 PARTNERS = 4  # operators that are tried as a second one
 MOST_ELEMENTS = 2**14  # of what is placed in something larger, or that a second operator reads
-MOST_KERNELS, MOST_RESULTS = 200, 32  # of one program, and of its gradients
-MOST_NUMBERS = 2**22  # of what one kernel gives
-READS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # a tracer has none to read
+MOST_RESULTS = 32  # of one program, with its gradients
 # The shares of programs that have other sizes and other numbers than PyTorch's samples, and so on.
 VARIED, PLACED, IN_PLACE, PARTNERED, CHAINED, RECOMPUTED, AUTOCAST = 0.3, 0.6, 0.4, 0.5, 0.6, 0.15, 0.1
 APART, HIDDEN, REDUCING = 0.25, 0.6, 0.4
@@ -296,30 +291,6 @@ def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True)
     return generated_operators._varied(call, case, source) or call
 
 
-class Few(TorchDispatchMode):  # type: ignore[misc]
-    """Refuses programs of many kernels, of large ones, and of those that no tracer takes; notes their types.
-
-    A compiler takes a minute for a loop of thousands, and the judge has several results in float64 at once.
-    """
-
-    def __init__(self) -> None:
-        """Nothing has run yet."""
-        super().__init__()
-        self.count, self.types = 0, set[torch.dtype]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a kernel and count it."""
-        self.count += 1
-        if self.count > MOST_KERNELS or READS_NUMBERS.intersection(func.tags):
-            raise NotImplementedError(f"not supported: {func} in a program")
-        out = func(*args, **(kwargs or {}))
-        given = [one for one in generated_judge.leaves(out) if generated_judge.is_number(one)]
-        if any(one.numel() > MOST_NUMBERS for one in given):
-            raise NotImplementedError(f"not supported: {func} of so many numbers")
-        self.types |= {one.dtype for one in given}
-        return out
-
-
 def tried(call: Call) -> Call | None:
     """The call if a processor takes it in eager mode: on a GPU, a place outside an operand ends the process.
 
@@ -375,14 +346,13 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
     if large or (result.dim() < PLACES[made["buffer"]].dims and "buffer" in made["after"]):
         made["after"] = ""
     made["result"] = tuple(result.shape) if _is(result) else ()
-    partners: Any = ((), {})
-    fixed = call.fixed
+    partners, fixed = cast("Any", ((), {})), call.fixed
     if _is(first) and shares_unsaid(call):
-        return replace(
-            call, function=replace(program, recomputed=made["recomputed"], autocast=made["autocast"])
-        )
+        around = {key: made[key] for key in ("recomputed", "autocast")}
+        return replace(call, function=replace(program, **around))
     if _is(first) and first.is_floating_point() and first.numel() <= MOST_ELEMENTS:
-        fits = [one for one, place in PLACES.items() if _fits(place, first, name)]
+        there = {key: place for key, place in PLACES.items() if first.dim() >= place.dims}
+        fits = [key for key, place in there.items() if not (place.other_numbers and _is_exact(name))]
         made["place"] = source.choice(fits) if source.random() < PLACED else ""
         made["elsewhere"] = source.choice(ELSEWHERE)
         if op.inplace_variant and not _is_seeded(op.inplace_variant) and source.random() < IN_PLACE:
@@ -410,10 +380,6 @@ def _is_exact(name: str) -> bool:
     """Whether an operator needs operands of one kind, or reads where their numbers or strides say."""
     reads = (*generated_operators.READS_BY_NUMBERS, *generated_operators.READS_BEYOND)
     return generated_operators._is_exact(name) or name.startswith(reads)
-
-
-def _fits(place: Place, first: torch.Tensor, name: str) -> bool:
-    return first.dim() >= place.dims and not (place.other_numbers and _is_exact(name))
 
 
 def _partner(source: random.Random, into: Any, kind: str, *, reducing: bool) -> tuple[str, Call] | None:
