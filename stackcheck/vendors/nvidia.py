@@ -101,7 +101,8 @@ def container_needs() -> ContainerNeeds:
             ulimits=UNLIMITED_PINNING,
             remark="NVIDIA: CDI device nvidia.com/gpu=all",
         )
-    nodes = sorted(str(node) for node in DEV.glob("nvidia*") if node.is_char_device() and _is_ours(node))
+    paths = {node for node in DEV.glob("nvidia*") if node.is_char_device()}
+    nodes = sorted(str(node) for node in paths - _other_devices())
     caps = sorted(str(node) for node in (DEV / "nvidia-caps").glob("*"))
     libraries = tuple(_driver_libraries())
     return ContainerNeeds(
@@ -114,19 +115,15 @@ def container_needs() -> ContainerNeeds:
     )
 
 
-def _is_ours(node: Path) -> bool:
-    """Whether a node of /dev is no device's, or that of a device which NVML lists.
+def _other_devices() -> set[Path]:
+    """The nodes in /dev whose device NVML does not list.
 
     NVML makes the nodes of all GPUs, also in a container or a Slurm job that may open only some of them. An
     engine outside would give the others to the image.
     """
-    number = node.name.removeprefix("nvidia")
-    return not number.isdecimal() or int(number) in _minors()
-
-
-def _minors() -> set[int]:
     with _nvml() as up:
-        return {pynvml.nvmlDeviceGetMinorNumber(handle) for handle in _handles()} if up else set()
+        minors = [pynvml.nvmlDeviceGetMinorNumber(handle) for handle in _handles()] if up else []
+    return {*DEV.glob("nvidia[0-9]*")} - {DEV / f"nvidia{minor}" for minor in minors}
 
 
 @contextlib.contextmanager

@@ -344,10 +344,10 @@ class _Jobs:
 
 def check(seed: int, traced: range, code: range, *, seconds: float = 0, processes: int = 1) -> dict[str, Any]:
     """Judge batches of a seed: those that are traced, then generated code until the time is over."""
-    began = time.monotonic()
 
     def numbers() -> Iterator[Job]:
         yield from (Job(seed, number, TRACED) for number in traced)
+        began = time.monotonic()
         yield from itertools.takewhile(
             lambda _: time.monotonic() - began < seconds,
             itertools.chain(*(_parted(Job(seed, number, CODE)) for number in code)),
