@@ -71,11 +71,13 @@ class Tree:
     Attributes:
         first: What the first layer that had a file had there, whatever later layers did with it.
         first_links: The same for links.
+        folders: Every path that was a folder in some layer.
     """
 
     def __init__(self) -> None:
         self.first: dict[str, Node] = {}
         self.first_links: dict[str, Node] = {}
+        self.folders: set[str] = set()
         self.entries: dict[str, Node] = {"/": Node(kind="folder", layer=0)}
         self.bodies: dict[str, bytes] = {}
         self._children: dict[str, set[str]] = {}
@@ -130,6 +132,8 @@ class Tree:
             self.first.setdefault(path, entry)
         elif entry.kind == "link":
             self.first_links.setdefault(path, entry)
+        elif entry.kind == "folder":
+            self.folders.add(path)
         if body is not None:
             self.bodies[path] = body
 

@@ -247,8 +247,9 @@ def _came_so(path: str, entry: Node, owner: Owner | None, tree: Tree) -> bool:
 
 
 def _is_as_it_came(path: str, entry: Node, tree: Tree) -> bool:
-    """Whether a link is what the first layer had at its path."""
-    return path not in tree.first and tree.first_links[path].target == entry.target
+    """Whether a link is what the first layer had at its path: dpkg lists files and folders too."""
+    replaced = path in tree.first or path in tree.folders
+    return not replaced and tree.first_links[path].target == entry.target
 
 
 def _problems_of_link(path: str, tree: Tree) -> Iterator[str]:

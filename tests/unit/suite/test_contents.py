@@ -28,7 +28,14 @@ def dpkg(package: str, files: Layer) -> Layer:
     """Files and the record of their package."""
     bodies = {name: item.body if isinstance(item, Member) else item for name, item in files.items()}
     lines = [f"{md5(body)}  {name}" for name, body in bodies.items() if isinstance(body, bytes)]
-    return {**files, f"var/lib/dpkg/info/{package}.md5sums": ("\n".join(lines) + "\n").encode()}
+    folders = {str(one) for name in files for one in Path(name).parents}
+    record = f"var/lib/dpkg/info/{package}"
+    listed = "".join(f"/{name}\n" for name in sorted({*files, *folders} - {"."}))
+    return {
+        **files,
+        f"{record}.md5sums": ("\n".join(lines) + "\n").encode(),
+        f"{record}.list": listed.encode(),
+    }
 
 
 def status(*packages: str, conffiles: str = "") -> bytes:
