@@ -247,9 +247,16 @@ def _came_so(path: str, entry: Node, owner: Owner | None, tree: Tree) -> bool:
 
 
 def _is_as_it_came(path: str, entry: Node, tree: Tree) -> bool:
-    """Whether a link is what the first layer had at its path: dpkg lists files and folders too."""
-    replaced = path in tree.first or path in tree.folders
-    return not replaced and tree.first_links[path].target == entry.target
+    """Whether a link is what the first layer had at its path, and leads to a file that may have another name.
+
+    A program or a library there is compared by its own path. A module or a folder is not: it may be anything.
+    dpkg lists files and folders too, so a link may have replaced one.
+    """
+    replaced = path in tree.first or path in tree.folders or tree.first_links[path].target != entry.target
+    end = tree.entries.get(_end(path, tree) or "")
+    if replaced or end is None or end.kind != "file" or _named_python(path):
+        return False
+    return end.elf or not (_MODULE.search(path) and _PYTHON_FOLDER.search(path))
 
 
 def _problems_of_link(path: str, tree: Tree) -> Iterator[str]:

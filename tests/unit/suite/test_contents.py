@@ -116,6 +116,9 @@ EVIL: dict[str, tuple[Layer, str, str]] = {
     "a link for a library": ({"usr/lib/x/libz.so.1": "libc.so.6"}, "/usr/lib/x/libz.so.1", "link to"),
     "a link to a device": ({f"{SITE}/torch/lib/libx.so": "/dev/zero"}, f"/{SITE}/torch/lib/libx.so", "not of"),
     "a link out of Python's folders": ({f"{SITE}/evil": "/evil", "evil/__init__.py": b""}, f"/{SITE}/evil", "out of"),
+    "a module folder": ({f"{SITE}/sitecustomize": "/evil", "evil/__init__.py": b""}, f"/{SITE}/sitecustomize", "out of"),
+    "a module of another name": ({f"{SITE}/evil.py": "/evil/x", "evil/x": b""}, f"/{SITE}/evil.py", "out of"),
+    "another program": ({"usr/local/bin/python3": "/usr/bin/su"}, "/usr/local/bin/python3", "is a link to"),
     "a moved library": ({"usr/lib/.wh.python3.11": b"", "usr/lib/python3.11": "/evil/lib"} | {"evil/lib/x.py": b""}, "/usr/lib/python3.11", "out of"),
     "a setuid shell": ({"usr/bin/python3.11": Member(body=PYTHON, mode=SETUID)}, "/usr/bin/python3.11", "rights"),
     "a setuid shell, and a touched record": (
@@ -170,6 +173,18 @@ def test_a_link_that_changed_is_found_although_a_list_has_it(tmp_path, first):
     assert found(tmp_path / "came", HONEST, changed).findings == {}
     findings = found(tmp_path / "changed", HONEST, record | {"usr/lib/x/libz.so.1": first}, changed).findings
     assert "link to" in findings["/usr/lib/x/libz.so.1"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, (layer, *_) in EVIL.items() if any(isinstance(one, str) for one in layer.values())],
+)
+def test_a_list_excuses_no_link_but_to_a_library_of_another_name(tmp_path, name):
+    layer, path, _ = EVIL[name]
+    record = "".join(f"/{one}\n" for one in layer).encode()
+    findings = found(tmp_path, HONEST, {**layer, "var/lib/dpkg/info/evil.list": record}).findings
+    of_another_name = layer.get(path[1:]) == "libc.so.6"
+    assert (path in findings) is not of_another_name
 
 
 def test_a_later_release_of_a_package_may_bring_its_byte_code(tmp_path):
