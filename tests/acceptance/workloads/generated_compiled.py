@@ -23,6 +23,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
@@ -96,17 +97,22 @@ def rows(job: Job) -> list[tuple[str, str]]:
 
 def drawn(job: Job) -> list[Item]:
     """The programs of a batch that a processor runs in eager mode."""
-    found = [
-        generated_compiled_items.draw(random.Random(f"{replace(job, alone=None)} {row}"), *row)
-        for row in rows(job)
-    ]
+    found = list[Any]()
+    for row in rows(job):
+        source = random.Random(f"{replace(job, alone=None)} {row}")
+        with contextlib.suppress(Exception):  # it may refuse the samples that others are drawn from
+            found.append(generated_compiled_items.draw(source, *row))
     return [one for one in found if one]
 
 
-def _on_device(item: Item) -> Item:
-    place = device()
-    call = item.call.mapped(lambda one: one.to(place) if isinstance(one, torch.Tensor) else one)
-    return replace(item, call=call)
+def _on_device(items: Sequence[Item]) -> list[Item]:
+    with _refusing():
+        place = functools.partial(_placed, device())
+        return [replace(item, call=item.call.mapped(place)) for item in items]
+
+
+def _placed(on: torch.device, leaf: Any) -> Any:
+    return leaf.to(on) if isinstance(leaf, torch.Tensor) else leaf
 
 
 class Refused(Exception):  # noqa: N818
@@ -211,10 +217,11 @@ def run(job: Job) -> dict[str, Any]:
 
 def _run(job: Job) -> dict[str, Any]:
     began = time.monotonic()
-    found = [_on_device(item) for item in drawn(job)]
+    found = drawn(job)
+    report = _report(len(found))
+    found = [item for _, item in _parts(found, _on_device, report)]
     ready = time.monotonic()
     dynamic = random.Random(f"dynamic {replace(job, alone=None)}").random() < DYNAMIC
-    report = _report(len(found))
     compiled = functools.partial(together, backend=job.backend, dynamic=dynamic)
     items, drawing = ([item for item in found if item.draws is draws] for draws in (False, True))
 
@@ -261,7 +268,7 @@ def _parts(
         if len(items) == 1:
             report["refused"].append(f"{items[0].of}: {refused}"[:160])
             return []
-    except RuntimeError as broken:
+    except Exception as broken:  # noqa: BLE001 an operator may raise anything, anywhere
         if len(items) == 1:
             report["failed"].append(f"  {items[0]}: {broken}")
             report["judged"] += 1
@@ -310,22 +317,14 @@ def _plain() -> Iterator[None]:
     """Run the body without warnings, TF32 and the compiler's caches; its files are gone afterwards."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(generated._plain())
+        stack.enter_context(generated_random.own_generators())
         logging.disable(logging.ERROR)
         stack.callback(logging.disable, logging.NOTSET)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        for name, value in (("TORCHINDUCTOR_CACHE_DIR", folder), ("TRITON_CACHE_DIR", folder)):
-            was = os.environ.get(name)
-            os.environ[name] = value
-            stack.callback(_put_back, name, was)
+        caches = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
+        stack.enter_context(mock.patch.dict(os.environ, caches))
         stack.enter_context(torch._inductor.config.patch(compile_threads=1, force_disable_caches=True))
         yield
-
-
-def _put_back(name: str, was: str | None) -> None:
-    if was is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = was
 
 
 class _Jobs:

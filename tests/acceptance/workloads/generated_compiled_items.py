@@ -238,9 +238,8 @@ def _is_seeded(function: Any) -> bool:
 
 def draw(source: random.Random, name: str, kind: str) -> Item | None:
     """One program of an operator and a type; `None` if the processor refuses it in eager mode."""
-    if name.startswith(ENDS_IN_HALVES) and kind != "float32":
-        return None
-    drawn = _sample(source, name, kind)
+    ends = name.startswith(ENDS_IN_HALVES) and kind != "float32"
+    drawn = None if ends else _sample(source, name, kind)
     call = tried(_plain(name, drawn)) if drawn else None
     if not call:
         return None
@@ -254,11 +253,13 @@ def draw(source: random.Random, name: str, kind: str) -> Item | None:
 
 
 def draws(call: Call) -> bool:
-    """Whether a call moves the state of the processor's generator."""
+    """Whether a call moves the state of the processor's generator; not if the processor refuses it."""
     generated_judge.seed_all(call.seed)
     before = torch.default_generator.get_state()
-    generated_judge.results(replace(call, gradients=False))
-    return not torch.equal(before, torch.default_generator.get_state())
+    with contextlib.suppress(Exception):
+        generated_judge.results(replace(call, gradients=False))
+        return not torch.equal(before, torch.default_generator.get_state())
+    return False
 
 
 def _plain(name: str, call: Call) -> Call:

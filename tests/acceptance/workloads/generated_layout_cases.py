@@ -1,6 +1,6 @@
 """Cases of drawn layouts of training: drawn, written, made smaller. In: a seed, a number, ranks. Out: cases.
 
-Also what PyTorch says that cannot run, and what torch 2.13 is known to get wrong.
+Also what PyTorch says that cannot run, and what its releases are known to get wrong.
 """
 
 import itertools
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from workloads.attention_refusals import release
 from workloads.layout_jobs import HAS_UNUSED, OPTIONS, compiled_whole, groups_of
 from workloads.layout_models import FROZEN, TYPES, Case, Layout
 
@@ -120,7 +121,7 @@ def _tensor(case: Case, one: Layout, size: int) -> Any:
     )
 
 
-# Faults of torch 2.13: the cases that have them, and what these then say (docs/reference/trust.md).
+# Faults of torch: the cases that have them, and what these then say (docs/reference/trust.md).
 KNOWN: dict[str, tuple[str, Callable[[Case, Layout, int], Any]]] = {
     "pytorch#187732": (
         r"raised RuntimeError: .*reducer\.cpp",
@@ -142,6 +143,10 @@ KNOWN: dict[str, tuple[str, Callable[[Case, Layout, int], Any]]] = {
     "SequenceParallel trains what is frozen": (
         r": (weight blocks\.0\.norm\.\w+ after step|norm) \d",
         lambda case, one, _: one["sequence"] and case["frozen"] == "a block"),
+    "SequenceParallel: gradients of norms are not clipped": (
+        r": weight (blocks\.\d\.)?norm\.(weight|bias) after step \d",
+        lambda case, one, _: release() < (2, 12) and one.parallel == "tensor" and one["sequence"]
+        and case.clip),
     "FSDP1 gathers a frozen unit for nothing": (
         r"'NoneType' object has no attribute 'data'",
         lambda case, one, _: case["frozen"] and case["spare"]

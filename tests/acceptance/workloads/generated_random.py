@@ -7,10 +7,12 @@ seed results move with the inputs as the gradient says. Several draws are distri
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -35,6 +37,9 @@ KEPT = 6.5  # standard deviations of a binomial number
 DROPOUT = ("nn.functional.dropout", "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout")
 
 
+_OWN = list[list[torch.Generator]]()  # that graphs on a GPU have for what is drawn in both directions
+
+
 class Run(NamedTuple):
     """What one run gave: results, gradients, and the sum that they are gradients of with its parts' size."""
 
@@ -54,7 +59,7 @@ class Way(NamedTuple):
         """The program from a seed, or from where the generator is."""
         call = leaves_of(call)
         if seed is not None:
-            generated_judge.seed_all(seed)
+            _seed(seed)
         given = self.program.prepare(call.args)
         told = self.function(*given), self.program.left(given)
         roots, weights, inputs = rooted(call, told)
@@ -64,6 +69,34 @@ class Way(NamedTuple):
             grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True, materialize_grads=True)
         value = sum(float(one.sum()) for one in parts)
         return Run(generated_judge.numbers(told), list(grads), value, _size(parts))
+
+
+@contextlib.contextmanager
+def own_generators() -> Iterator[None]:
+    """Note the generators that a compiled graph on a GPU has for what it recomputes.
+
+    PyTorch seeds them from the processor's generator when the graph first runs. No later seed reaches them
+    (docs/reference/trust.md).
+    """
+    torch._dynamo.reset()  # loaded before its parts, which load each other
+    wrappers, name = torch._functorch._aot_autograd.runtime_wrappers, "initialize_rng_states"
+    make: Any = getattr(wrappers, name, None)
+
+    def noting(*args: Any, **kwargs: Any) -> None:
+        make(*args, **kwargs)
+        _OWN.extend(args[2:4])
+
+    before = make is None  # torch 2.7
+    with contextlib.nullcontext() if before else mock.patch.object(wrappers, name, noting):
+        yield
+
+
+def _seed(seed: int) -> None:
+    """Seed the devices; graphs make generators of their own again, as when they run first."""
+    generated_judge.seed_all(seed)
+    for states in _OWN:
+        states.clear()
+    _OWN.clear()
 
 
 def _size(parts: list[torch.Tensor]) -> float:
