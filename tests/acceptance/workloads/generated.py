@@ -322,10 +322,14 @@ def _judged(call: Call, needed: float, reference: generated_judge.Reference | No
         if broken and elsewhere and words.endswith(NO_ELEMENT) and _gives_nothing(call):
             return None
         return Said(math.inf, words) if broken else None
-    marks = frozenset(inside.marks)
-    said = [Said(*inside.worst, marks)] if inside.worst else []
     bound = FACTOR * needed
     units = _units(call, got, reference, bound) if reference and not inside.is_open else None
+    if reference and units is not None and units > bound and inside.has_chosen:
+        outputs = replace(call, gradients=False)
+        units = _units(outputs, generated_judge.results(outputs), reference, bound)
+        inside.marks.add(generated_inside.DOUBTED)
+    marks = frozenset(inside.marks)
+    said = [Said(*inside.worst, marks)] if inside.worst else []
     if units is not None:
         said.append(Said(units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed", marks))
     return max(said, default=None, key=lambda one: one.share)

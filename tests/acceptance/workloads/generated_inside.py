@@ -35,8 +35,8 @@ NO_RESULT = (
     "empty", "new_empty", "resize", "set", "_reshape_alias", "_linalg_svd", "_linalg_eigh", "linalg_eig",
     "_linalg_eigvals", "linalg_qr", "geqrf", "linalg_l", "_linalg_s", "linalg_householder_product", "ormqr",
 )  # fmt: skip
-# What excuses a kernel: what was measured on healthy ones, a doubt, or a known fault.
-PROFILE, DOUBTED, KNOWN = "its profile", "a doubt excuses a kernel", "a known fault is passed over"
+# What excuses a kernel: what was measured on healthy ones, a doubt, a known fault; and a gradient: a place.
+PROFILE, DOUBTED, KNOWN, CHOSEN = "its profile", "a doubt excuses", "a known fault is passed over", "a place"
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)
 # What kernels call the numbers that they write to places.
 WRITTEN = {"source", "src", "values", "value"}
@@ -59,6 +59,7 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         self.unjudged: dict[str, str] = {}
         self.is_open = False  # a kernel has several right results, or one that is excused
         self.marks: set[str] = set()  # what excused one
+        self.has_chosen = False  # a device chose another place among equal numbers, where a gradient goes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the kernel, then ask float64 with the operands that it got."""
@@ -82,8 +83,9 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         except REFUSED as error:  # in float64
             self.unjudged[key] = generated_elsewhere.first_line(error)
             return None
-        self.is_open |= bool(excused)
-        self.marks |= {excused} - {"", PROFILE}
+        self.has_chosen |= excused == CHOSEN
+        self.is_open |= excused not in {"", CHOSEN}
+        self.marks |= {excused} & {DOUBTED, KNOWN}
         return units
 
     @property
@@ -188,11 +190,11 @@ def _leaves_its_type(call: Call) -> bool:
 def _on_a_device(
     func: Any, call: Call, got: list[torch.Tensor], reference: generated_judge.Reference
 ) -> tuple[list[torch.Tensor], str]:
-    """What is judged of a device, and what excuses it: another place among equal numbers moves gradients."""
+    """What is judged of a device, and what it may do: another place among equal numbers moves gradients."""
     got = _alike(got, reference)
-    moved = any(generated_judge.are_places(*pair) for pair in zip(got, reference.right, strict=False))
+    chosen = any(generated_judge.are_places(*pair) for pair in zip(got, reference.right, strict=False))
     got, passed = generated_known.passed_over(func, call, got, reference.right)
-    return got, KNOWN if passed else DOUBTED if moved else ""
+    return got, KNOWN if passed else CHOSEN if chosen else ""
 
 
 def _alike(got: list[torch.Tensor], reference: generated_judge.Reference) -> list[torch.Tensor]:
