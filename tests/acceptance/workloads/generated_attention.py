@@ -108,7 +108,7 @@ def draw(source: random.Random, seed: int) -> Case:
         lse=flex and not source.randrange(3) and (on_gpu or backend == "flex"),
         empty=flex or not source.randrange(8),
         gaps=not source.randrange(3),
-        far=on_gpu and flex and not source.randrange(8),
+        far=on_gpu and flex and not source.randrange(8) and backend == "flex",  # compiled: pytorch#145869
         trained=backend != "flash" and bool(source.randrange(4)),
     )  # fmt: skip
 
@@ -156,8 +156,8 @@ def _is_taken(case: Case, on: str) -> bool:
 
 
 def _cannot_learn(case: Case, read: Mapping[str, Any]) -> bool:
-    """Whether a healthy torch fails to learn what is read: pytorch#145208 (error), #145869 (reads beyond)."""
-    return case.backend in FLEX and ("scalar" in read or (case.backend == "flex compiled" and case.far))
+    """Whether FlexAttention of a healthy torch ends in an error where this is learned: pytorch#145208."""
+    return case.backend in FLEX and "scalar" in read
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor) -> float:
