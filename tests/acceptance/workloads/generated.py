@@ -49,8 +49,6 @@ NEEDED, FACTOR = 4.0, 4.0
 # Of an operator's result, which has the roundings of all its kernels; each of these is judged by itself.
 # A lost element is 100 units in bfloat16 and 800 in float16.
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
-# Up to here, rounding that changes with the inputs' last bits is the algorithm's, where no kernel is judged.
-EXCUSED = 512.0  # float32 computed in TF32 is off by 8192 units
 WITNESS_S = 2.0  # of float64 on the processor, beside a device: many evaluations follow the first one
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
 # A refusal is loud, and grammars ask for what is refused. These errors are none: a kernel broke.
@@ -96,14 +94,6 @@ SHRINK_S = 60.0  # after which no try begins: a compiled one takes seconds
 NO_ELEMENT = ("invalid argument", "invalid configuration argument")
 # What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
 Drawn = tuple[str, list[tuple[str, Call]], float]
-
-
-class Said(NamedTuple):
-    """The distance as a share of the gate, words, and what excused a kernel."""
-
-    share: float
-    words: str
-    marks: frozenset[str] = frozenset()
 
 
 def check(
@@ -176,8 +166,8 @@ def margin(family: str, seed: int, number: int, sizes: str = "small") -> float |
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
         return None
-    repeats = said[0].share <= 1 or _repeats(family, drawn[1][said[1]][1], drawn[2])
-    return said[0].share if repeats else None
+    repeats = said[0] <= 1 or _repeats(family, drawn[1][said[2]][1], drawn[2])
+    return said[0] if repeats else None
 
 
 def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
@@ -244,9 +234,9 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
     if drawn is None or said is None:
         return None
     words, forms, needed = drawn
-    (margin, told, marks), n = said
+    margin, told, n = said
     if margin <= 1:
-        return margin, " ".join((words, *sorted(marks)))
+        return margin, f"{words}: {told}"
     form, call = forms[n]
     if not _repeats(family, call, needed):
         return None
@@ -258,15 +248,20 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
     )
 
 
-def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[Said, int] | None:
-    """The worst of calls with equal numbers, with what excused any of them, and which one it is."""
-    reference = None if forms[0][1].alone else _reference(forms[0][1])
-    judged = [(_judged(call, needed, reference), n) for n, (_, call) in enumerate(forms)]
-    found = [(said, n) for said, n in judged if said]
+def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[float, str, int] | None:
+    """The worst of calls with equal numbers: its share of the gate, words, and which one it is.
+
+    The words say what excused any of them.
+    """
+    reference, found = None if forms[0][1].alone else _reference(forms[0][1]), []
+    for n, (_, call) in enumerate(forms):
+        said = _judged(call, needed, reference)
+        found += [(*said, n)] if said else []
     if not found:
         return None
-    worst, n = max(found, key=lambda one: one[0].share)
-    return worst._replace(marks=frozenset().union(*(said.marks for said, _ in found))), n
+    share, told, n = max(found, key=lambda one: one[0])
+    marks = [mark for mark in LESS.values() if any(mark in one[1] for one in found) and mark not in told]
+    return share, "; ".join((told, *marks)), n
 
 
 def _repeats(family: str, call: Call, needed: float) -> bool:
@@ -303,8 +298,10 @@ def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
     return call.words, [("", call)], ATTENTION_NEEDED
 
 
-def _judged(call: Call, needed: float, reference: generated_judge.Reference | None = None) -> Said | None:
-    """How far a call is from float64; `None` if that does not take it either."""
+def _judged(
+    call: Call, needed: float, reference: generated_judge.Reference | None = None
+) -> tuple[float, str] | None:
+    """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
     began, elsewhere = time.process_time(), call.on is not None
     reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
     if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
@@ -317,47 +314,23 @@ def _judged(call: Call, needed: float, reference: generated_judge.Reference | No
         words = generated_elsewhere.first_line(error)
         # No compiler works beneath a dispatch mode, and FlexAttention always has one.
         taken = call.taken and not is_in_torch_dispatch_mode()
-        taken = taken and not any(word in words.lower() for word in NO_MEMORY)
         broken = taken or (not call.breaks and any(word in words.lower() for word in BROKEN))
-        if broken and elsewhere and words.endswith(NO_ELEMENT) and _gives_nothing(call):
-            return None
-        return Said(math.inf, words) if broken else None
+        broken = broken and not any(word in words.lower() for word in NO_MEMORY)
+        refused = elsewhere and words.endswith(NO_ELEMENT) and _gives_nothing(call)
+        return (math.inf, words) if broken and not refused else None
     bound = FACTOR * needed
-    units = _units(call, got, reference, bound) if reference and not inside.is_open else None
+    units = (
+        generated_doubts.of_result(call, got, reference, bound) if reference and not inside.is_open else None
+    )
     if reference and units is not None and units > bound and inside.has_chosen:
         outputs = replace(call, gradients=False)
-        units = _units(outputs, generated_judge.results(outputs), reference, bound)
+        units = generated_doubts.of_result(outputs, generated_judge.results(outputs), reference, bound)
         inside.marks.add(generated_inside.DOUBTED)
-    marks = frozenset(inside.marks)
-    said = [Said(*inside.worst, marks)] if inside.worst else []
+    said = [inside.worst] if inside.worst else []
     if units is not None:
-        said.append(Said(units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed", marks))
-    return max(said, default=None, key=lambda one: one.share)
-
-
-def _units(
-    call: Call, got: list[torch.Tensor], reference: generated_judge.Reference, bound: float
-) -> float | None:
-    """How far a result is from float64; `None` if it does not say so, or has no memory for it."""
-    try:
-        steady = replace(call, noisy=False)  # to ask how it changes with the last bits takes more calls
-        units = generated_judge.distance(steady, got, reference, enough=bound / 2)
-        if call.noisy and units is not None and bound < units < math.inf:
-            units = generated_judge.distance(call, got, reference)
-        if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
-            units = generated_judge.distance(replace(call, noisy=True), got, reference)
-            if units is not None and units > bound:
-                units = generated_doubts.by_steps(call, got, reference)
-            if units is not None and units > bound:
-                units = generated_doubts.by_twin(call, got, reference, units, bound)
-            return units
-        if units is not None and bound < units <= EXCUSED and not call.noisy:
-            return generated_judge.distance(call, got, reference, excused=True)
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        return None
-    return units
+        said.append((units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed"))
+    share, told = max(said, default=(None, ""))
+    return None if share is None else (share, "; ".join((told, *sorted(inside.marks))))
 
 
 def _gives_nothing(call: Call) -> bool:

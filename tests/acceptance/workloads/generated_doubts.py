@@ -69,15 +69,36 @@ def by_steps(call: Call, got: Sequence[torch.Tensor], reference: Reference) -> f
     return generated_judge.distance(replace(call, noisy=True, doubted=1.0), got, reference, more=more)
 
 
+def of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bound: float) -> float | None:
+    """How far a result is from float64; `None` if it does not say so, or has no memory for it."""
+    try:
+        steady = replace(call, noisy=False)  # to ask how it changes with the last bits takes more calls
+        units = generated_judge.distance(steady, got, reference, enough=bound / 2)
+        if call.noisy and units is not None and bound < units < math.inf:
+            units = generated_judge.distance(call, got, reference)
+        if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
+            units = generated_judge.distance(replace(call, noisy=True), got, reference)
+            steps = units is not None and units > bound
+            units = by_steps(call, got, reference) if steps else units
+            return by_twin(call, got, reference, units, bound)
+        if units is not None and bound < units <= EXCUSED and not call.noisy:
+            return generated_judge.distance(call, got, reference, excused=True)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        return None
+    return units
+
+
 def by_twin(
-    call: Call, got: Sequence[torch.Tensor], reference: Reference, units: float, enough: float
-) -> float:
+    call: Call, got: Sequence[torch.Tensor], reference: Reference, units: float | None, enough: float
+) -> float | None:
     """How far a device's result is from float64, or from what the processor gives in the same type.
 
     Each number may be near either. So what the processor has right excuses nothing, and what a type loses by
     its definition (a step that it rounds, a border, an overflow) is no fault of a device.
     """
-    if call.on is None or call.on.type == "cpu":
+    if units is None or units <= enough or call.on is None or call.on.type == "cpu":
         return units  # the processor is no twin of itself
     twin = generated_judge.results(replace(call, on=None))[: len(got)]
     if [one.shape for one in twin] != [one.shape for one in got]:

@@ -65,6 +65,8 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         """Run the kernel, then ask float64 with the operands that it got."""
         kwargs = kwargs or {}
         call = _call(func, args, kwargs)
+        if call and call.on is not None:
+            generated_known.require_harmless(func, call)
         out = func(*args, **kwargs)
         if call:
             key = f"{name_of(func)} {str(call.dtype).removeprefix('torch.')}"
@@ -241,8 +243,7 @@ def _units(func: Any, call: Call, out: Any, key: str) -> tuple[float | None, str
         return enough, PROFILE
     try:
         units = generated_doubts.of_kernel(call, got, reference, units, alone=is_pointwise)
-        if units > enough:
-            units = generated_doubts.by_twin(call, got, reference, units, enough)
+        units = generated_doubts.by_twin(call, got, reference, units, enough) or 0.0
     except REFUSED:
         return units, ""
     return (enough, DOUBTED) if units <= enough else (units, "")
