@@ -1,6 +1,8 @@
 """Programs for a compiler: what is drawn, who judges them, and that drawn faults of a compiler are found."""
 
+import contextlib
 import functools
+import itertools
 import random
 import sys
 import time
@@ -29,6 +31,7 @@ from workloads import (
     generated_operators,
     generated_random,
 )
+from workloads.generated_compiled import Job
 from workloads.generated_compiled_items import Item, Program, shares_unsaid, tried
 from workloads.generated_judge import Call
 
@@ -183,3 +186,97 @@ def test_other_numbers_under_recomputation_are_seen(monkeypatch: pytest.MonkeyPa
         said = generated_random.judge(Item(program.name, call), program.compiled)
         assert said
         assert (said[0] > 1) is not keeps
+
+
+class Own:
+    """Dropout as a graph that recomputes has it on a GPU: forward and backward have a generator each."""
+
+    def __init__(self, other: int) -> None:
+        self.forward, self.backward = list[torch.Generator](), list[torch.Generator]()
+        self.other = other  # 0 where both draw the same
+
+    def __call__(self, x: torch.Tensor, *_: object) -> tuple[torch.Tensor]:
+        """Make the generators in the first call, and draw."""
+        if not self.forward:
+            torch._functorch._aot_autograd.runtime_wrappers.initialize_rng_states(
+                1, self.other, self.forward, self.backward, device=x.device
+            )
+        masks = [torch.rand(x.shape, generator=one[0]) < 0.75 for one in (self.forward, self.backward)]
+        y = x * masks[1] / 0.75
+        return (y + (x.detach() * masks[0] / 0.75 - y).detach(),)
+
+
+def seeded_once(_count: int, other: int, *states: list[torch.Generator], **_: object) -> None:
+    """Seed the generators of a graph as torch does: from the processor's."""
+    seed = int(torch.randint(2**62, ()))
+    for n, one in enumerate(states):
+        one.append(torch.Generator().manual_seed(seed + n * other))
+
+
+@pytest.mark.parametrize(("noted", "other", "words"), [(True, 0, ""), (True, 1, GRADIENT), (False, 0, SEED)])
+def test_generators_of_a_graph_are_seeded_with_the_others(
+    monkeypatch: pytest.MonkeyPatch, noted: bool, other: int, words: str
+) -> None:
+    torch._dynamo.reset()
+    wrappers = torch._functorch._aot_autograd.runtime_wrappers
+    monkeypatch.setattr(wrappers, "initialize_rng_states", seeded_once)
+    program = Program("nn.functional.dropout", functional.dropout, (64, 64))
+    x = torch.linspace(0.5, 2, 4096).view(64, 64)
+    call = Call(program, (x, ((), {"p": 0.25}), ((), {})), {}, torch.float32, gradients=True)
+    with generated_random.own_generators() if noted else contextlib.nullcontext():
+        said = generated_random.judge(Item(program.name, call), Own(other))
+    assert said
+    assert (said[0] > 1) is bool(words)
+    assert words in said[1]
+
+
+class Raising:
+    """An operator that raises from one of its calls on, or where a compiler traces it."""
+
+    def __init__(self, operator: Callable[..., torch.Tensor], error: Exception, after: int) -> None:
+        self.operator, self.error, self.left = operator, error, after
+
+    def __call__(self, *args: object, **kwargs: object) -> torch.Tensor:
+        """Count the call. A tracer asks for nothing that changes, or it would trace each call anew."""
+        if torch.compiler.is_compiling():
+            if self.error.args[0] == TRACED:
+                raise self.error
+        else:
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
+        return self.operator(*args, **kwargs)
+
+
+TRACED = "raised where it is traced"
+ERRORS = (
+    NotImplementedError("\"planted_cpu\" not implemented for 'Half'"),
+    KeyError("planted"),
+    TypeError("no"),
+)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("exp", False), ("exp", True), ("nn.functional.rrelu", False)])
+def test_an_operator_that_raises_ends_no_process(
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong: bool
+) -> None:
+    """Whenever it does: while samples are drawn, where it is compiled or judged, while it is made smaller."""
+    op, job = generated_operators.table()[name], Job(0, 0, "aot_eager")
+    monkeypatch.setattr(generated_compiled, "rows", lambda _: [(name, "float32")])
+    monkeypatch.setitem(generated_compiled.SHRINKS, job.backend, 2)
+    for module in (generated_compiled, generated_random) if wrong else ():
+        monkeypatch.setattr(module, "judge", lambda *_: (2.0, "planted"))
+    most, found, operator = 10**6, set[str](), generated_compiled_items.function_of(name)
+    counted = Raising(operator, KeyError(""), most)
+    monkeypatch.setattr(op, "op", counted)
+    whole = generated_compiled.run(job)
+    assert (whole["drawn"], whole["judged"], len(whole["failed"])) == (1, 1, wrong)
+    calls = most - counted.left
+    planted = list(zip(range(0, calls, max(1, calls // 9)), itertools.cycle(ERRORS), strict=False))
+    for n, error in [*planted, (most, RuntimeError(TRACED))]:
+        monkeypatch.setattr(op, "op", Raising(operator, error, n))
+        told = generated_compiled.run(job)
+        counts = {key: len(told[key]) for key in ("refused", "unsure")} | {"judged": told["judged"]}
+        assert sum(counts.values()) == told["drawn"]
+        found |= {key for key, count in counts.items() if count} or {"not drawn"}
+    assert found >= {"not drawn", "refused"}
