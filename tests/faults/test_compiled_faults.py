@@ -1,12 +1,12 @@
 """Programs for a compiler: what is drawn, who judges them, and that drawn faults of a compiler are found."""
 
-import contextlib
 import functools
 import itertools
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -141,18 +141,42 @@ class Again(torch.autograd.Function):
         return by_mask(gradient)
 
 
-def by_mask(x: torch.Tensor, share: float = 0.75, alike: int = 1, seed: int | None = None) -> torch.Tensor:
+def by_mask(
+    x: torch.Tensor, share: float = 0.75, alike: int = 1, seed: int | None = None, source: Any = None
+) -> torch.Tensor:
     """Dropout, with faults."""
     if seed is not None:
         torch.default_generator.manual_seed(seed or time.perf_counter_ns())
-    mask = torch.rand(x.numel() // alike) < share
+    mask = torch.rand(x.numel() // alike, generator=source) < share
     return x * mask.repeat_interleave(alike).view(x.shape) / 0.75
+
+
+def of_a_graph(apart: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Dropout recomputed on a GPU: forward and backward have a generator each, `apart` by their seeds."""
+    forward, backward = list[torch.Generator](), list[torch.Generator]()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        if not forward:
+            torch._functorch._aot_autograd.runtime_wrappers.initialize_rng_states(1, apart, forward, backward)
+        y = by_mask(x, source=backward[0])
+        return y + (by_mask(x, source=forward[0]) - y).detach()
+
+    return run
+
+
+def seeded_once(_count: int, apart: int, *states: list[torch.Generator]) -> None:
+    """Make the generators of a graph as torch does: from the processor's."""
+    seed = int(torch.randint(2**62, ()))
+    for n, one in enumerate(states):
+        one.append(torch.Generator().manual_seed(seed + n * apart))
 
 
 # A fault, and what is said of it where a compiler has it, and where eager mode has it too.
 GRADIENT, SEED = "gradient is not that of the numbers", "the same seed gives other numbers"
 WRONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str]] = {
     "nothing": (by_mask, "", ""),
+    "generators of its own": (of_a_graph(0), "", ""),
+    "other generators in backward": (of_a_graph(1), GRADIENT, GRADIENT),
     "backward draws again": (Again.apply, GRADIENT, GRADIENT),
     "groups of four are alike": (functools.partial(by_mask, alike=4), "distributed", ""),
     "it keeps more": (functools.partial(by_mask, share=0.8), "distributed", "another share"),
@@ -162,14 +186,18 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_numbers_that_are_drawn_wrong_are_seen(what: str) -> None:
+def test_numbers_that_are_drawn_wrong_are_seen(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    wrappers = torch._functorch._aot_autograd.runtime_wrappers
+    monkeypatch.setattr(wrappers, "initialize_rng_states", seeded_once, raising=False)
     dtype = torch.bfloat16 if "again" in what else torch.float32
     faulty, compiled, eager = WRONG[what]
     x = torch.linspace(0.5, 2, 4096).view(64, 64).to(dtype)
     for operator, words in ((functional.dropout, compiled), (lambda x, **_: faulty(x), eager)):
         program = Program("nn.functional.dropout", operator, (64, 64))
         call = Call(program, (x, ((), {"p": 0.25}), ((), {})), {}, dtype, gradients=True)
-        said = generated_random.judge(Item(program.name, call), lambda x, *_: (faulty(x),))
+        with generated_random.own_generators():
+            said = generated_random.judge(Item(program.name, call), lambda x, *_: (faulty(x),))
         assert said
         assert (said[0] > 1) is bool(words)
         assert words in said[1]
@@ -188,72 +216,15 @@ def test_other_numbers_under_recomputation_are_seen(monkeypatch: pytest.MonkeyPa
         assert (said[0] > 1) is not keeps
 
 
-class Own:
-    """Dropout as a graph that recomputes has it on a GPU: forward and backward have a generator each."""
+def raising(operator: Callable[..., object], calls: Iterator[int], error: Exception) -> Callable[..., object]:
+    """An operator that raises when its calls are used up; a tracer's are not counted."""
 
-    def __init__(self, other: int) -> None:
-        self.forward, self.backward = list[torch.Generator](), list[torch.Generator]()
-        self.other = other  # 0 where both draw the same
+    def run(*args: object, **kwargs: object) -> object:
+        if not torch.compiler.is_compiling() and next(calls, None) is None:
+            raise error
+        return operator(*args, **kwargs)
 
-    def __call__(self, x: torch.Tensor, *_: object) -> tuple[torch.Tensor]:
-        """Make the generators in the first call, and draw."""
-        if not self.forward:
-            torch._functorch._aot_autograd.runtime_wrappers.initialize_rng_states(
-                1, self.other, self.forward, self.backward, device=x.device
-            )
-        masks = [torch.rand(x.shape, generator=one[0]) < 0.75 for one in (self.forward, self.backward)]
-        y = x * masks[1] / 0.75
-        return (y + (x.detach() * masks[0] / 0.75 - y).detach(),)
-
-
-def seeded_once(_count: int, other: int, *states: list[torch.Generator], **_: object) -> None:
-    """Seed the generators of a graph as torch does: from the processor's."""
-    seed = int(torch.randint(2**62, ()))
-    for n, one in enumerate(states):
-        one.append(torch.Generator().manual_seed(seed + n * other))
-
-
-@pytest.mark.parametrize(("noted", "other", "words"), [(True, 0, ""), (True, 1, GRADIENT), (False, 0, SEED)])
-def test_generators_of_a_graph_are_seeded_with_the_others(
-    monkeypatch: pytest.MonkeyPatch, noted: bool, other: int, words: str
-) -> None:
-    torch._dynamo.reset()
-    wrappers = torch._functorch._aot_autograd.runtime_wrappers
-    monkeypatch.setattr(wrappers, "initialize_rng_states", seeded_once)
-    program = Program("nn.functional.dropout", functional.dropout, (64, 64))
-    x = torch.linspace(0.5, 2, 4096).view(64, 64)
-    call = Call(program, (x, ((), {"p": 0.25}), ((), {})), {}, torch.float32, gradients=True)
-    with generated_random.own_generators() if noted else contextlib.nullcontext():
-        said = generated_random.judge(Item(program.name, call), Own(other))
-    assert said
-    assert (said[0] > 1) is bool(words)
-    assert words in said[1]
-
-
-class Raising:
-    """An operator that raises from one of its calls on, or where a compiler traces it."""
-
-    def __init__(self, operator: Callable[..., torch.Tensor], error: Exception, after: int) -> None:
-        self.operator, self.error, self.left = operator, error, after
-
-    def __call__(self, *args: object, **kwargs: object) -> torch.Tensor:
-        """Count the call. A tracer asks for nothing that changes, or it would trace each call anew."""
-        if torch.compiler.is_compiling():
-            if self.error.args[0] == TRACED:
-                raise self.error
-        else:
-            self.left -= 1
-            if self.left < 0:
-                raise self.error
-        return self.operator(*args, **kwargs)
-
-
-TRACED = "raised where it is traced"
-ERRORS = (
-    NotImplementedError("\"planted_cpu\" not implemented for 'Half'"),
-    KeyError("planted"),
-    TypeError("no"),
-)
+    return run
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("exp", False), ("exp", True), ("nn.functional.rrelu", False)])
@@ -261,22 +232,26 @@ def test_an_operator_that_raises_ends_no_process(
     monkeypatch: pytest.MonkeyPatch, name: str, wrong: bool
 ) -> None:
     """Whenever it does: while samples are drawn, where it is compiled or judged, while it is made smaller."""
-    op, job = generated_operators.table()[name], Job(0, 0, "aot_eager")
+    operator, job = generated_compiled_items.function_of(name), Job(0, 0, "aot_eager")
     monkeypatch.setattr(generated_compiled, "rows", lambda _: [(name, "float32")])
     monkeypatch.setitem(generated_compiled.SHRINKS, job.backend, 2)
-    for module in (generated_compiled, generated_random) if wrong else ():
-        monkeypatch.setattr(module, "judge", lambda *_: (2.0, "planted"))
-    most, found, operator = 10**6, set[str](), generated_compiled_items.function_of(name)
-    counted = Raising(operator, KeyError(""), most)
-    monkeypatch.setattr(op, "op", counted)
-    whole = generated_compiled.run(job)
-    assert (whole["drawn"], whole["judged"], len(whole["failed"])) == (1, 1, wrong)
-    calls = most - counted.left
-    planted = list(zip(range(0, calls, max(1, calls // 9)), itertools.cycle(ERRORS), strict=False))
-    for n, error in [*planted, (most, RuntimeError(TRACED))]:
-        monkeypatch.setattr(op, "op", Raising(operator, error, n))
-        told = generated_compiled.run(job)
-        counts = {key: len(told[key]) for key in ("refused", "unsure")} | {"judged": told["judged"]}
-        assert sum(counts.values()) == told["drawn"]
-        found |= {key for key, count in counts.items() if count} or {"not drawn"}
-    assert found >= {"not drawn", "refused"}
+    if wrong:
+        monkeypatch.setattr(generated_compiled, "judge", lambda *_: (2.0, "planted"))
+    counted, told = itertools.count(), list[dict[str, int]]()
+    errors = itertools.cycle([NotImplementedError("'planted_cpu' not implemented"), KeyError(), TypeError()])
+
+    def run(calls: Iterator[int]) -> None:
+        op = generated_operators.table()[name]
+        monkeypatch.setattr(op, "op", raising(operator, calls, next(errors)))
+        said = generated_compiled.run(job)
+        counts = {key: len(said[key]) for key in ("refused", "unsure", "failed")}
+        told.append({key: said[key] for key in ("drawn", "judged")} | counts)
+
+    run(counted)
+    assert (told[0]["drawn"], told[0]["judged"], told[0]["failed"]) == (1, 1, wrong)
+    calls = next(counted)
+    for n in range(0, calls, max(1, calls // 9)):
+        run(iter(range(n)))
+    assert all(one["drawn"] == one["judged"] + one["refused"] + one["unsure"] for one in told)
+    assert {one["drawn"] for one in told} == {0, 1}
+    assert wrong or any(one["refused"] or one["unsure"] for one in told)
