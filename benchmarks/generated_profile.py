@@ -82,8 +82,8 @@ def needs(of: tuple[int, int], watch: Watch = generated_inside.Inside) -> tuple[
                 for one in more:
                     keep(generated_inside.profile(), *one)
         said = generated._worst(forms, generated.OPERATORS_NEED[case.dtype]) if forms else None
-        if said and said[0] > 0.5:  # its kernels are at most there now
-            grown.append(("operators" if "units" in said[1] else "broken", case.operator, 0))
+        if said and said[0].share > 0.5:  # its kernels are at most there now
+            grown.append(("operators" if "units" in said[0].words else "broken", case.operator, 0))
             keep(generated_inside.profile(), *grown[-1])
     return str(case), grown
 

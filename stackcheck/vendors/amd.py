@@ -70,12 +70,15 @@ def partition() -> str | None:
 
 
 def container_needs() -> ContainerNeeds:
-    """KFD and the render nodes, by path, with the numeric groups that own them on this host.
+    """KFD and the GPUs' render nodes, by path, with the numeric groups that own them on this host.
 
-    Group names inside an image map to other numbers (ROCm-docker#90, #116), so numbers are passed.
-    Scratch memory is kept where a GPU's MEC firmware cannot reclaim it, which no image can know.
+    A container or a job that may open only some GPUs can see the nodes of all in /dev. The kernel shows it
+    the properties of its own alone (kfd_devcgroup_check_permission); an engine outside would give the
+    image the others. Group names inside an image map to other numbers (ROCm-docker#90, #116), so numbers are
+    passed. Scratch memory is kept where a GPU's MEC firmware cannot reclaim it, which no image can know.
     """
-    nodes = [DEV / "kfd", *sorted((DEV / "dri").glob("renderD*"))]
+    own = {f"renderD{gpu.get('drm_render_minor')}" for gpu in _gpus()}
+    nodes = [DEV / "kfd", *(node for node in sorted((DEV / "dri").glob("renderD*")) if node.name in own)]
     there = [node for node in nodes if node.exists()]
     return ContainerNeeds(
         devices=tuple(str(node) for node in there),

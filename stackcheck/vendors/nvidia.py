@@ -94,15 +94,22 @@ def partition() -> str | None:
 
 
 def container_needs() -> ContainerNeeds:
-    """A CDI device where a specification is installed, else the nodes and the driver's libraries by path."""
+    """CDI devices where a specification is installed, else the nodes and the driver's libraries by path.
+
+    NVML makes the nodes of all GPUs, also in a container or a Slurm job that may open only some of them. An
+    engine outside would give the others to the image, so only devices that NVML lists are named.
+    """
+    minors, uuids = _listed()
+    others = {*DEV.glob("nvidia[0-9]*")} - {DEV / f"nvidia{minor}" for minor in minors}
     if any(spec.exists() for spec in CDI_SPECS):
+        names = uuids if others else ["all"]
         return ContainerNeeds(
-            devices=("nvidia.com/gpu=all",),
+            devices=tuple(f"nvidia.com/gpu={name}" for name in names),
             ulimits=UNLIMITED_PINNING,
-            remark="NVIDIA: CDI device nvidia.com/gpu=all",
+            remark=f"NVIDIA: CDI devices: {len(names) if others else 'all'}",
         )
     paths = {node for node in DEV.glob("nvidia*") if node.is_char_device()}
-    nodes = sorted(str(node) for node in paths - _other_devices())
+    nodes = sorted(str(node) for node in paths - others)
     caps = sorted(str(node) for node in (DEV / "nvidia-caps").glob("*"))
     libraries = tuple(_driver_libraries())
     return ContainerNeeds(
@@ -115,15 +122,12 @@ def container_needs() -> ContainerNeeds:
     )
 
 
-def _other_devices() -> set[Path]:
-    """The nodes in /dev whose device NVML does not list.
-
-    NVML makes the nodes of all GPUs, also in a container or a Slurm job that may open only some of them. An
-    engine outside would give the others to the image.
-    """
+def _listed() -> tuple[list[int], list[str]]:
+    """The numbers of the nodes of all GPUs that NVML lists, and their UUIDs, by which CDI names them too."""
     with _nvml() as up:
-        minors = [pynvml.nvmlDeviceGetMinorNumber(handle) for handle in _handles()] if up else []
-    return {*DEV.glob("nvidia[0-9]*")} - {DEV / f"nvidia{minor}" for minor in minors}
+        handles = _handles() if up else []
+        minors = [pynvml.nvmlDeviceGetMinorNumber(handle) for handle in handles]
+        return minors, [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 import functools
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,18 @@ from planting import TESTS
 pytest.importorskip("torch", reason="the suites need torch")
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated, generated_elsewhere, generated_inside, generated_judge, generated_operators
+from workloads import (
+    generated,
+    generated_doubts,
+    generated_elsewhere,
+    generated_inside,
+    generated_judge,
+    generated_operators,
+)
 from workloads.generated_elsewhere import DeviceLostError
 from workloads.generated_judge import Call
 
@@ -74,13 +84,26 @@ def test_a_device_that_answers_nothing_more_ends_the_case(monkeypatch: pytest.Mo
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     call = Call(asserts, (torch.ones(3),), {}, torch.float32, inside=True, on=CPU)
-    assert generated._judged(call, 4.0) == (
+    assert generated._judged(call, 4.0)[:2] == (
         float("inf"),
         "RuntimeError: CUDA error: device-side assert triggered",
     )
     monkeypatch.setattr(generated_elsewhere, "synchronize", dead)
     with pytest.raises(DeviceLostError, match=r"^RuntimeError: CUDA error: device-side assert triggered$"):
         generated._judged(call, 4.0)
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(0, True), (2, False)])
+def test_a_refused_launch_for_no_element_is_a_refusal(size: int, is_refused: bool) -> None:
+    """Of a result with elements it is a failure."""
+
+    def launches(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is torch.float32:
+            raise RuntimeError("CUDA error: invalid argument\nmore")
+        return x[:size]
+
+    said = generated._judged(Call(launches, (torch.ones(3),), {}, torch.float32, on=CPU), 4.0)
+    assert (said is None) is is_refused
 
 
 def test_what_breaks_a_healthy_device_is_not_sent() -> None:
@@ -192,6 +215,126 @@ def test_no_place_among_many_equal_numbers_is_wrong_on_a_device() -> None:
         call = Call(lambda x, given=given: x.argmax(1) if x.dtype is torch.float64 else given, (x,), {},
                     torch.bfloat16, on=CPU)  # fmt: skip
         assert generated_judge.distance(call) == expected
+
+
+def judged(func: Any, args: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[float, str]:
+    """A kernel's units on a device that changes what it gives so, and what excuses more."""
+
+    def on_a_device(*given: Any, **more: Any) -> Any:
+        out = func(*given, **more)
+        return change(out) if next(generated_judge.leaves(out)).dtype is torch.float32 else out
+
+    call = generated_inside._call(func, args, {})
+    assert call is not None
+    units, excused = generated_inside._units(
+        func,
+        replace(call, function=on_a_device),
+        on_a_device(*args),
+        f"{generated_inside.name_of(func)} float32",
+    )
+    return units or 0.0, excused
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_another_place_is_that_of_an_equal_number() -> None:
+    x, sort = torch.tensor([[2.0, 0.0, 0.0, 1.0]]), torch.ops.aten.sort.default
+    for places, said in {
+        (1, 2, 3, 0): (0.0, ""),
+        (2, 1, 3, 0): (0.0, generated_inside.CHOSEN),
+        (1, 2, 0, 3): (float("inf"), ""),
+        (1, 2, 3, 4): (float("inf"), ""),
+        (1, 2, 3, -1): (float("inf"), ""),
+    }.items():
+        assert judged(sort, (x,), lambda out, at=places: (out[0], torch.tensor([at]))) == said
+
+
+class OtherPlaces(TorchDispatchMode):
+    """A sort that takes the last one of equal numbers first, and a fault in what follows it."""
+
+    fault = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As on some device."""
+        out = func(*args, **(kwargs or {}))
+        if "sort" in str(func) and args[0].dtype is torch.float32:
+            return out[0], args[0].shape[-1] - 1 - func(args[0].flip(-1), *args[1:], **(kwargs or {}))[1]
+        return out + self.fault if "aten.neg" in str(func) and out.dtype is torch.float32 else out
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("fault", [0.0, 1.0])
+def test_a_moved_gradient_is_a_doubt_and_a_wrong_output_is_none(
+    fault: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OtherPlaces, "fault", fault)
+    monkeypatch.setattr(generated_inside, "_has_one_answer", lambda func: "sort" in str(func))
+    x = torch.tensor([[2.0, 0.0, 0.0, 1.0]])
+    call = Call(lambda x: -x.sort().values, (x,), {}, torch.float32, True, inside=True, on=CPU)
+    with OtherPlaces():
+        said = generated._judged(call, 4.0)
+    assert said is not None
+    assert (said.share > 1) is bool(fault)
+    assert said.marks == {generated_inside.DOUBTED}
+
+
+def test_what_the_processor_has_wrong_in_the_same_type_is_no_fault_of_a_device() -> None:
+    """Rounded steps of bfloat16 are 60 units off where numbers cancel; what a device alone has is wrong."""
+    linspace, place = torch.ops.aten.linspace.Tensor_Scalar, torch.device("cuda")
+    call = Call(linspace, (torch.tensor(4.3), -3, 50), {"dtype": torch.bfloat16}, torch.float32)
+    got, reference = generated_judge.results(call), generated_judge.Reference(call)
+    assert generated_judge.distance(call, got, reference, 6) > 24
+    assert generated_doubts.by_twin(call, got, reference, 60.0, 6) == 60.0
+    assert generated_doubts.by_twin(replace(call, on=place), got, reference, 60.0, 6) <= 1
+    for n in range(50):
+        wrong = got[0].clone()
+        wrong[n] += 0.5
+        assert generated_doubts.by_twin(replace(call, on=place), [wrong], reference, 1e9, 6) > 24
+
+
+X, ROW, ATEN = torch.rand(1, 1, 4, 2), torch.tensor([[1.0], [2.0], [torch.nan]]), torch.ops.aten
+GIVEN = torch.arange(1.0, 17.0).view(1, 1, 16)
+
+
+def lost(out: torch.Tensor) -> torch.Tensor:
+    """NaN is a number."""
+    return out.nan_to_num(0)
+
+
+def moved(out: torch.Tensor) -> torch.Tensor:
+    """The last gradient goes one place too far."""
+    return out.index_add(2, torch.tensor([24, 25]), torch.tensor([[[16.0, -16.0]]]))
+
+
+KNOWN = {  # a kernel, its arguments, what a device does; whether a known fault explains it, up to which torch
+    "NaN is lost": (ATEN._cdist_forward.default, (ROW, ROW, 0.0, None), lost, "2.11.0"),
+    "NaN of another norm": (ATEN._cdist_forward.default, (ROW, ROW, 1.0, None), lost, ""),
+    "one column": (ATEN._upsample_bilinear2d_aa.default, (X, [3, 1], False), lambda out: out + 1, "9.0"),
+    "two columns": (ATEN._upsample_bilinear2d_aa.default, (X, [3, 2], False), lambda out: out + 1, ""),
+    "nearest": (ATEN.upsample_nearest1d_backward.default, (GIVEN, [16], [1, 1, 27], 0.6), moved, "9.0"),
+    "another scale": (ATEN.upsample_nearest1d_backward.default, (GIVEN, [16], [1, 1, 32], 0.5), moved, ""),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("what", KNOWN)
+def test_a_known_fault_is_passed_over_where_it_strikes_and_nowhere_else(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, args, change, until = KNOWN[what]
+    for version in ("2.11.0", "2.12.1"):
+        monkeypatch.setattr(torch, "__version__", version)
+        is_known = version <= until
+        units, excused = judged(kernel, args, change)
+        assert (units < 4, excused) == (is_known, generated_inside.KNOWN if is_known else "")
+    if what == "nearest":  # a place where forward and backward agree
+        assert judged(kernel, args, lambda out: moved(out).index_fill(2, torch.tensor([0]), 7.0))[0] > 100
+
+
+def test_too_many_doubts_fail() -> None:
+    report = {"family": "operators", "seed": 0, "drawn": 20, "least": 20, "judged": 20, "worst": 0.0,
+              "failed": [], "doubted": 3}  # fmt: skip
+    with pytest.raises(AssertionError, match="3 of 20 have a doubt"):
+        generated.require(report, lambda *_, **__: None, 0.5)
 
 
 def test_one_dropped_number_is_a_draw() -> None:

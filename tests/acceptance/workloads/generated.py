@@ -82,12 +82,28 @@ FEWER_BITS = (
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 )
 # Cases of which less is judged, by what their words say.
-LESS = {"forward_only": generated_attention.FORWARD, "passed_over": generated_attention.PASSED}
+LESS = {
+    "forward_only": generated_attention.FORWARD,
+    "passed_over": generated_attention.PASSED,
+    "doubted": generated_inside.DOUBTED,
+    "known": generated_inside.KNOWN,
+}
+MOST_DOUBTED = 0.1  # of the judged cases
 AGAIN = 3  # calls with the same sizes and other numbers, of which most must fail as well
 SHRINKS = 40  # tries for one failure
 SHRINK_S = 60.0  # after which no try begins: a compiled one takes seconds
+# A kernel that is launched for no element; nothing is damaged by that.
+NO_ELEMENT = ("invalid argument", "invalid configuration argument")
 # What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
 Drawn = tuple[str, list[tuple[str, Call]], float]
+
+
+class Said(NamedTuple):
+    """The distance as a share of the gate, words, and what excused a kernel."""
+
+    share: float
+    words: str
+    marks: frozenset[str] = frozenset()
 
 
 def check(
@@ -160,8 +176,8 @@ def margin(family: str, seed: int, number: int, sizes: str = "small") -> float |
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
         return None
-    repeats = said[0] <= 1 or _repeats(family, drawn[1][said[2]][1], drawn[2])
-    return said[0] if repeats else None
+    repeats = said[0].share <= 1 or _repeats(family, drawn[1][said[1]][1], drawn[2])
+    return said[0].share if repeats else None
 
 
 def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
@@ -187,6 +203,10 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
         )
     if report["drawn"] < report["least"]:
         raise AssertionError(f"only {report['drawn']} of at least {report['least']} cases were drawn")
+    if report.get("doubted", 0) > MOST_DOUBTED * report["judged"]:
+        raise AssertionError(
+            f"{report['doubted']} of {report['judged']} have a doubt, at most {MOST_DOUBTED:.0%} may"
+        )
     if not report["drawn"] or report["judged"] < least * report["drawn"]:
         raise AssertionError(
             f"only {report['judged']} of {report['drawn']} could be judged, at least {least:.0%} must be"
@@ -224,9 +244,9 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
     if drawn is None or said is None:
         return None
     words, forms, needed = drawn
-    margin, told, n = said
+    (margin, told, marks), n = said
     if margin <= 1:
-        return margin, words
+        return margin, " ".join((words, *sorted(marks)))
     form, call = forms[n]
     if not _repeats(family, call, needed):
         return None
@@ -238,13 +258,15 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
     )
 
 
-def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[float, str, int] | None:
-    """The worst of calls with equal numbers: its share of the gate, words, and which one it is."""
-    reference, found = None if forms[0][1].alone else _reference(forms[0][1]), []
-    for n, (_, call) in enumerate(forms):
-        said = _judged(call, needed, reference)
-        found += [(*said, n)] if said else []
-    return max(found, default=None, key=lambda one: one[0])
+def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[Said, int] | None:
+    """The worst of calls with equal numbers, with what excused any of them, and which one it is."""
+    reference = None if forms[0][1].alone else _reference(forms[0][1])
+    judged = [(_judged(call, needed, reference), n) for n, (_, call) in enumerate(forms)]
+    found = [(said, n) for said, n in judged if said]
+    if not found:
+        return None
+    worst, n = max(found, key=lambda one: one[0].share)
+    return worst._replace(marks=frozenset().union(*(said.marks for said, _ in found))), n
 
 
 def _repeats(family: str, call: Call, needed: float) -> bool:
@@ -281,10 +303,8 @@ def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
     return call.words, [("", call)], ATTENTION_NEEDED
 
 
-def _judged(
-    call: Call, needed: float, reference: generated_judge.Reference | None = None
-) -> tuple[float, str] | None:
-    """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
+def _judged(call: Call, needed: float, reference: generated_judge.Reference | None = None) -> Said | None:
+    """How far a call is from float64; `None` if that does not take it either."""
     began, elsewhere = time.process_time(), call.on is not None
     reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
     if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
@@ -299,13 +319,20 @@ def _judged(
         taken = call.taken and not is_in_torch_dispatch_mode()
         taken = taken and not any(word in words.lower() for word in NO_MEMORY)
         broken = taken or (not call.breaks and any(word in words.lower() for word in BROKEN))
-        return (float("inf"), words) if broken else None
-    said = [inside.worst] if inside.worst else []
+        if broken and elsewhere and words.endswith(NO_ELEMENT) and _gives_nothing(call):
+            return None
+        return Said(math.inf, words) if broken else None
     bound = FACTOR * needed
     units = _units(call, got, reference, bound) if reference and not inside.is_open else None
+    if reference and units is not None and units > bound and inside.has_chosen:
+        outputs = replace(call, gradients=False)
+        units = _units(outputs, generated_judge.results(outputs), reference, bound)
+        inside.marks.add(generated_inside.DOUBTED)
+    marks = frozenset(inside.marks)
+    said = [Said(*inside.worst, marks)] if inside.worst else []
     if units is not None:
-        said.append((units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed"))
-    return max(said, default=None)
+        said.append(Said(units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed", marks))
+    return max(said, default=None, key=lambda one: one.share)
 
 
 def _units(
@@ -319,8 +346,11 @@ def _units(
             units = generated_judge.distance(call, got, reference)
         if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
             units = generated_judge.distance(replace(call, noisy=True), got, reference)
-            steps = units is not None and units > bound
-            return generated_doubts.by_steps(call, got, reference) if steps else units
+            if units is not None and units > bound:
+                units = generated_doubts.by_steps(call, got, reference)
+            if units is not None and units > bound:
+                units = generated_doubts.by_twin(call, got, reference, units, bound)
+            return units
         if units is not None and bound < units <= EXCUSED and not call.noisy:
             return generated_judge.distance(call, got, reference, excused=True)
     except RuntimeError as error:
@@ -328,6 +358,12 @@ def _units(
             raise
         return None
     return units
+
+
+def _gives_nothing(call: Call) -> bool:
+    """Whether no result of a call has an element."""
+    given = generated_judge.results(generated_judge.wide(replace(call, gradients=False)))
+    return not any(one.numel() for one in given)
 
 
 def is_sent(call: Call) -> bool:

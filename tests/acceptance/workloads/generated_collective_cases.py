@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from workloads import generated_collective_calls as calls
-from workloads.generated_collective_data import KINDS, PAIRED, REDUCING, Call
+from workloads.case_texts import Check, listed, named, one_of, parsed, refuse, whole
+from workloads.generated_collective_data import COMBINE, KINDS, PAIRED, REDUCING, Call
 
 Partition = tuple[tuple[int, ...], ...]
 Group = tuple[str, Partition]  # how it comes to be, and which ranks are together; others take no part
@@ -20,6 +21,8 @@ LARGEST = {"cuda": 26, "cpu": 19}  # powers of two, in bytes: of a case in all
 OBJECT = 12  # the same for an object
 FLOATS, WHOLE = ("fp64", "fp32", "fp16", "bf16"), ("int8", "uint8", "int32", "int64")
 COMPLEX, EIGHTS = ("c64", "c128"), ("e4m3", "e5m2")
+MODES = ("in turn", "async", "streams", "coalesced", "graph")
+VALUES = ("exact", "bits", "normal")
 COALESCED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
@@ -46,14 +49,33 @@ def _told(one: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(one).items() if value != plain[name]}
 
 
-def of_json(text: str) -> Case:
-    """A case from what is printed of it."""
-    found = json.loads(text)
-    groups = found.pop("groups", [WORLD])
-    return Case(
-        **found | {"calls": tuple(Call(**call) for call in found["calls"])},
-        groups=tuple((how, tuple(map(tuple, partition))) for how, partition in groups),
-    )
+def of_json(text: str, size: int) -> Case:
+    """A case from what is printed of it, for a number of ranks. Raises `CaseError`."""
+    flag, rank, order = one_of(False, True), whole(0, size - 1), whole(0)
+    call = {
+        "dtype": one_of(*KINDS), "count": whole(0), "reduce": one_of(*COMBINE), "values": one_of(*VALUES),
+        "offset": whole(-1), "root": whole(0), "uneven": whole(0, 4), "inplace": flag, "apart": flag,
+        "group": whole(0), "numbers": whole(0),
+    }  # fmt: skip
+    more = {"mode": one_of(*MODES), "order": order, "turns": whole(1), "late": whole(-1, size - 1)}
+    more |= {"registered": flag, "groups": listed(functools.partial(_group, rank), 1)}
+    calls_of = listed(named(Call, {"op": one_of(*calls.OPERATIONS)}, call), 1)
+    found: Case = parsed(text, named(Case, {"calls": calls_of}, more))
+    for number, one in enumerate(found.calls):
+        whole(0, len(found.groups) - 1)(one.group, f"case.calls[{number}].group")
+    return found
+
+
+def _group(rank: Check, value: Any, place: str) -> Group:
+    """How a group comes to be, and its parts, which have no common rank."""
+    if not isinstance(value, list) or len(value) != 2:
+        refuse(place, value, "a list of two: how, and which ranks are together")
+    how = one_of("world", "new", "made again")(value[0], f"{place}[0]")
+    parts = listed(listed(rank, 1), how != "world")(value[1], f"{place}[1]")
+    ranks = [one for part in parts for one in part]
+    if len(set(ranks)) < len(ranks) or (ranks and how == "world"):
+        refuse(place, value, "each rank at most once, and none with world")
+    return how, parts
 
 
 def draw(seed: int, number: int, size: int, *, device: str, lacks: frozenset[str] = frozenset()) -> Case:

@@ -10,9 +10,11 @@ tests/acceptance, with what is printed:
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
+import os
 import random
 import re
 import sys
@@ -30,7 +32,16 @@ from workloads import generated_collective_calls as calls
 from workloads.collective_groups import Watch, goes_on, watched
 from workloads.gates import Reading
 from workloads.generated_collective_calls import Member, Plain, Run
-from workloads.generated_collective_cases import WORLD, Case, Group, Partition, candidates, draw, of_json
+from workloads.generated_collective_cases import (
+    MODES,
+    WORLD,
+    Case,
+    Group,
+    Partition,
+    candidates,
+    draw,
+    of_json,
+)
 from workloads.ranks import Book, Ranks, joined
 from workloads.time_limits import scaled
 
@@ -91,7 +102,7 @@ def check(ranks: Ranks, groups: Groups, case: Case, tag: str) -> list[Reading]:
                 run.fill(turn)
             if case.late == ranks.rank:
                 time.sleep(LATE_S)
-            MODES[case.mode](case, runs, turn)
+            WAYS[case.mode](case, runs, turn)
             for run in runs:
                 found = [replace(one, gate=f"{run.call.op}: {one.gate}") for one in run.readings(turn)]
                 readings += found
@@ -165,7 +176,7 @@ def _graph(case: Case, runs: list[Run | Plain], turn: int) -> None:
     torch.cuda.synchronize()  # a graph that is gone cannot run
 
 
-MODES = {"in turn": _in_turn, "async": _async, "streams": _streams, "coalesced": _coalesced, "graph": _graph}
+WAYS = dict(zip(MODES, (_in_turn, _async, _streams, _coalesced, _graph), strict=True))
 
 
 class Judge:
@@ -290,7 +301,8 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=1)
     parser.add_argument("--most", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--case", type=of_json, metavar="JSON")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    parser.add_argument("--case", type=functools.partial(of_json, size=size), metavar="JSON")
     options = parser.parse_args()
     report: dict[str, Any] = {"family": "collectives", "seed": options.seed, "least": options.least}
     report |= {"drawn": 0, "judged": 0, "worst": 0.0, "failed": [], "refused": [], "hung": None}

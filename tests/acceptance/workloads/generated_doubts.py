@@ -69,6 +69,31 @@ def by_steps(call: Call, got: Sequence[torch.Tensor], reference: Reference) -> f
     return generated_judge.distance(replace(call, noisy=True, doubted=1.0), got, reference, more=more)
 
 
+def by_twin(
+    call: Call, got: Sequence[torch.Tensor], reference: Reference, units: float, enough: float
+) -> float:
+    """How far a device's result is from float64, or from what the processor gives in the same type.
+
+    Each number may be near either. So what the processor has right excuses nothing, and what a type loses by
+    its definition (a step that it rounds, a border, an overflow) is no fault of a device.
+    """
+    if call.on is None or call.on.type == "cpu":
+        return units  # the processor is no twin of itself
+    twin = generated_judge.results(replace(call, on=None))[: len(got)]
+    if [one.shape for one in twin] != [one.shape for one in got]:
+        return units
+    nearer = [_nearer(*each) for each in zip(got, twin, reference.right, strict=False)]
+    return min(units, generated_judge.distance(call, nearer, reference, enough) or 0.0)
+
+
+def _nearer(got: torch.Tensor, twin: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """Each number as far from float64 as it is from the nearer one of float64 and the twin."""
+    same = (got == twin) | ((got != got) & (twin != twin))  # noqa: PLR0124 only NaN is not itself
+    beside, off = (got.double() - twin.double()), (got.double() - ref.double())
+    chosen = torch.where(beside.abs() < off.abs(), (ref.double() + beside).to(got.dtype), got)
+    return torch.where(same, ref.to(got.dtype), chosen)
+
+
 def of_kernel(
     call: Call, got: Sequence[torch.Tensor], reference: Reference, units: float, *, alone: bool
 ) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import arch, generated_doubts, generated_elsewhere, generated_judge
+from workloads import arch, generated_doubts, generated_elsewhere, generated_judge, generated_known
 from workloads.generated_judge import Call
 
 # What healthy kernels need beyond half a gate, by benchmarks/generated_profile.py.
@@ -35,6 +35,8 @@ NO_RESULT = (
     "empty", "new_empty", "resize", "set", "_reshape_alias", "_linalg_svd", "_linalg_eigh", "linalg_eig",
     "_linalg_eigvals", "linalg_qr", "geqrf", "linalg_l", "_linalg_s", "linalg_householder_product", "ormqr",
 )  # fmt: skip
+# What excuses a kernel: what was measured on healthy ones, a doubt, a known fault; and a gradient: a place.
+PROFILE, DOUBTED, KNOWN, CHOSEN = "its profile", "a doubt excuses", "a known fault is passed over", "a place"
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)
 # What kernels call the numbers that they write to places.
 WRITTEN = {"source", "src", "values", "value"}
@@ -55,7 +57,9 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         self.counts: dict[str, int] = {}
         self.calls: collections.Counter[str] = collections.Counter()
         self.unjudged: dict[str, str] = {}
-        self.is_open = False  # a kernel has several right results, or one that its profile excuses
+        self.is_open = False  # a kernel has several right results, or one that is excused
+        self.marks: set[str] = set()  # what excused one
+        self.has_chosen = False  # a device chose another place among equal numbers, where a gradient goes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the kernel, then ask float64 with the operands that it got."""
@@ -68,18 +72,20 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
             if call.on is not None and _writes_twice(func, call):
                 self.is_open = True
                 return out
-            units = self._units(call, out, key) if self.calls[key] <= MOST_CALLS else None
+            units = self._units(func, call, out, key) if self.calls[key] <= MOST_CALLS else None
             if units is not None and units >= self.found.get(key, 0.0):
                 self.found[key], self.counts[key] = units, _added(name_of(func), call, out)
         return out
 
-    def _units(self, call: Call, out: Any, key: str) -> float | None:
+    def _units(self, func: Any, call: Call, out: Any, key: str) -> float | None:
         try:
-            units, excused = _units(call, out, key)
+            units, excused = _units(func, call, out, key)
         except REFUSED as error:  # in float64
             self.unjudged[key] = generated_elsewhere.first_line(error)
             return None
-        self.is_open |= excused
+        self.has_chosen |= excused == CHOSEN
+        self.is_open |= excused not in {"", CHOSEN}
+        self.marks |= {excused} & {DOUBTED, KNOWN}
         return units
 
     @property
@@ -157,8 +163,7 @@ def _writes_twice(func: Any, call: Call) -> bool:
 
     The processor leaves the last one there, and a device any of them.
     """
-    names = [one.name for one in func._schema.arguments]
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    given = generated_known.arguments(func, call)
     several = any(
         generated_judge.is_tensor(given[one]) and given[one].numel() > 1 for one in WRITTEN & given.keys()
     )
@@ -182,6 +187,16 @@ def _leaves_its_type(call: Call) -> bool:
     return most > math.sqrt(torch.finfo(call.dtype).max)
 
 
+def _on_a_device(
+    func: Any, call: Call, got: list[torch.Tensor], reference: generated_judge.Reference
+) -> tuple[list[torch.Tensor], str]:
+    """What is judged of a device, and what it may do: another place among equal numbers moves gradients."""
+    got = _alike(got, reference)
+    chosen = any(generated_judge.are_places(*pair) for pair in zip(got, reference.right, strict=False))
+    got, passed = generated_known.passed_over(func, call, got, reference.right)
+    return got, KNOWN if passed else CHOSEN if chosen else ""
+
+
 def _alike(got: list[torch.Tensor], reference: generated_judge.Reference) -> list[torch.Tensor]:
     """What a device's kernel gives until it is what a device alone works with, which has other shapes."""
     pairs = zip(got, reference.right, strict=False)
@@ -189,19 +204,19 @@ def _alike(got: list[torch.Tensor], reference: generated_judge.Reference) -> lis
     return [one for one, _ in same] or got[:1]
 
 
-def _units(call: Call, out: Any, key: str) -> tuple[float | None, bool]:
-    """How far a kernel's result is from float64, and whether its profile excuses more than that.
+def _units(func: Any, call: Call, out: Any, key: str) -> tuple[float | None, str]:
+    """How far a kernel's result is from float64, and what excuses more than that.
 
     `None` if float64 does not take its operands.
     """
     known, got = profile(), generated_judge.numbers(out)
     if key in known["unknown"] or sum(one.numel() for one in (*call.tensors(), *got)) > MOST_ELEMENTS:
-        return None, key in known["unknown"]
+        return None, PROFILE if key in known["unknown"] else ""
     got = [one.cpu() for one in got]
     name, enough = key.split(maxsplit=1)[0], needed(key)
     is_pointwise = _is_pointwise(name)
-    if name in GIVES_WORK:
-        got = got[:1]
+    if not generated_known.is_at_its_places(func, call, got):
+        return math.inf, ""
     if all(one.dtype is torch.bool for one in got):
         call = call.mapped(functools.partial(_as_its_type, call.dtype))
     call = replace(
@@ -213,21 +228,24 @@ def _units(call: Call, out: Any, key: str) -> tuple[float | None, bool]:
         passes_over_nan=is_pointwise and name.endswith("_backward"),
     )
     reference = generated_judge.Reference(call)
-    if call.on is not None:
-        got = _alike(got, reference)
+    got, excused = _on_a_device(func, call, got, reference) if call.on is not None else (got, "")
+    if name in GIVES_WORK:
+        got = got[:1]
     units = generated_judge.distance(call, got, reference, enough)
     if units is not None and enough < units < torch.inf:
         reference.ask_again()
         units = generated_judge.distance(call, got, reference, enough)
     if units is None or units <= enough:
-        return units, False
+        return units, excused
     if name in known["grows"] and units <= _added(name, call, out) / GROWS:
-        return enough, True
+        return enough, PROFILE
     try:
-        left = generated_doubts.of_kernel(call, got, reference, units, alone=is_pointwise)
+        units = generated_doubts.of_kernel(call, got, reference, units, alone=is_pointwise)
+        if units > enough:
+            units = generated_doubts.by_twin(call, got, reference, units, enough)
     except REFUSED:
-        return units, False
-    return (enough, True) if left <= enough else (left, False)
+        return units, ""
+    return (enough, DOUBTED) if units <= enough else (units, "")
 
 
 def needed(key: str) -> float:

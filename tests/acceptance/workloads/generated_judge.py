@@ -284,7 +284,7 @@ def distance(
     noise = _noise(call, beside or got, right) if call.noisy or excused else [0.0] * len(right)
     found = []
     for n, (one, ref) in enumerate(zip(got, right, strict=True)):
-        shaken = (call.on is not None or more) and _are_places(one, ref)
+        shaken = (call.on is not None or more) and are_places(one, ref)
         others = [*moved, *more, *(reference.shaken if shaken else ())]
         more_units = grown[n] if grown else 1.0
         found.append(_distance(one, ref, [each[n] for each in others], noise[n], call, grown=more_units))
@@ -292,7 +292,7 @@ def distance(
     return max(judged) if judged else None
 
 
-def _are_places(got: torch.Tensor, ref: torch.Tensor) -> bool:
+def are_places(got: torch.Tensor, ref: torch.Tensor) -> bool:
     """Whether a device gives other places than the processor: of equal numbers each may choose one."""
     return ref.dtype is torch.int64 and not torch.equal(got, ref)
 

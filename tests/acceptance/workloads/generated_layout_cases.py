@@ -3,20 +3,23 @@
 Also what PyTorch says that cannot run, and what its releases are known to get wrong.
 """
 
+import functools
 import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from workloads.attention_refusals import release
+from workloads.case_texts import Check, listed, named, one_of, parsed, refuse, whole
 from workloads.layout_jobs import HAS_UNUSED, OPTIONS, compiled_whole, groups_of
 from workloads.layout_models import FROZEN, TYPES, Case, Layout
 
 PARALLEL = ("ddp", "fsdp1", "fsdp2", "tensor", "fsdp2+tensor")
 MEMORY = ("plain", "recomputed", "compiled")
+ADAMW = ("foreach", "fused", "for")
 TRAITS: dict[str, tuple[str, ...]] = {
     "frozen": ("", "", "", *(name for name in FROZEN if name)), "spare": ("", "", "yes"),
     "branch": ("", "", "step", "chunk"), "buffers": ("", "", "counts", "means"), "tied": ("", "", "yes"),
@@ -47,7 +50,7 @@ def draw(family: str, seed: int, number: int, size: int) -> Case:
             traits=traits,
             steps=r.choice((2, 2, 3)),
             clip=r.random() < 0.4,
-            adamw=r.choice(("foreach", "fused", "for")),
+            adamw=r.choice(ADAMW),
             late=two and r.random() < 0.5,
         )
         if fits(case, size):
@@ -56,9 +59,18 @@ def draw(family: str, seed: int, number: int, size: int) -> Case:
 
 def _layout(r: random.Random, parallel: str, memory: str, size: int) -> Layout:
     options = {name: r.choice(of) for name, of in OPTIONS[parallel].items()}
-    if parallel == "fsdp2+tensor" or options.get("replicas") or "HYBRID" in options.get("strategy", ""):
-        options["inner"] = r.choice([n for n in range(1, size + 1) if size % n == 0])
+    if _is_of_two(parallel, options):
+        options["inner"] = r.choice(_divisors(size))
     return Layout(parallel=parallel, memory=memory, options=options)
+
+
+def _is_of_two(parallel: str, options: Mapping[str, Any]) -> bool:
+    """Whether the mesh of a layout has an inner dimension."""
+    return parallel == "fsdp2+tensor" or options.get("replicas") or "HYBRID" in options.get("strategy", "")
+
+
+def _divisors(size: int) -> list[int]:
+    return [n for n in range(1, size + 1) if size % n == 0]
 
 
 def fits(case: Case, size: int) -> bool:
@@ -193,7 +205,29 @@ def told(case: Case) -> str:
     return json.dumps(asdict(case))
 
 
-def of_json(text: str) -> Case:
-    """A case from what is printed of it."""
-    found = json.loads(text)
-    return Case(**{**found, "layouts": tuple(Layout(**one) for one in found["layouts"])})
+def of_json(text: str, size: int) -> Case:
+    """A case from what is printed of it, for a number of ranks. Raises `CaseError`."""
+    flag = one_of(False, True)
+    needed = {
+        "numbers": whole(0), "sizes": named(dict, dict.fromkeys(SIZES, whole(1)), {}),
+        "kind": one_of(*TYPES), "chunks": whole(1), "layouts": listed(functools.partial(_of_layout, size), 1),
+    }  # fmt: skip
+    traits = named(dict, {}, {name: one_of("", *of) for name, of in TRAITS.items()})
+    more = {"traits": traits, "steps": whole(1), "clip": flag, "adamw": one_of(*ADAMW), "late": flag}
+    found: Case = parsed(text, named(Case, needed, more))
+    if len(found.layouts) > min(2, found.steps) or not fits(found, size):
+        refuse("case", text, f"one or two layouts, no more than steps, that {size} ranks can have")
+    return found
+
+
+def _of_layout(size: int, value: Any, place: str) -> Layout:
+    """All options of its kind; which these are, the first reading tells."""
+    more: dict[str, Check] = {"memory": one_of(*MEMORY), "options": lambda one, _: one}
+    needed = {"parallel": one_of(*OPTIONS)}
+    kind = named(dict, needed, more)(value, place)["parallel"]
+    options = {name: one_of(*of) for name, of in OPTIONS[kind].items()}
+    more["options"] = named(dict, options, {"inner": one_of(*_divisors(size))})
+    layout: Layout = named(Layout, needed, more)({"options": {}, **value}, place)
+    if _is_of_two(kind, layout.options) and layout["inner"] is None:
+        refuse(f"{place}.options", layout.options, "the size of its mesh as inner")
+    return layout

@@ -143,7 +143,7 @@ def of_vendor(plan: suite.RunPlan, vendor: str) -> suite.RunPlan:
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
 def test_runs_on_one_host_see_each_other_s_devices_and_may_pin_memory(tmp_path, monkeypatch, vendor):
     monkeypatch.setattr(controller, "FOLDER", tmp_path / "leases")
-    monkeypatch.setattr(nvidia, "_other_devices", set)
+    monkeypatch.setattr(nvidia, "_listed", lambda: ([0], []))
     (tmp_path / "dev").mkdir()
     for module, node in ((amd, "kfd"), (nvidia, "nvidia0")):
         monkeypatch.setattr(module, "DEV", tmp_path / "dev")

@@ -75,9 +75,22 @@ def test_each_variable_that_a_vendor_names_is_known_to_hide_devices():
     assert not vendors.hides_devices("CUDA_DEVICE_ORDER")
 
 
-def test_amd_nodes_are_passed_by_path_and_not_as_the_whole_folder(amd_host):
-    needs = amd.container_needs()
-    assert needs.devices == (str(amd_host / "dev/kfd"), str(amd_host / "dev/dri/renderD128"))
+@pytest.mark.parametrize("opened", [(), (129,), (128, 130), (128, 129, 130)])
+def test_amd_nodes_are_those_of_the_gpus_whose_properties_the_kernel_shows(amd_host, opened):
+    """It refuses to read those that a container or a job may not open; their nodes in /dev may be there."""
+    nodes = amd_host / "sys/class/kfd/kfd/topology/nodes"
+    for number, minor in enumerate((128, 129, 130), 1):
+        (amd_host / f"dev/dri/renderD{minor}").touch()
+        properties = nodes / str(number) / "properties"
+        properties.parent.mkdir(exist_ok=True)
+        properties.unlink(missing_ok=True)
+        if minor in opened:
+            properties.write_text(GPU_NODE.replace("128", str(minor)), encoding="utf-8")
+        else:
+            properties.mkdir()  # no user can read it, root neither
+    (amd_host / "dev/dri/renderD131").touch()  # of another vendor's card
+    render = (f"dev/dri/renderD{minor}" for minor in opened)
+    assert amd.container_needs().devices == tuple(str(amd_host / one) for one in ("dev/kfd", *render))
 
 
 @pytest.mark.parametrize(
@@ -289,17 +302,25 @@ def test_a_gpu_that_fell_off_its_bus_is_not_listed(monkeypatch):
 
 
 @pytest.mark.parametrize("opened", [(), (1,), (0, 2), (0, 1, 2)])
-def test_a_container_gets_the_nodes_of_the_devices_that_nvml_lists(tmp_path, monkeypatch, opened):
+@pytest.mark.parametrize("specified", [False, True])
+def test_a_container_gets_the_devices_that_nvml_lists(tmp_path, monkeypatch, opened, *, specified):
     """NVML makes the nodes of all devices, also where a container or a job may open only some of them."""
     names = [*(f"nvidia{minor}" for minor in range(3)), "nvidiactl", "nvidia-uvm"]
     for name in names:
         (tmp_path / name).touch()
     monkeypatch.setattr(nvidia, "DEV", tmp_path)
-    monkeypatch.setattr(nvidia, "CDI_SPECS", ())
+    monkeypatch.setattr(nvidia, "CDI_SPECS", (tmp_path,) * specified)
     monkeypatch.setattr(nvidia, "_driver_libraries", list)
     monkeypatch.setattr(nvidia.Path, "is_char_device", lambda _node: True)
     monkeypatch.setattr(nvidia, "_nvml", lambda: contextlib.nullcontext(True))
     monkeypatch.setattr(nvidia, "_handles", lambda: list(opened))
     monkeypatch.setattr(nvidia.pynvml, "nvmlDeviceGetMinorNumber", lambda handle: handle)
-    given = {Path(node).name for node in nvidia.container_needs().devices}
-    assert given == {f"nvidia{minor}" for minor in opened} | {"nvidiactl", "nvidia-uvm"}
+    monkeypatch.setattr(nvidia.pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
+    needs = nvidia.container_needs()
+    if specified:
+        named = ["all"] if len(opened) == 3 else [f"GPU-{handle}" for handle in opened]
+        assert needs.devices == tuple(f"nvidia.com/gpu={name}" for name in named)
+        assert "GPU-" not in needs.remark
+    else:
+        given = {Path(node).name for node in needs.devices}
+        assert given == {f"nvidia{minor}" for minor in opened} | {"nvidiactl", "nvidia-uvm"}
