@@ -216,17 +216,6 @@ def test_other_numbers_under_recomputation_are_seen(monkeypatch: pytest.MonkeyPa
         assert (said[0] > 1) is not keeps
 
 
-def raising(operator: Callable[..., object], calls: Iterator[int], error: Exception) -> Callable[..., object]:
-    """An operator that raises when its calls are used up; a tracer's are not counted."""
-
-    def run(*args: object, **kwargs: object) -> object:
-        if not torch.compiler.is_compiling() and next(calls, None) is None:
-            raise error
-        return operator(*args, **kwargs)
-
-    return run
-
-
 @pytest.mark.parametrize(("name", "wrong"), [("exp", False), ("exp", True), ("nn.functional.rrelu", False)])
 def test_an_operator_that_raises_ends_no_process(
     monkeypatch: pytest.MonkeyPatch, name: str, wrong: bool
@@ -237,21 +226,24 @@ def test_an_operator_that_raises_ends_no_process(
     monkeypatch.setitem(generated_compiled.SHRINKS, job.backend, 2)
     if wrong:
         monkeypatch.setattr(generated_compiled, "judge", lambda *_: (2.0, "planted"))
-    counted, told = itertools.count(), list[dict[str, int]]()
     errors = itertools.cycle([NotImplementedError("'planted_cpu' not implemented"), KeyError(), TypeError()])
 
-    def run(calls: Iterator[int]) -> None:
-        op = generated_operators.table()[name]
-        monkeypatch.setattr(op, "op", raising(operator, calls, next(errors)))
-        said = generated_compiled.run(job)
-        counts = {key: len(said[key]) for key in ("refused", "unsure", "failed")}
-        told.append({key: said[key] for key in ("drawn", "judged")} | counts)
+    def run(calls: Iterator[int]) -> list[int]:
+        error = next(errors)
 
-    run(counted)
-    assert (told[0]["drawn"], told[0]["judged"], told[0]["failed"]) == (1, 1, wrong)
+        def raising(*args: object, **kwargs: object) -> object:
+            if not torch.compiler.is_compiling() and next(calls, None) is None:
+                raise error
+            return operator(*args, **kwargs)
+
+        monkeypatch.setattr(generated_operators.table()[name], "op", raising)
+        said = generated_compiled.run(job)
+        return [said["drawn"], said["judged"], *(len(said[key]) for key in ("failed", "refused", "unsure"))]
+
+    counted = itertools.count()
+    assert run(counted) == [1, 1, wrong, 0, 0]
     calls = next(counted)
-    for n in range(0, calls, max(1, calls // 9)):
-        run(iter(range(n)))
-    assert all(one["drawn"] == one["judged"] + one["refused"] + one["unsure"] for one in told)
-    assert {one["drawn"] for one in told} == {0, 1}
-    assert wrong or any(one["refused"] or one["unsure"] for one in told)
+    told = [run(iter(range(n))) for n in range(0, calls, max(1, calls // 9))]
+    assert all(drawn == judged + refused + unsure for drawn, judged, _, refused, unsure in told)
+    assert {one[0] for one in told} == {0, 1}
+    assert wrong or any(one[3] or one[4] for one in told)
