@@ -1,10 +1,12 @@
 """Programs for a compiler: what is drawn, who judges them, and that drawn faults of a compiler are found."""
 
 import functools
+import itertools
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -29,6 +31,7 @@ from workloads import (
     generated_operators,
     generated_random,
 )
+from workloads.generated_compiled import Job
 from workloads.generated_compiled_items import Item, Program, shares_unsaid, tried
 from workloads.generated_judge import Call
 
@@ -138,18 +141,42 @@ class Again(torch.autograd.Function):
         return by_mask(gradient)
 
 
-def by_mask(x: torch.Tensor, share: float = 0.75, alike: int = 1, seed: int | None = None) -> torch.Tensor:
+def by_mask(
+    x: torch.Tensor, share: float = 0.75, alike: int = 1, seed: int | None = None, source: Any = None
+) -> torch.Tensor:
     """Dropout, with faults."""
     if seed is not None:
         torch.default_generator.manual_seed(seed or time.perf_counter_ns())
-    mask = torch.rand(x.numel() // alike) < share
+    mask = torch.rand(x.numel() // alike, generator=source) < share
     return x * mask.repeat_interleave(alike).view(x.shape) / 0.75
+
+
+def of_a_graph(apart: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Dropout recomputed on a GPU: forward and backward have a generator each, `apart` by their seeds."""
+    forward, backward = list[torch.Generator](), list[torch.Generator]()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        if not forward:
+            torch._functorch._aot_autograd.runtime_wrappers.initialize_rng_states(1, apart, forward, backward)
+        y = by_mask(x, source=backward[0])
+        return y + (by_mask(x, source=forward[0]) - y).detach()
+
+    return run
+
+
+def seeded_once(_count: int, apart: int, *states: list[torch.Generator]) -> None:
+    """Make the generators of a graph as torch does: from the processor's."""
+    seed = int(torch.randint(2**62, ()))
+    for n, one in enumerate(states):
+        one.append(torch.Generator().manual_seed(seed + n * apart))
 
 
 # A fault, and what is said of it where a compiler has it, and where eager mode has it too.
 GRADIENT, SEED = "gradient is not that of the numbers", "the same seed gives other numbers"
 WRONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str]] = {
     "nothing": (by_mask, "", ""),
+    "generators of its own": (of_a_graph(0), "", ""),
+    "other generators in backward": (of_a_graph(1), GRADIENT, GRADIENT),
     "backward draws again": (Again.apply, GRADIENT, GRADIENT),
     "groups of four are alike": (functools.partial(by_mask, alike=4), "distributed", ""),
     "it keeps more": (functools.partial(by_mask, share=0.8), "distributed", "another share"),
@@ -159,14 +186,18 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_numbers_that_are_drawn_wrong_are_seen(what: str) -> None:
+def test_numbers_that_are_drawn_wrong_are_seen(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    wrappers = torch._functorch._aot_autograd.runtime_wrappers
+    monkeypatch.setattr(wrappers, "initialize_rng_states", seeded_once, raising=False)
     dtype = torch.bfloat16 if "again" in what else torch.float32
     faulty, compiled, eager = WRONG[what]
     x = torch.linspace(0.5, 2, 4096).view(64, 64).to(dtype)
     for operator, words in ((functional.dropout, compiled), (lambda x, **_: faulty(x), eager)):
         program = Program("nn.functional.dropout", operator, (64, 64))
         call = Call(program, (x, ((), {"p": 0.25}), ((), {})), {}, dtype, gradients=True)
-        said = generated_random.judge(Item(program.name, call), lambda x, *_: (faulty(x),))
+        with generated_random.own_generators():
+            said = generated_random.judge(Item(program.name, call), lambda x, *_: (faulty(x),))
         assert said
         assert (said[0] > 1) is bool(words)
         assert words in said[1]
@@ -183,3 +214,36 @@ def test_other_numbers_under_recomputation_are_seen(monkeypatch: pytest.MonkeyPa
         said = generated_random.judge(Item(program.name, call), program.compiled)
         assert said
         assert (said[0] > 1) is not keeps
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("exp", False), ("exp", True), ("nn.functional.rrelu", False)])
+def test_an_operator_that_raises_ends_no_process(
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong: bool
+) -> None:
+    """Whenever it does: while samples are drawn, where it is compiled or judged, while it is made smaller."""
+    operator, job = generated_compiled_items.function_of(name), Job(0, 0, "aot_eager")
+    monkeypatch.setattr(generated_compiled, "rows", lambda _: [(name, "float32")])
+    monkeypatch.setitem(generated_compiled.SHRINKS, job.backend, 2)
+    if wrong:
+        monkeypatch.setattr(generated_compiled, "judge", lambda *_: (2.0, "planted"))
+    errors = itertools.cycle([NotImplementedError("'planted_cpu' not implemented"), KeyError(), TypeError()])
+
+    def run(calls: Iterator[int]) -> list[int]:
+        error = next(errors)
+
+        def raising(*args: object, **kwargs: object) -> object:
+            if not torch.compiler.is_compiling() and next(calls, None) is None:
+                raise error
+            return operator(*args, **kwargs)
+
+        monkeypatch.setattr(generated_operators.table()[name], "op", raising)
+        said = generated_compiled.run(job)
+        return [said["drawn"], said["judged"], *(len(said[key]) for key in ("failed", "refused", "unsure"))]
+
+    counted = itertools.count()
+    assert run(counted) == [1, 1, wrong, 0, 0]
+    calls = next(counted)
+    told = [run(iter(range(n))) for n in range(0, calls, max(1, calls // 9))]
+    assert all(drawn == judged + refused + unsure for drawn, judged, _, refused, unsure in told)
+    assert {one[0] for one in told} == {0, 1}
+    assert wrong or any(one[3] or one[4] for one in told)

@@ -59,6 +59,14 @@ FAULTS = (
         {FSDP + "_fsdp_param_group:FSDPParamGroup._init_mp_dtypes": "lambda self: __import__('os')._exit(3)"},
         "at layouts 0 2",
     ),
+    planted(
+        "gradients that are parts of a sum are not clipped, as before torch 2.12",
+        "layouts",
+        18,
+        {"torch:_foreach_mul_": "lambda grads, by: original([one for one in grads if 'Partial' not in "
+         "str(getattr(one, 'placements', ''))], by)"},
+        "norm.weight after step 0",
+    ),
     # Chosen only after the check was done.
     planted(
         "a rank that never gathers its sharded state",

@@ -144,19 +144,14 @@ class Chain:
         split = layout["sequence"] and layout["inner"] != 1
         for name, one in gradients.items():
             some = one[one != 0]
-            if (
-                MATRICES.search(name)
-                and (self.case.chunks > 1 or (split and "norm" in name))
-                and some.numel() >= COUNTED
-            ):
+            sums = self.case.chunks > 1 or (split and "norm" in name)
+            if sums and MATRICES.search(name) and some.numel() >= COUNTED:
                 share = float((some == some.bfloat16()).double().mean())
                 yield Reading(f"gradient {number} of {name}: share of bfloat16", share, ROUNDED)
 
     def _moved(self, number: int, before: Tensors, after: Tensors, step: Step) -> Iterator[Reading]:
-        factor, total_norm = (
-            1.0,
-            float(torch.cat([one.flatten().double() for one in step.gradients.values()]).norm()),
-        )
+        total_norm = float(torch.cat([one.flatten().double() for one in step.gradients.values()]).norm())
+        factor = 1.0
         if step.norm is not None:
             lowest = max(unit_roundoff(one.dtype) for one in step.gradients.values())
             error = abs(step.norm - total_norm) / max(total_norm, sys.float_info.min)
@@ -164,15 +159,11 @@ class Chain:
             factor = min(1.0, self.most / (step.norm + 1e-6))
         for name, one in after.items():
             gradient = step.gradients.get(name)
-            wanted = before[name].double()
+            wanted, unit = before[name].double(), unit_roundoff(one.dtype)
+            allowed = torch.full_like(wanted, sys.float_info.min)
             if gradient is not None:
                 wanted = self.adam.moved(name, before[name], gradient.double() * factor, one)
-            unit = unit_roundoff(one.dtype)
-            allowed = (
-                (2 * unit * wanted.abs() + ADAM * unit * LR)
-                if gradient is not None
-                else torch.full((), sys.float_info.min, dtype=torch.float64)
-            )
+                allowed = 2 * unit * wanted.abs() + ADAM * unit * LR
             error = float(((one.double() - wanted).abs() / allowed).max())
             yield Reading(f"weight {name} after step {number}", error, 1.0)
         mine = str([checksum(one) for one in after.values()])

@@ -80,14 +80,13 @@ def own_generators() -> Iterator[None]:
     """
     torch._dynamo.reset()  # loaded before its parts, which load each other
     wrappers, name = torch._functorch._aot_autograd.runtime_wrappers, "initialize_rng_states"
-    make: Any = getattr(wrappers, name, None)
+    make: Any = getattr(wrappers, name, None)  # torch before 2.7 has none, and calls none
 
     def noting(*args: Any, **kwargs: Any) -> None:
         make(*args, **kwargs)
         _OWN.extend(args[2:4])
 
-    before = make is None  # torch 2.7
-    with contextlib.nullcontext() if before else mock.patch.object(wrappers, name, noting):
+    with mock.patch.object(wrappers, name, noting, create=True):
         yield
 
 
