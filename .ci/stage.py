@@ -2,7 +2,8 @@
 
 The output goes to build/logs/; a failure shows its last lines, the command that repeats it and the log. The
 line ends with the counts of pytest, else with what the pattern matches, else with the last line of output.
-`{folder}` in a command is a new folder, which goes when the stage passed.
+`{folder}` in a command is a new folder, which goes when the stage passed; `{memory}` is one in memory, where
+there is enough of it.
 Out: the exit code of the command. `--summary TITLE CODE SECONDS` says in one line what all recorded stages
 ran, and exits with 1 where one of them failed or CODE says that not every stage ran.
 """
@@ -29,13 +30,14 @@ CLOSING = re.compile(r"\b\d+ (?:passed|failed|skipped|errors?|deselected|xfailed
 COUNT = re.compile(r"\b(\d+) (passed|failed|skipped|error)s?\b")
 BAD = re.compile(r"^(FAILED|ERROR|error:|missed:|false alarm:|failed:) ?")
 SHOWN_LINES = 20
+SHARED, LEAST_FREE_BYTES = Path("/dev/shm"), 4 << 30  # a container's is 64 MB
 
 
 def run(name: str, command: list[str], pattern: str | None = None) -> int:
     """Run a stage to its end, record it and print its line."""
     log = LOGS / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.log"
-    folder = tempfile.mkdtemp(prefix="stage-")
-    command = [word.replace("{folder}", folder) for word in command]
+    folder = tempfile.mkdtemp(prefix="stage-", dir=in_memory() if "{memory}" in command else None)
+    command = [folder if word in {"{folder}", "{memory}"} else word for word in command]
     begin = time.monotonic()
     code = ended(command, log)
     if code == 0:
@@ -60,6 +62,15 @@ def run(name: str, command: list[str], pattern: str | None = None) -> int:
         text += f"  exit code {code}\n  repeat: {shlex.join(command)}\n  log: {log.relative_to(ROOT)}\n"
     sys.stdout.write(text)
     return code
+
+
+def in_memory() -> Path | None:
+    """Where files are in memory, programs may start, and a stage finds room."""
+    if not SHARED.is_dir():
+        return None
+    found = os.statvfs(SHARED)
+    fits = found.f_bavail * found.f_frsize >= LEAST_FREE_BYTES and not found.f_flag & os.ST_NOEXEC
+    return SHARED if fits else None
 
 
 def ended(command: list[str], log: Path) -> int:

@@ -317,6 +317,6 @@ def test_seeds_that_are_no_numbers_are_named(capsys):
 
 
 def test_a_run_that_ends_before_its_first_phase_says_so_and_why():
-    arm = launch.parse_system("fp9: --ranks 1 --precision fp9")
-    with pytest.raises(launch.RunError, match=r"^fp9 ended with \d before its first phase\n.*invalid choice"):
+    arm = launch.System("fp9", (sys.executable, "-c", "raise SystemExit('invalid choice')"))
+    with pytest.raises(launch.RunError, match=r"^fp9 ended with 1 before its first phase\n.*invalid choice"):
         launch.run(arm, ["--size", "tiny"], timeout_s=600)

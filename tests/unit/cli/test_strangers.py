@@ -10,7 +10,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -179,10 +180,17 @@ def plain(verb: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return call(made(folder / f"plain-{verb}"), verb)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """On the disk: a draw takes /dev away, in which the other folders of these tests may be."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize(("verb", "changes"), draws(), ids=[str(n) for n in range(len(draws()))])
-def test_an_environment_changes_no_answer(verb, changes, tmp_path_factory):
+def test_an_environment_changes_no_answer(verb, changes, folder, tmp_path_factory):
     usual = plain(verb, tmp_path_factory.getbasetemp())
-    place = made(tmp_path_factory.mktemp("stranger"))
+    place = made(folder)
     for change in changes:
         change(place)
     done = call(place, verb)

@@ -12,6 +12,7 @@ from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfi
 from stackcheck.proof import baseline, thresholds
 from stackcheck.suite import results
 
+pytestmark = pytest.mark.usefixtures("suites_asked_here")
 ROOT = Path(__file__).resolve().parents[3]
 SPEED = ROOT / "docs/results/suites-h200-x1-speed.json"
 LINKS = ROOT / "docs/results/suites-h200-x4.json"

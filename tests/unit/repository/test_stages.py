@@ -14,10 +14,10 @@ CI = scripted.ROOT / ".ci"
 SAY = "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
 
 
-def stage(root: Path, code: int) -> Path:
+def stage(root: Path, word: str, code: int) -> Path:
     """The folder of one stage that ends with this code."""
     program = [sys.executable, root / ".ci" / "stage.py", "one", sys.executable, "-c", SAY]
-    done = subprocess.run([*program, "{folder}", f"{code}"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*program, word, f"{code}"], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return Path((root / "build" / "logs" / "one.log").read_text().strip())
 
@@ -31,12 +31,13 @@ def root(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root):
-    first, second = stage(root, 3), stage(root, 3)
+@pytest.mark.parametrize("word", ["{folder}", "{memory}"])
+def test_a_stage_has_a_folder_of_its_own_that_stays_only_if_it_failed(root, word):
+    first, second = stage(root, word, 3), stage(root, word, 3)
     assert first != second
-    assert first.is_dir()
-    assert second.is_dir()
-    assert not stage(root, 0).exists()
+    first.rmdir()
+    second.rmdir()
+    assert not stage(root, word, 0).exists()
 
 
 def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other():

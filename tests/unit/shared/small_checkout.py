@@ -180,7 +180,7 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     research.mkdir(parents=True)
     (research / "rows.yaml").write_text(ROWS)
     (root / "matrix.yaml").write_text(without_waivers((ROOT / "matrix.yaml").read_text()))
-    shutil.copytree(ROOT / "images", root / "images")
+    shutil.copytree(ROOT / "images", root / "images", copy_function=shutil.copyfile)
     for module in (amd, nvidia):
         monkeypatch.setattr(module, "devices", tuple)
         monkeypatch.setattr(module, "driver", lambda: None)
