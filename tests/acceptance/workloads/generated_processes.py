@@ -175,7 +175,7 @@ def alone(processes: int) -> None:
         share = min(MOST_SHARE / processes, MOST_DEVICE_BYTES / whole)
         torch.cuda.set_per_process_memory_fraction(share)
     # A GPU's driver takes far more addresses than memory, so the bound is on what can be written.
-    most = _written() + MOST_BYTES * (1 if device().type == "cpu" else 4)  # what a driver loads grows by cases
+    most = _written() + MOST_BYTES * (1 if device().type == "cpu" else 4)  # what it loads grows by cases
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     _ALONE[:] = [True]
 
