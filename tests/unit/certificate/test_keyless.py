@@ -290,6 +290,7 @@ def test_a_wrong_or_writable_trusted_root_is_refused(sigstore, trusted, tmp_path
         keyless.load_identities(tmp_path / contribution.IDENTITIES)
 
 
+@pytest.mark.usefixtures("suites_asked_here")
 def test_a_contributor_signs_as_an_identity_and_a_repository_accepts_it(
     sigstore, trusted, tmp_path, monkeypatch, capsys
 ):

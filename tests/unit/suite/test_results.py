@@ -145,12 +145,12 @@ def texts(draw: st.DrawFn) -> bytes:
         }
         if draw(st.booleans()):
             check.update(result_files.check(check["id"], "invalid", devices=[]))
-        for name in draw(st.sets(st.sampled_from(sorted(changes)), max_size=2)):
+        for name in sorted(draw(st.sets(st.sampled_from(sorted(changes)), max_size=2))):
             check[name] = draw(changes[name])
         for metric in check["metrics"]:
             metric["value"] = draw(st.sampled_from([metric["value"]] * 3) | FIGURES)
     text = json.dumps(document, indent=draw(st.sampled_from([None, 1]))).encode()
-    for old, new in draw(st.sampled_from([[], [], []]) | st.lists(WRITTEN, max_size=1)):
+    for old, new in draw(st.just([]) | st.lists(WRITTEN, min_size=1, max_size=1)):
         text = text.replace(old, new, draw(st.sampled_from([1, -1])))
     return text[: draw(st.sampled_from([len(text)] * 9 + [len(text) // 2]))]
 
@@ -188,7 +188,7 @@ def answer(parse: Any, text: bytes) -> object:
 
 
 @given(texts())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_verdict_is_that_of_the_whole_file(text):
     plain = answer(results.parse, text)
     assert answer(functools.partial(results.parse_to_judge, strict=True), text) == plain
