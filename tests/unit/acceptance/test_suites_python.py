@@ -111,7 +111,8 @@ def test_what_may_be_imported_where(module, at_top, allowed):
 
 def _vermin(*paths: Path) -> subprocess.CompletedProcess[str]:
     version = ".".join(map(str, OLDEST))
-    command = [str(Path(sys.executable).with_name("vermin")), f"--target={version}-", "--violations", "--no-parse-comments"]
+    program = str(Path(sys.executable).with_name("vermin"))
+    command = [program, f"--target={version}-", "--violations", "--no-parse-comments"]
     return subprocess.run([*command, *map(str, paths)], capture_output=True, text=True, check=False)
 
 
