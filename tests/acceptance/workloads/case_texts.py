@@ -50,7 +50,7 @@ def whole(least: int, most: int | None = None) -> Check:
 
 
 def listed(check: Check, least: int = 0) -> Check:
-    """A list of so many of one kind, or more."""
+    """A list of at least `least` values, each of which `check` reads."""
 
     def every(value: Any, place: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
