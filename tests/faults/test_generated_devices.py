@@ -289,6 +289,16 @@ def test_what_the_processor_has_wrong_in_the_same_type_is_no_fault_of_a_device()
         assert generated_doubts.by_twin(replace(call, on=place), [wrong], reference, 1e9, 6) > 24
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+def test_what_a_device_and_the_processor_have_wrong_alike_is_a_fault(dtype: torch.dtype) -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + (x.dtype is torch.float32)).to(dtype)
+
+    call = Call(doubled, (torch.tensor([1.0, 2.0]),), {}, torch.float32, on=torch.device("cuda"))
+    got = [doubled(*call.args)]
+    assert generated_doubts.by_twin(call, got, generated_judge.Reference(call), 60.0, 6) == 60.0
+
+
 X, ROW, ATEN = torch.rand(1, 1, 4, 2), torch.tensor([[1.0], [2.0], [torch.nan]]), torch.ops.aten
 GIVEN, NEAREST = torch.arange(1.0, 17.0).view(1, 1, 16), ATEN.upsample_nearest1d_backward.default
 

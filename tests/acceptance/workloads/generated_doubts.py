@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from workloads.generated_judge import Call, Reference
 
 SHRUNK = 2.0**-12  # by so much operands are made smaller, so that nothing inside a kernel overflows
+LOSES = 2  # bytes of a type that loses whole units by its definition
 STEPS = 8  # evaluations in which each kernel's result is rounded at random
 # Numbers that are added into one, for which its unit is larger by one: halves may be added in their own type.
 TERMS = {torch.float32: 64, torch.float16: 2, torch.bfloat16: 2}
@@ -93,13 +94,16 @@ def of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bou
 def by_twin(
     call: Call, got: Sequence[torch.Tensor], reference: Reference, units: float | None, enough: float
 ) -> float | None:
-    """How far a device's result is from float64, or from what the processor gives in the same type.
+    """How far a device's result is from float64, or, in 16 bits, from what the processor gives in that type.
 
-    Each number may be near either. So what the processor has right excuses nothing, and what a type loses by
-    its definition (a step that it rounds, a border, an overflow) is no fault of a device.
+    Each number may be near either. So what the processor has right excuses nothing, and what a half loses by
+    its definition (a step that it rounds, a border, an overflow) is no fault of a device. A longer type loses
+    little so: there, what is wrong on both is a fault of the code that they share.
     """
     if units is None or units <= enough or call.on is None or call.on.type == "cpu":
         return units  # the processor is no twin of itself
+    if any(one.dtype.itemsize > LOSES for one in got):
+        return units
     twin = generated_judge.results(replace(call, on=None))[: len(got)]
     if [one.shape for one in twin] != [one.shape for one in got]:
         return units
