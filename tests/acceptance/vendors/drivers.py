@@ -163,6 +163,5 @@ def _table() -> Mapping[str, Any]:
 
 
 def releases() -> Sequence[Mapping[str, Any]]:
-    """The rows of AMD's drivers."""
     rows: Sequence[Mapping[str, Any]] = _table()["amd"]
     return rows

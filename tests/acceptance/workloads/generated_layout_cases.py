@@ -196,7 +196,6 @@ def smaller(case: Case) -> Iterator[Case]:
 
 
 def told(case: Case) -> str:
-    """A case as JSON."""
     return json.dumps(asdict(case))
 
 

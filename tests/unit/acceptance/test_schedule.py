@@ -56,8 +56,6 @@ class Worker:
 
 @dataclass
 class Machine:
-    """The workers, the turnstile of the leases, and the devices."""
-
     seconds: dict[str, float]
     devices: int
     places: int

@@ -17,8 +17,6 @@ HOUR = dt.timedelta(hours=1)
 
 
 class Publisher:
-    """A key, a target, and images to publish there."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key: EllipticCurvePrivateKey = new_key()
