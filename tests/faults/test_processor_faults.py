@@ -9,9 +9,10 @@ import dataclasses
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -37,23 +38,28 @@ HEALTHY = {
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory) -> Path:
-    made = planned.found(tmp_path_factory.mktemp("shim"))
-    return made or pytest.skip(
-        "no gcc, and no build/library_faults: benchmarks/library_faults/planned.py makes it"
-    )
+def below(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The variables of a Python that loads the shim; the runs of these tests fork from one."""
+    folder = tmp_path_factory.mktemp("shim")
+    shim = planned.found(folder)
+    if shim is None:
+        pytest.skip("no gcc, and no build/library_faults: benchmarks/library_faults/planned.py makes it")
+    planned.written(folder / "table", planned.Setting())
+    variables = {"LD_PRELOAD": str(shim), "FAULT_TABLE": str(folder / "table")}
+    python = planting.Python(planting.SUITE_PYTHON, **variables)
+    with mock.patch.object(planting, "PYTHON", python):
+        yield variables
+    python.end()
 
 
 @pytest.fixture
 def plant_below(
-    plant: Callable[[planting.Fault], dict[str, Any]], shim: Path, tmp_path
+    plant: Callable[[planting.Fault], dict[str, Any]], below: dict[str, str]
 ) -> Callable[[planting.Fault, Any], Counter[str]]:
-    """Plant a fault inside a library, and count what was reached."""
-
     def planted(fault: planting.Fault, setting: Any) -> Counter[str]:
-        table = tmp_path / "table"
+        table = Path(below["FAULT_TABLE"])
         planned.written(table, setting)
-        plant(dataclasses.replace(fault, env={"LD_PRELOAD": str(shim), "FAULT_TABLE": str(table)}))
+        plant(dataclasses.replace(fault, env=below))
         return planned.counted(table)
 
     return planted

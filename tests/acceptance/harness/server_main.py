@@ -106,6 +106,8 @@ class _Server:
                     return request
 
     def _load(self, module: str) -> None:
+        if module in sys.modules:  # by one before it: nothing new can have opened a device
+            return
         with contextlib.suppress(ImportError):  # an older torch has fewer
             importlib.import_module(module)
         self.refusal = self.refusal or _refusal()
