@@ -5,6 +5,8 @@ fault that each check sees. Here a fault in each library has to fail a check tha
 one that compares two computations which both take their products from there.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
+
 import dataclasses
 import importlib
 import sys
@@ -24,13 +26,9 @@ planned = importlib.import_module("planned")
 BIT = "bit 1 of one element of each"
 FAULTS = {
     "products": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_gemm[fp32]"),
-    "products of both sides": planting.Fault(
-        f"{BIT} float32 product", "test_kernels.py::test_compiled_block[fp32]", says="elementwise"
-    ),
-    "collectives": planting.Fault(
-        f"{BIT} sum of ranks", "test_collectives.py::test_all_reduce_values", tier="smoke"
-    ),
-}
+    "products of both sides": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_compiled_block[fp32]", says="elementwise"),
+    "collectives": planting.Fault(f"{BIT} sum of ranks", "test_collectives.py::test_all_reduce_values", tier="smoke"),
+}  # fmt: skip
 HEALTHY = {
     library: dataclasses.replace(fault, name="a shim that changes nothing", outcome="passed", says="")
     for library, fault in FAULTS.items()
