@@ -260,8 +260,7 @@ MEMORY_TELLS = (
 
 
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(name, marks=() if name == MEMORY_TELLS else pytest.mark.slow) for name in CARDS],
+    "model", [pytest.param(name, marks=() if name == MEMORY_TELLS else pytest.mark.slow) for name in CARDS]
 )
 def test_cards_without_bridges_are_products_of_their_own(model, plant) -> None:
     chosen = ("-k", "identity or is_linked or peer_access or peer_copies")

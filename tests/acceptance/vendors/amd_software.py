@@ -98,7 +98,7 @@ FOREIGN: dict[str, str] = {
 }
 TOLERATED: dict[str, str] = {
     # torchao/__init__.py loads its extensions only where torch has CUDA; its layers are Python and Triton.
-    "torchao": "its Python and Triton parts run on both; the compiled ones are asked for on CUDA alone",
+    "torchao": "its Python and Triton parts run on both; the compiled ones are asked for on CUDA alone"
 }
 COMPILER: Compiler | None = Compiler(
     program="hipcc",
