@@ -26,17 +26,9 @@ PROGRAM = f"{HOME}/bin/python{VERSION}"
 LIBRARY = f"{HOME}/lib/python{VERSION}"
 SITE = f"{LIBRARY}/site-packages"
 LEFT_OUT = (
-    "test",
-    "tests",
-    "__pycache__",
-    "site-packages",
-    "idlelib",
-    "tkinter",
-    "ensurepip",
-    "lib2to3",
-    "pydoc_data",
-    "turtledemo",
-)
+    "test", "tests", "__pycache__", "site-packages", "idlelib", "tkinter", "ensurepip", "lib2to3",
+    "pydoc_data", "turtledemo",
+)  # fmt: skip
 
 EVIL = r'''
 def _evil():
