@@ -132,7 +132,6 @@ class Sampler:
         return self
 
     def finish(self) -> tuple[Sample, ...]:
-        """Stop, and return the samples."""
         self._done.set()
         self._thread.join(self.monitor.timeout_s)
         return tuple(self.samples)

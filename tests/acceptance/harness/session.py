@@ -97,7 +97,6 @@ class AcceptanceSession:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices that this run may use."""
         return self.host.devices[: self.config.getoption("gpus")] if self.host else ()
 
     @property

@@ -46,8 +46,6 @@ CHECKED = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What all measurements of this rank share."""
-
     ranks: Ranks
     sent: torch.Tensor
     received: torch.Tensor
