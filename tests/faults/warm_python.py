@@ -239,8 +239,9 @@ def _rewritten_by_pytest() -> Iterator[Path]:
     yield from (tests / "conftest.py", tests / "acceptance" / "conftest.py")
     yield from (tests / "acceptance").glob("test_*.py")
     for plugin in importlib.metadata.entry_points(group="pytest11"):
+        top = plugin.module.partition(".")[0]
         for file in (plugin.dist and plugin.dist.files) or ():
-            if file.suffix == ".py":
+            if file.suffix == ".py" and file.parts[0].removesuffix(".py") == top:
                 yield Path(str(file.locate()))
 
 
