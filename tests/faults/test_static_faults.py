@@ -19,7 +19,7 @@ REPORT = "{'error': None, 'matrix': [%r], 'spills': %d, 'shared_bytes': %d, 'wid
 def fault(
     name: str, check: str, says: str, *, matrix: str = "x", spills: int = 0, shared: int = 8, loads: int = 4
 ) -> Fault:
-    """Replace the compiler's report in the worker; a stub replaces Triton if it is not installed."""
+    """Replace the compiler's report in the worker; Triton counts as installed."""
     report = REPORT % (matrix, spills, shared, loads)
     stub = f"def backend_names(): return ['amd', 'nvidia']\ndef compiled(kernel, arch, dtype, **tile): return {report}\n"
     compile_in_stub = "lambda self, function, *a, **k: original(self, function.replace('workloads.machine_code', 'stub'), *a, **k)"
@@ -27,8 +27,11 @@ def fault(
         name,
         S + check,
         says=says,
-        files={"stub.py": stub, "triton.py": ""},
-        patches={"harness.worker:Worker.call": compile_in_stub},
+        files={"stub.py": stub},
+        patches={
+            "harness.worker:Worker.call": compile_in_stub,
+            "harness.unloaded:is_installed": "lambda module: module == 'triton' or original(module)",
+        },
     )
 
 
