@@ -62,6 +62,7 @@ def main(seed: int, first: int, last: int) -> None:
 
 
 def keep(known: dict[str, Any], kind: str, key: str, units: int) -> None:
+    """Add what was found to what is known."""
     if kind == "units":
         known["units"][key] = max(units, known["units"].get(key, 0))
     else:

@@ -97,6 +97,7 @@ def found(runs: list[Figures], slower: float, *, same_chips: bool, draws: int = 
 
 
 def main() -> None:
+    """Print the tables of docs/reference/trust.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

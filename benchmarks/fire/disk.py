@@ -26,6 +26,8 @@ EVENTS = ("open", "os.rename", "os.remove", "os.mkdir")  # sys.addaudithook's na
 
 @dataclass
 class Calls:
+    """The calls of one attempt, and at which of them it fails."""
+
     folder: str
     at: int
     how: str

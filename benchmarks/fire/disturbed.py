@@ -152,6 +152,7 @@ class Server(ThreadingHTTPServer):
 
 
 def many_faults(chooser: random.Random) -> Plan:
+    """Each request is disturbed by chance."""
     chance = chooser.choice((0.02, 0.1, 0.3))
     return lambda _number, method: (
         _fitting(chooser.choice(FAULTS), method) if chooser.random() < chance else ""

@@ -142,6 +142,7 @@ class Campaign:
     # kill -9
 
     def boundary(self, number: int) -> dict[str, Any]:
+        """Kill at a call to the store."""
         with self.target(f"boundary-{number}") as store:
             self.in_child(lambda: self.publish_until(store, number))
             return {"recovery_s": self.recover(store)}

@@ -64,6 +64,7 @@ def counted(table: Path) -> Counter[str]:
 
 
 def written(table: Path, setting: Setting) -> None:
+    """Put a setting into a table that processes may have mapped."""
     with table.open("r+b" if table.exists() else "wb") as file:
         file.write(setting.packed())
 
@@ -75,6 +76,7 @@ def plan(folder: Path, shim: Path, settings: Mapping[str, Setting]) -> dict[str,
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a run with this plan."""
     path = folder.resolve() / "plan.json"
     path.write_text(json.dumps(plan), encoding="utf-8")
     return {"FAULT_PLAN": str(path)}

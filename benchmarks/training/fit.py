@@ -227,4 +227,5 @@ def _without(words: list[str], name: str) -> list[str]:
 
 
 def shown(flags: tuple[str, ...]) -> str:
+    """The flags as a shell line."""
     return shlex.join(flags)

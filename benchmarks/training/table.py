@@ -184,6 +184,7 @@ def measured(row: rows.Row, bench: measures.Bench) -> dict[str, Any]:
 
 
 def cells(row: rows.Row, result: dict[str, Any]) -> list[str]:
+    """The cells of a line of the table."""
     where = (
         f"{row.count or ''} {row.device or ''}{'' if row.device_unit == 'gpu' else f' ({row.device_unit})'}"
     )

@@ -238,6 +238,7 @@ def told(cases: int | None, run: Callable[..., Iterable[Any]] | None) -> dict[st
 def planted(
     ranks: Ranks, attribute: str, mutate: Callable[..., Any], run: Callable[..., Iterable[Any]] | None
 ) -> int | None:
+    """Judge with the mutant in place on rank 1."""
     original = getattr(dist, attribute)
     if ranks.rank == 1:
         setattr(dist, attribute, functools.partial(mutate, original))

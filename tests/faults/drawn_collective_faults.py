@@ -344,6 +344,7 @@ class Planted:
         return holds
 
     def _instead(self, seen: Seen, how: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Other arguments for the call itself."""
         arguments = seen.arguments
         if self.fault.effect == "the last rank gives zeros" and self.last:
             if self.fault.op in IN_PLACE:

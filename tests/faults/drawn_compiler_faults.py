@@ -88,6 +88,7 @@ class Planted:
 
     @contextlib.contextmanager
     def mode(self) -> Iterator[Planted]:
+        """Plant the faults for as long as this context lasts."""
         table, changed = decomposition.select_decomp_table(), {}
         for fault in self.faults:
             for func in _overloads(table, fault):

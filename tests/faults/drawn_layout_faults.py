@@ -364,6 +364,7 @@ NEEDS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def crossing(fault: Fault, case: Any) -> bool:
+    """Whether a case goes through what the fault strikes."""
     where, _, what = fault.place.partition(": ")
     if where in {"load", "save"} and len(case.layouts) == 1:
         return False

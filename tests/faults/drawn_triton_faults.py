@@ -103,6 +103,7 @@ def _other_axis(text: Text, node: Node, lines: Lines) -> Lines:
 
 
 def _cut_cast(text: Text, node: Node, lines: Lines) -> Lines:
+    """A cast of float32 to float16 drops bits."""
     if text.values[node.of[0]].kind != "float32" or node.kind != "float16":
         return lines
     cut = f"((v{node.of[0]}.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True))"

@@ -130,6 +130,7 @@ def next_target(original: Mutate, x: torch.Tensor, target: torch.Tensor, **kwarg
 
 
 def counts_ignored(original: Mutate, x: torch.Tensor, target: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """The mean is over all rows, ignored ones too."""
     if kwargs.get("reduction") != "mean":
         return original(x, target, **kwargs)
     return original(x, target, **{**kwargs, "reduction": "sum"}) / target.numel()
@@ -308,6 +309,7 @@ def overflows(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.
 
 
 def next_head_of_group(original: Mutate, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+    """Grouped queries read the keys of the next group."""
     return original(q, k.roll(1, 1) if q.shape[1] != k.shape[1] else k, v, **kwargs)
 
 
@@ -325,6 +327,7 @@ def refuses_groups(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: Any) 
 
 
 def plain_for_groups(original: Mutate, q: Any, k: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    """Grouped heads fall back to plain operations."""
     attend = plain_attention if q.shape[1] != k.shape[1] else lambda call, *a, **b: call(*a, **b)
     return attend(original, q, k, *rest, **kwargs)
 
@@ -377,6 +380,7 @@ def wraps_operand(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: 
 
 
 def all_true_is_causal(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A mask that hides nothing is taken for a causal one."""
     mask = kwargs.pop("attn_mask", None)
     if mask is not None and mask.dtype == torch.bool and bool(mask.all()):
         mask = mask.tril()

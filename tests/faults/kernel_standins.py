@@ -118,6 +118,7 @@ def by_package(check: Callable[..., dict[str, Any]], *words: str) -> dict[str, A
 
 
 def trainers_kernels() -> dict[str, Any]:
+    """As test_project_triton_kernels judges them."""
     with mock.patch.object(trainers, "module", return_value=OPS):
         return project_kernels.check()
 

@@ -49,6 +49,7 @@ def whole(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_answered(check: Mapping[str, Any]) -> bool:
+    """Whether the check ran, or skipped by itself."""
     return check["outcome"] != "skipped" or (check["skip"] or {}).get("kind") not in UNANSWERED
 
 

@@ -79,6 +79,8 @@ def _quantize(model: nn.Sequential, config: Any) -> None:
 
 
 class Linear8bitLt(nn.Linear):
+    """bitsandbytes' layer with int8 operands."""
+
     def __init__(self, inner: int, outer: int, *, bias: bool, has_fp16_weights: bool) -> None:
         assert not has_fp16_weights
         super().__init__(inner, outer, bias=bias)
@@ -262,6 +264,7 @@ vars(MODULES["transformer_engine"])["pytorch"] = MODULES["transformer_engine.pyt
 
 
 def layers(package: str) -> dict[str, Any]:
+    """As test_package_layers judges them on an architecture with 8-bit matrix units."""
     fp8 = mock.patch.object(arch, "fp8", return_value=torch.float8_e4m3fn)
     with mock.patch.dict(sys.modules, MODULES), fp8:
         return package_layers.check(package)

@@ -23,6 +23,8 @@ def flushing_mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch
 
 
 class Alternate(torch.autograd.Function):
+    """A linear layer whose backward rounds its operands to bf16."""
+
     @staticmethod
     def forward(context: object, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         context.save_for_backward(x, w)  # type: ignore[attr-defined]

@@ -49,6 +49,7 @@ for arguments in json.loads(sys.argv[1]):
 
 @functools.cache
 def listed() -> str:
+    """What pytest prints while it collects the checks of each vendor and device count."""
     calls = [
         [
             *(str(TESTS), f"--gpu-vendor={vendor}", "--tier=soak", f"--list-checks={count}", "-q"),

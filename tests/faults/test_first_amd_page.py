@@ -148,6 +148,7 @@ def test_what_the_page_asks_to_send_names_no_gpu_and_no_node(state, tmp_path):
 
 
 def shell(command: str, folder: Path) -> str:
+    """What a command of the page prints, with the programs of a folder first."""
     path = f"{folder}:{os.environ['PATH']}"
     return subprocess.check_output(["bash", "-c", command], text=True, env={"PATH": path})
 

@@ -30,6 +30,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noted(runs: list[torch.dtype], function: object, x: torch.Tensor, *args: object) -> torch.Tensor:
+    """Call a function, and note in which type it was asked."""
     runs.append(x.dtype)
     return function(x, *args)  # type: ignore[operator]
 

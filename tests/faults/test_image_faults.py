@@ -61,6 +61,7 @@ def declaration(**changes: object) -> str:
 
 @functools.cache
 def mapped_by_torch() -> list[Path]:
+    """What a healthy process has mapped."""
     show = "import torch; print(open('/proc/self/maps').read())"
     told = subprocess.run([SUITE_PYTHON, "-c", show], capture_output=True, text=True, check=True).stdout
     return sorted({Path(line.split(maxsplit=5)[5]) for line in told.splitlines() if ".so" in line})

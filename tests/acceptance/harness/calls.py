@@ -35,6 +35,8 @@ NO_MEMORY = (
 
 
 class RecordMetric(Protocol):
+    """Record a metric of the check."""
+
     def __call__(
         self,
         name: str,

@@ -36,6 +36,8 @@ class Metric:
 
 @dataclass
 class Check:
+    """The state of the check that is running."""
+
     vendor: VendorName
     model: str
     devices: tuple[str, ...] = ()
@@ -148,6 +150,7 @@ class Check:
         return "no_threshold" in verdicts and "fail" not in verdicts
 
     def telemetry(self) -> dict[str, Any]:
+        """Statistics of the samples that were taken while a performance check ran."""
         clocks = [float(sample.clock_mhz) for sample in self.samples if is_known(sample.clock_mhz)]
         watts = [float(sample.power_w) for sample in self.samples if is_known(sample.power_w)]
         degrees = [float(s.temperature_c) for s in self.samples if is_known(s.temperature_c)]

@@ -84,6 +84,7 @@ def counts(model: str) -> tuple[int, ...]:
 
 @functools.cache
 def published(model: str) -> tuple[Mapping[str, Any], ...]:
+    """The public figures of a model."""
     path = PUBLISHED / models.row(model)["vendor"] / f"{model}.json"
     if not path.exists():
         return ()

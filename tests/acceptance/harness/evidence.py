@@ -20,6 +20,7 @@ def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
 
 
 def evidence(host: Host, devices: Sequence[Device]) -> dict[str, Any]:
+    """Throttling, memory errors and processes of each device, by device index."""
     return {str(device.index): _state(device) for device in _leased(host, devices)}
 
 

@@ -132,6 +132,7 @@ class Sampler:
         return self
 
     def finish(self) -> tuple[Sample, ...]:
+        """Stop, and return the samples."""
         self._done.set()
         self._thread.join(self.monitor.timeout_s)
         return tuple(self.samples)

@@ -82,6 +82,7 @@ def container() -> "Inside | None":
 
 
 def variables() -> MutableMapping[str, str]:
+    """The variables that children inherit."""
     return _entered[0].environment if _entered else os.environ
 
 

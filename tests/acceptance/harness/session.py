@@ -97,6 +97,7 @@ class AcceptanceSession:
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """The devices that this run may use."""
         return self.host.devices[: self.config.getoption("gpus")] if self.host else ()
 
     @property

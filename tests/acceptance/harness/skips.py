@@ -30,6 +30,8 @@ FEATURES = (
 
 # pytest documents this exception as an attribute of a function, which is no class to a type checker.
 class Skipped(pytest.skip.Exception):  # type: ignore[name-defined,misc]
+    """A skip whose kind and facts go into result.json."""
+
     __module__ = "builtins"  # as pytest's own, so that reports begin with "Skipped: "
 
     def __init__(self, reason: str, kind: Kind, **needs: Any) -> None:

@@ -183,6 +183,7 @@ def _in_older_slot(entry: Threshold, generation: int | None) -> Threshold:
 
 
 def lint(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Every problem in a file's entries, one line each."""
     seen: dict[str, int] = {}
     for number, entry in enumerate(entries, start=1):
         label = f"entry {number} ({entry.get('metric', 'no metric')})"

@@ -63,6 +63,7 @@ def that_fit(ranks: int, present_gib: float) -> dict[str, tuple[object, ...]]:
 
 
 def text_of(flags: Mapping[str, tuple[object, ...]]) -> str:
+    """The flags of jobs by name, as the programs read them."""
     return json.dumps({name: [str(word) for word in words] for name, words in flags.items()})
 
 
@@ -74,6 +75,7 @@ def launched(
     *more: str,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
+    """Run jobs by name in one launch of ranks."""
     words = (text_of(flags), *more)
     return launch("training.py", *words, nproc=ranks, timeout_s=timeout_s, env=env)
 
@@ -85,6 +87,7 @@ def record_speed(
     metric: str = "train_tokens_per_s_per_gpu",
     gate: bool,
 ) -> None:
+    """Record the rate, and its share of the device's peak."""
     speed, ran = record["performance"], record["options"]
     conditions = {key: ran[key] for key in ("model", "size", "precision", "layers") if ran[key] is not None}
     plan = record["plan"]

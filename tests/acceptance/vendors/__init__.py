@@ -234,6 +234,8 @@ class Requirement:
 
 @runtime_checkable
 class Vendor(Protocol):
+    """What every vendor module defines."""
+
     NAME: VendorName
     VISIBILITY: str  # the environment variable that shows a child only some devices; "" on cpu
     # the kind of link between every pair of devices of a healthy machine: "xgmi", "nvlink", ""

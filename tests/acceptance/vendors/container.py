@@ -44,6 +44,7 @@ def locked_memory(least_bytes: int) -> tuple[Requirement, ...]:
 
 
 def device_node(path: Path, next_step: str) -> Requirement:
+    """A device node that this user may read and write."""
     present = path.exists()
     usable = present and os.access(path, os.R_OK | os.W_OK)
     stat = path.stat() if present else None

@@ -48,6 +48,7 @@ read_devices = read
 
 
 def processor() -> str:
+    """The processor's name as the kernel gives it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

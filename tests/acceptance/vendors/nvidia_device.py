@@ -22,6 +22,7 @@ RECOVERY_ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain peer-to-peer",
 
 
 def device(nvml: Any, handle: Any, index: int) -> Device:
+    """Everything about one GPU."""
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)

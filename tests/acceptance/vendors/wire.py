@@ -26,6 +26,7 @@ TEXTS: Mapping[str, Any] = {
 
 
 def encoded(value: object) -> Any:
+    """A value that json can write."""
     if isinstance(value, Absence | VendorAbsentError | RuntimeError):
         return {KIND: next(name for name, one in TEXTS.items() if isinstance(value, one)), "text": str(value)}
     if dataclasses.is_dataclass(value):

@@ -47,6 +47,8 @@ def whole(least: int, most: int | None = None) -> Check:
 
 
 def listed(check: Check, least: int = 0) -> Check:
+    """A list of so many of one kind, or more."""
+
     def every(value: Any, place: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
             refuse(place, value, f"a list of {least} or more")

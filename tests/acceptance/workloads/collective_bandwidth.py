@@ -46,6 +46,8 @@ CHECKED = {
 
 @dataclass(frozen=True)
 class Bench:
+    """What all measurements of this rank share."""
+
     ranks: Ranks
     sent: torch.Tensor
     received: torch.Tensor

@@ -101,6 +101,7 @@ def reduce_scatter(ranks: Ranks, payload: Payload, op: str = "sum") -> Iterable[
 
 
 def all_to_all(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
+    """Each rank holds one equal share of everyone's values."""
     out = Guarded(payload.count * ranks.size, payload, ranks)
     dist.all_to_all_single(out.view, data.send_buffer(payload, ranks, payload.count * ranks.size))
     mine = ranks.rank * payload.count

@@ -236,6 +236,7 @@ def plain(
 
 
 def _places(case: Case, on: torch.device) -> list[torch.Tensor]:
+    """All batches, heads, queries and keys, in four dimensions."""
     counts = (case.batch, case.heads, case.sq, case.sk)
     return [torch.arange(count, device=on).view(-1, *[1] * (3 - n)) for n, count in enumerate(counts)]
 

@@ -61,10 +61,12 @@ class Place:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
+        """What a call gets as a list."""
         return [self._given(one) for one in self.parts]
 
     @property
     def tensor(self) -> torch.Tensor:
+        """What a call gets as one tensor."""
         return self._given(self.buffers[0].view)
 
     def _given(self, part: torch.Tensor) -> torch.Tensor:
@@ -207,6 +209,7 @@ class Plain:
 
 
 def made(call: Call, member: Member, tag: str) -> Run | Plain:
+    """The call of this rank, its root a place in this group."""
     if call.op != "batch_isend_irecv":
         call = replace(call, root=call.root % member.size)
     return (Run if call.op in CALLS else Plain)(call, member, tag)

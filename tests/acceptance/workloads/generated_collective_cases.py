@@ -122,6 +122,7 @@ def draw(seed: int, number: int, size: int, *, device: str, lacks: frozenset[str
 
 
 def _without(lacks: frozenset[str], call: Call) -> Call:
+    """The nearest call that this backend has."""
     op = "all_to_all_single" if call.op in lacks else call.op
     return replace(call, op=op, reduce="sum" if call.reduce in lacks else call.reduce)
 

@@ -111,6 +111,7 @@ def check(ranks: Ranks, groups: Groups, case: Case, tag: str) -> list[Reading]:
 def _runs(
     case: Case, members: list[Member | None], tag: str, stack: contextlib.ExitStack
 ) -> list[Run | Plain]:
+    """The calls in which this rank takes part, with their buffers."""
     mine = [
         (call, member, number) for number, call in enumerate(case.calls) if (member := members[call.group])
     ]

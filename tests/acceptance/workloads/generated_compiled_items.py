@@ -86,12 +86,14 @@ class Program:
         return self.compiled(*prepared), self.left(prepared)
 
     def prepare(self, given: Any) -> Any:
+        """What a program may change is a copy."""
         places = itertools.count()
         return generated_judge.mapped(
             given, lambda one: one.clone() if _is(one) and self._changes(next(places)) else one
         )
 
     def left(self, prepared: Any) -> list[torch.Tensor]:
+        """What a program left in the copies."""
         given = [one for one in generated_judge.leaves(prepared) if _is(one)]
         return [one for n, one in enumerate(given) if self._changes(n)]
 
@@ -182,6 +184,7 @@ LESS = (("hidden",), ("other", "partner"), ("in_place",), ("elsewhere",), ("afte
 
 
 def plain(program: Program) -> Program:
+    """The operator with nothing around it."""
     return Program(program.name, program.operator, program.shape, fixed=program.fixed)
 
 
@@ -249,6 +252,7 @@ def draw(source: random.Random, name: str, kind: str) -> Item | None:
 
 
 def draws(call: Call) -> bool:
+    """Whether a call moves the state of the processor's generator."""
     generated_judge.seed_all(call.seed)
     before = torch.default_generator.get_state()
     generated_judge.results(replace(call, gradients=False))

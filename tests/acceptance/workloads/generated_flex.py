@@ -57,6 +57,7 @@ def draw_scores(source: random.Random) -> tuple[str, ...]:
 
 
 def text(mask: Mask) -> str:
+    """A mask's expression."""
     if isinstance(mask, str):
         return f"({mask})"
     inner = [text(one) for one in mask[1:]]
@@ -118,6 +119,7 @@ def functions(mask: Mask, scores: tuple[str, ...], sk: int, given: Mapping[str, 
 
 
 def reads(body: str, name: str) -> bool:
+    """Whether a text has a name in it."""
     return re.search(rf"\b{name}\b", body) is not None
 
 

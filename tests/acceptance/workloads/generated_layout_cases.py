@@ -183,6 +183,7 @@ def known(case: Case, failures: list[str], size: int) -> list[str]:
 
 
 def smaller(case: Case) -> Iterator[Case]:
+    """Cases that are plainer by one thing."""
     yield from (
         replace(case, traits={k: v for k, v in case.traits.items() if k != out}) for out in case.traits
     )

@@ -160,6 +160,7 @@ class Text:
         return f"{ {'R': 'p0', 'C': 'p1', 'K': step}[side] } * {self.program.tile[side]}"
 
     def offsets(self, side: str, step: str) -> str:
+        """The places of a tile on a side of the whole tensor."""
         return f"{self.start(side, step)} + tl.arange(0, {self.program.tile[side]})"
 
     def addressed(self, label: str, sides: tuple[str, ...], step: str) -> tuple[list[str], str, str]:
@@ -253,6 +254,7 @@ ADDING = ("add", "max", "min", "and", "or", "xor", "lock")
 
 
 def text(program: Program, values: Mapping[int, Value]) -> str:
+    """A program as Triton reads it."""
     return Text(program, values).whole()
 
 

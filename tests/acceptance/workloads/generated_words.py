@@ -17,6 +17,7 @@ SHOWN = 64  # elements of a tensor that is printed whole
 
 
 def candidates(call: Call) -> Iterator[Call]:
+    """Calls with less in them, to try whether they fail too."""
     if call.smaller is not None:
         yield from call.smaller()
         return

@@ -28,6 +28,8 @@ MARGIN_BYTES = 2 << 30  # contexts, workspaces, and the pieces in which results 
 
 @dataclass(frozen=True)
 class Operation:
+    """The cases of an operation, which take a limit, and the bytes of memory for each element of it."""
+
     cases: tuple[tuple[str, Callable[[int], Iterable[Reading]]], ...]
     bytes: float
 

@@ -224,6 +224,7 @@ class Job:
         return Step(torch.stack(losses), {name: found[name] for name in self.trained}, norm)
 
     def now(self) -> Layout:
+        """The layout as the next step has it."""
         if self.layout["sync"] != "later":
             return self.layout
         sync = "last" if self.ran else "each"

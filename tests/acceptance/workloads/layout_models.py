@@ -53,6 +53,7 @@ class Case:
         return self.traits.get(trait, "")
 
     def uses(self, step: int, chunk: int) -> bool:
+        """Whether the branch is taken by a chunk of data."""
         return (self.numbers + 5 * step + (3 * chunk if self["branch"] == "chunk" else 0)) % 4 > 1
 
 

@@ -119,4 +119,5 @@ def in_same_places(leaf: torch.Tensor, change: Callable[[torch.Tensor], torch.Te
 
 
 def signs(shape: torch.Size, seed: int) -> torch.Tensor:
+    """Ones and minus ones of a seed."""
     return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1

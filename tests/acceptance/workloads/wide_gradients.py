@@ -41,6 +41,7 @@ NORM = "norm"
 
 
 def main(arguments: list[str]) -> None:
+    """Run one step of every layout."""
     with trainer_jobs.joined(arguments[0]) as (jobs, world, phases):
         wanted = reference(next(iter(jobs.values())), world.device)
         errors = {

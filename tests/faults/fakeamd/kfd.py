@@ -30,6 +30,7 @@ def topology(state: HostState) -> Tree:
 
 
 def bound(state: HostState) -> tuple[int, ...]:
+    """The GPUs that the driver holds."""
     return tuple(gpu for gpu in range(state.gpus) if gpu not in state.unbound)
 
 

@@ -17,6 +17,7 @@ LATE_S = 1.0  # a busy machine takes over 0.1 s for its first reading, and the r
 
 
 def movers(state: HostState, sys_root: Path, metrics_revision: int) -> tuple[Callable[[], None], ...]:
+    """One function for each thing that moves."""
     revision = telemetry.revision_of(state.product, metrics_revision)
     late = [partial(_count, sys_root / kfd.device_folder(one.gpu) / one.path, one) for one in state.counting]
     steady = [

@@ -21,6 +21,7 @@ NODE = re.compile(r"class/kfd/kfd/topology/nodes/(\d+)/properties")
 
 
 def load(path: Path) -> Files:
+    """The kernel's files in what a user attached to an issue."""
     found: Files = json.loads(path.read_text(encoding="utf-8"))["kernel_files"]
     return found
 

@@ -27,6 +27,7 @@ def found(folder: Path) -> tuple[Path, Path] | None:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
+    """Compile libamdhip64 and librccl into that folder."""
     folder.mkdir(parents=True, exist_ok=True)
     hip, rccl = (folder / name for name in NAMES)
     make = [*GCC, "-Wl,-soname,libamdhip64.so.7", "-o", str(hip), str(HERE / "hip.c")]

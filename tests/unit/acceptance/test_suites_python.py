@@ -150,6 +150,7 @@ MODULE = "a module that corrects distutils\n"
 
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Path:
+    """An environment with the hook, whose module is one of the known ones."""
     monkeypatch.setattr(startup, "HOOK_DIGESTS", (hashlib.sha256(MODULE.encode()).hexdigest(),))
     (tmp_path / startup.HOOK).write_text("import _virtualenv")
     (tmp_path / startup.HOOK_MODULE).write_text(MODULE)

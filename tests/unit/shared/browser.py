@@ -48,6 +48,7 @@ class Browser:
             self.events.append(answer)
 
     def wait_for(self, event: str) -> dict[str, Any]:
+        """The next event of a name, also one that came already."""
         end = time.monotonic() + TIMEOUT_S
         while True:
             for kept in self.events:
@@ -90,6 +91,7 @@ class Page:
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
+        """Press and release a key, such as ArrowLeft or Tab."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
 
@@ -151,6 +153,7 @@ def started(program: Path, folder: Path) -> Iterator[Browser]:
 def opened(
     browser: Browser, file: Path, *, width: int, height: int, dark: bool = False, mobile: bool = False
 ) -> Page:
+    """A page of a file, loaded, in a window of this size."""
     target = browser.call("Target.createTarget", url="about:blank")["targetId"]
     session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     page = Page(browser, session)

@@ -80,6 +80,7 @@ def _publish(
 
 
 def known_issues(stack: str) -> tuple[dict[str, Any], ...]:
+    """What the checkout knows of a stack."""
     from stackcheck.matrix import resolve
 
     return tuple(issue.as_json() for issue in resolve.load_stacks(ROOT, (stack,))[0].known_issues)[:2]

@@ -75,6 +75,7 @@ class Simulated:
 
 @functools.cache
 def thresholds(node: Node) -> list[dict[str, Any]]:
+    """The bounds of the node's device model that hold for its number of devices."""
     file = ROOT / "tests" / "acceptance" / "thresholds" / node.vendor / f"{node.model}.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["thresholds"]
     return [row for row in rows if row["conditions"].get("devices", node.count) == node.count]
@@ -119,6 +120,7 @@ def recorded(name: str, value: float, **more: Any) -> dict[str, Any]:
 
 
 def small_messages(node: Node, rows: list[dict[str, Any]], noise: random.Random) -> Iterator[dict[str, Any]]:
+    """The bandwidths of small messages, which nothing judges."""
     for row in rows:
         if row["metric"].endswith("_busbw") and row["conditions"].get("bytes") == 1 << 24:
             for size in SIZES:
@@ -266,6 +268,7 @@ def _verdict(checks: list[dict[str, Any]], bad: dict[str, tuple[str, str]]) -> V
 
 
 def nights(now: dt.datetime, count: int = NIGHTS) -> Iterator[Simulated]:
+    """Every simulated run of the last nights, oldest first."""
     for night in range(NIGHTS - count, NIGHTS):
         for node in NODES:
             for stack in node.stacks:
@@ -273,6 +276,7 @@ def nights(now: dt.datetime, count: int = NIGHTS) -> Iterator[Simulated]:
 
 
 def committed() -> list[Path]:
+    """The committed results of real H200s, of schema 1."""
     return sorted((ROOT / "docs" / "results").glob("suites-h200*.json"))
 
 

@@ -206,6 +206,7 @@ class Nights:
         return plan
 
     def verify(self, stack: Stack, driver: str) -> Verified:
+        """What a user of a node with this driver gets now."""
         return asked.verified(
             f"{self.target}:{stack.id}",
             public_key=keys.load_or_create(self.key).public_key(),

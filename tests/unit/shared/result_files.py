@@ -103,5 +103,6 @@ def exit_code(text: str | None) -> int:
 
 
 def waiver(name: str, **changes: str) -> dict[str, Any]:
+    """A waiver of every stack, as matrix.yaml and a certificate state it."""
     reason = {"reason": "known and harmless", "issue": "pytorch/pytorch#196678", "by": "an owner"}
     return {"check": name, "stacks": ["*"], **reason, "until": "2999-12-31"} | changes

@@ -73,6 +73,7 @@ def put_image(
 
 
 def linux(layers: int, **settings: Any) -> dict[str, Any]:
+    """The config of an image for this platform, with so many layers."""
     history = [{"created_by": "a test"}] * layers
     return {"architecture": "amd64", "os": "linux", "config": settings, "history": history}
 

@@ -135,6 +135,7 @@ class Sigstore:
         return self
 
     def stamped(self, bundle: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The bundle with a timestamp of now, made by openssl, in place of the time of the log."""
         assert self.clock is not None
         pem = serialization.Encoding.PEM
         key = self.clock[0].private_bytes(
@@ -301,6 +302,7 @@ class Sigstore:
             }
 
     def answer(self, path: str, asked: dict[str, Any], token: str) -> dict[str, Any]:
+        """Fulcio's answer about a certificate, or Rekor's about an entry."""
         now = dt.datetime.now(dt.UTC).replace(microsecond=0)
         if path == "/api/v2/signingCert":
             request = x509.load_pem_x509_csr(base64.b64decode(asked["certificateSigningRequest"]))

@@ -77,6 +77,7 @@ def make_wheel(
     tag: str = "py3-none-any",
     word: str = "",
 ) -> Path:
+    """A wheel that pip installs, of one module with one word."""
     return wheel(folder, name, version, {f"{name}.py": f"WORD = {word!r}\n"}, tag=tag)
 
 

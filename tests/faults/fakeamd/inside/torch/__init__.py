@@ -27,6 +27,7 @@ class Tensor:
             cuda.freed(self.at)
 
     def pin_memory(self) -> "Tensor":
+        """Host memory is host memory here."""
         return self
 
     def copy_(self, other: "Tensor", *, non_blocking: bool = False) -> "Tensor":
@@ -89,6 +90,7 @@ def empty_like(other: Tensor, *, device: object = None) -> Tensor:
 
 
 def full(shape: tuple[int], value: int, *, dtype: int, device: object = None) -> Tensor:
+    """Of 64-bit integers."""
     assert dtype == int64
     return Tensor(shape[0], dtype, device).copy_(Affine(shape[0], 0, value))
 

@@ -91,6 +91,7 @@ def number(device: object) -> int | None:
 
 
 def allocated(device: int | None, size: int) -> int:
+    """The address of memory on a device."""
     made = ctypes.c_void_p()
     done(library().hipSetDevice(device))
     done(library().hipMalloc(ctypes.byref(made), ctypes.c_size_t(size)))
