@@ -126,6 +126,7 @@ def one_round(folder: Path, gpus: int, library: str, operations: Sequence[str]) 
 
 
 def compared(rounds: Sequence[Reading]) -> list[Line]:
+    """A line for each operation and size that the suite measures."""
     measured = [(op, size) for who, op, size in rounds[0] if who == "suite"]
     return [
         Line(op, size, **{who: tuple(reading[who, op, size] for reading in rounds) for who in READERS})

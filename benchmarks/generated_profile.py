@@ -22,6 +22,7 @@ MOST_UNITS = 16  # a kernel that needs more has errors that grow, or noise of it
 
 
 def asked() -> argparse.Namespace:
+    """The seeds and the numbers of their cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int, help="a seed, such as 1000")
     parser.add_argument("first", type=int, help="the first case, such as 0")

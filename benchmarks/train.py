@@ -119,6 +119,7 @@ def one(setting: Setting, limit_s: float, out: Path) -> str:
 
 
 def line(name: str, gpus: int, result: dict) -> str:
+    """The line of the table for a record."""
     speed, memory = result["performance"], result["memory"] or {}
     if speed is None:
         return f"{name:34} x{gpus} no step was timed: {result['phases_s']}"

@@ -148,6 +148,7 @@ class Campaign:
             return {"recovery_s": self.recover(store)}
 
     def instant(self, number: int) -> dict[str, Any]:
+        """Kill at a random moment of a publication."""
         after_s = random.Random(f"{self.seed} instant {number}").random() * statistics.median(self.usual_s)
         with self.target(f"instant-{number}") as store:
             killed = self.in_child(lambda: self.publish_until(store, 0), after_s=after_s)

@@ -44,6 +44,7 @@ class Setting:
 
 
 def compiled(folder: Path) -> Path:
+    """Compile the shim into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     shim = folder.resolve() / "shim.so"
     flags = ("-shared", "-fPIC", "-O2", "-pthread", "-Wall", "-Wextra", "-Werror")

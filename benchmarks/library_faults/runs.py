@@ -33,6 +33,7 @@ class Machine:
 
 
 def made(vendor: str, out: Path) -> Machine:
+    """Compile the shim, and on GPUs its kernel, for this machine's torch."""
     shim, kernel = planned.compiled(out), (out / "edit.ptx").resolve()
     if vendor == "cpu":
         return Machine(vendor, shim, {})

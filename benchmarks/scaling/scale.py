@@ -83,6 +83,8 @@ class Job(Closed):
 
 
 class ScalingFile(Closed):
+    """The whole file."""
+
     schema_: Literal["2"] = Field(alias="schema")
     clusters: dict[str, Cluster]
     jobs: dict[str, Job]
@@ -160,6 +162,7 @@ def useful(cluster: Cluster, gpus: int) -> float:
 
 
 def both(job: Job, cluster: Cluster, row: Known, *, exact: bool = True) -> tuple[Parts, Parts]:
+    """The parts on the GPUs of a row, and on its base."""
     return (
         step(job, cluster, row.gpus, row.samples, exact=exact),
         step(job, cluster, row.base, row.base_samples, exact=exact),
@@ -185,11 +188,13 @@ class Fit(NamedTuple):
     residual: float
 
     def interval(self, pair: tuple[Parts, Parts]) -> tuple[float, float, float]:
+        """Lowest, middle and highest efficiency."""
         low, middle, high = (efficiency(pair, math.exp(self.bias + at * self.residual)) for at in (1, 0, -1))
         return low, middle, high
 
 
 def known_rows(file: ScalingFile) -> list[tuple[str, Known, tuple[Parts, Parts]]]:
+    """Job, known row and its parts."""
     return [
         (name, row, both(job, file.clusters[job.cluster], row, exact=False))
         for name, job in file.jobs.items()
@@ -211,6 +216,7 @@ def load_scaling(path: Path = OWN) -> ScalingFile:
 
 
 def table(file: ScalingFile, name: str, counts: list[int], *, weak: bool) -> list[str]:
+    """Lines of a prediction against one replica."""
     job, fitted = file.jobs[name], fit(file)
     cluster, lines = file.clusters[job.cluster], []
     for gpus in counts:
@@ -263,6 +269,7 @@ def with_measured(
 
 
 def main() -> None:
+    """Print the known rows, or a prediction."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", nargs="?", help="a job of the file [the known rows]")
     parser.add_argument("gpus", nargs="?", default=COUNTS, help=f"counts [{COUNTS}]")

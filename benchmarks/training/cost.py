@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def costs(path: Path, price: float | None) -> list[str]:
+    """One line for each price of the record's device."""
     record = read_record(path)
     speed = record["performance"]
     if speed is None or speed["unit"] != "tokens" or record["problems"]:

@@ -61,6 +61,7 @@ class Row:
 
     @property
     def middle(self) -> float | None:
+        """The value, or the middle of its range."""
         return sum(self.value) / 2 if isinstance(self.value, tuple) else self.value
 
 
@@ -92,6 +93,7 @@ def load_rows(path: Path = FILE) -> dict[str, Document]:
 
 
 def document(name: str, path: Path = FILE) -> Document:
+    """The document of this name."""
     every = load_rows(path)
     if name not in every:
         raise RefusedError(f"no document {name}; {path.name} has {', '.join(every)}")

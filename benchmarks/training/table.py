@@ -264,6 +264,7 @@ def machine_of(options: argparse.Namespace) -> Machine:
 
 
 def _seen(known: dict[str, Any]) -> Machine:
+    """The machine that torch shows."""
     import torch
 
     from world import Stop, World

@@ -70,6 +70,7 @@ def timed(
 
 @pytest.fixture
 def curves_of(timed: dict[str, Any], record_metric: RecordMetric, ranks: int) -> Callable[[str], None]:
+    """Record and judge the bandwidth curve of one operation."""
     return lambda operation: record_curve(timed, operation, ranks, record_metric)
 
 

@@ -36,6 +36,7 @@ GROWTH = {"descriptors": 3.0, "threads": 3.0, "host_mib": 64.0, "device_mib": 64
 
 @pytest.fixture
 def shared(kept: dict[str, Any], acceptance: AcceptanceSession, launch: Launch, ranks: int) -> dict[str, Any]:
+    """The report of the launch that these checks share."""
     log = {**LOG, "NCCL_DEBUG_FILE": str(processes.inside(acceptance.result_dir) / "nccl-values.%h.%p")}
     arguments, timeout_s = ("collective_values.py", "--tier", acceptance.tier), TIMEOUT_S[acceptance.tier]
     run = functools.partial(launch, *arguments, nproc=ranks, timeout_s=timeout_s, env=log)
@@ -166,6 +167,7 @@ def test_same_bits_from_call_to_call(
 
 
 def _sums(report: Mapping[str, Any], record_metric: RecordMetric) -> list[dict[str, Any]]:
+    """The repeated sums of a launch, recorded."""
     figures: list[dict[str, Any]] = report["repeats"]
     assert figures, "no reduction was repeated"
     for figure in figures:

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.gate
 def seen(
     acceptance: AcceptanceSession, vendor: vendors.Vendor, devices: tuple[Device, ...]
 ) -> Sequence[Mapping[str, Any]]:
+    """All devices as torch sees them, from a separate child that may see every device."""
     worker = Worker(acceptance.result_dir / "children", acceptance.server)
     try:
         with overdue.failing():

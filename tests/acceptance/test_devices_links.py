@@ -249,6 +249,7 @@ def _bad_peer_links(
 
 
 def _is_linked(link: Link, kind: str, least: int) -> bool:
+    """Whether what is known of a link is as it should be."""
     active = link.active
     enough = active == "up" or not is_known(active) or (isinstance(active, int) and active >= least)
     return enough and (link.kind == kind or not is_known(link.kind))

@@ -63,6 +63,7 @@ def beside(
 
 
 def kept_of(figure: dict[str, Any]) -> dict[str, Any]:
+    """Repeats and conditions of a measurement."""
     return {"repeats": figure["repeats"], "conditions": figure["conditions"]}
 
 

@@ -238,6 +238,7 @@ def test_flash_attention_4_compiles_for_every_architecture(
 
 @pytest.fixture
 def archs(acceptance: AcceptanceSession, devices: tuple[Device, ...]) -> list[str]:
+    """The architectures that the image declares, and those of this machine."""
     found = installed.architectures(acceptance.vendor, devices, of_image(installed.declaration))
     if not found and acceptance.vendor != "cpu":
         pytest.fail(

@@ -176,6 +176,7 @@ def ranks_of_timed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def tiny(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of the tiny job."""
     record: Mapping[str, Any] = jobs["records"]["tiny"]
     return record
 
@@ -189,12 +190,14 @@ def uneven(jobs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @pytest.fixture
 def proxy(bf16_job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of the bf16 job, whose speed is recorded."""
     record: Mapping[str, Any] = bf16_job["records"]["proxy"]
     return record
 
 
 @pytest.fixture
 def flash_attn_4(bf16_job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of the bf16 job with FlashAttention 4, of a stack that has it."""
     if not of_image(about.has_flash_attn_4):
         skips.without_package("flash-attn>3", "FlashAttention 4 is not part of this stack")
     record: Mapping[str, Any] = bf16_job["records"]["flash_attn_4"]
@@ -324,6 +327,8 @@ def test_throughput(
 def judged(
     acceptance: AcceptanceSession, check: Check, ranks_of_timed: int, record_metric: RecordMetric
 ) -> Callable[[Mapping[str, Any], str, str], None]:
+    """Judge one of the timed jobs by its bound."""
+
     def judge(ran: Mapping[str, Any], name: str, metric: str) -> None:
         preflight.require_usual(ran["preflight"], ranks_of_timed, acceptance, check)
         record = ran["records"][name]

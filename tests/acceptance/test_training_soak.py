@@ -74,6 +74,7 @@ def test_training_at_full_power(
 
 
 def require_learnt(losses: Sequence[float | None]) -> None:
+    """Every loss is a number, and the last ones are lower than the first ones."""
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     assert known, "no step has a loss"
     assert len(known) == len(losses), f"{len(losses) - len(known)} of {len(losses)} losses are no numbers"
@@ -95,6 +96,7 @@ def require_power(speed: Mapping[str, Any], devices: Sequence[Device], record_me
 
 
 def require_steady(minutes: Sequence[float], record_metric: RecordMetric) -> None:
+    """The last minutes are as fast as the first."""
     assert len(minutes) >= 2 * PART_MINUTES, f"{len(minutes)} whole minutes were timed, expected 10 and more"
     first, last = (statistics.mean(some) for some in (minutes[:PART_MINUTES], minutes[-PART_MINUTES:]))
     record_metric("train_soak_speed_kept", last / first, unit="ratio", repeats=minutes)

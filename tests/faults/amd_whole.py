@@ -98,6 +98,7 @@ def _environment(planted: Planted) -> dict[str, str]:
 
 
 def _declare(folder: Path, python: interpreter.Interpreter, changed: Mapping[str, str]) -> None:
+    """The declaration that an image of this stack would have."""
     installed = {
         one.name: one.version for one in importlib.metadata.distributions(path=[str(python.packages)])
     }

@@ -70,6 +70,8 @@ def scaled(run: Run) -> Run:
 
 
 def beside_32(op: str) -> Run:
+    """An operation at the counts around 32."""
+
     def run(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
         return tuple(counts.around(ranks, counts.OPERATIONS[op], payload.dtype, 5))
 
@@ -78,6 +80,7 @@ def beside_32(op: str) -> Run:
 
 
 def group_of_one(ranks: Ranks, payload: Payload) -> Iterable[Any]:
+    """Groups of one rank, with the means that gloo lacks."""
     groups = _groups(tuple((rank,) for rank in range(ranks.size)))
     return scaled(functools.partial(collective_scaled.group_of_one, groups=groups, means=True))(
         ranks, payload
@@ -106,5 +109,6 @@ def sub_groups(ranks: Ranks, payload: Payload) -> Iterable[Any]:
 
 
 def overlapping_groups(ranks: Ranks, payload: Payload) -> Iterable[Any]:
+    """Groups with common ranks."""
     groups = _groups(tuple(tuple(members) for members in patterns.overlapping(ranks)))
     return patterns.overlapping_groups(ranks, payload, groups)

@@ -69,6 +69,7 @@ def _first(job: tuple[Drawn, Sequence[Job]]) -> tuple[Drawn, Job | None, str]:
 
 
 def failures(fault: Drawn, job: Job) -> list[str]:
+    """What fails in a batch with a fault planted."""
     never = mock.patch.dict(generated_compiled.SHRINKS, {TRACED: 0})
     with never, Planted([fault]).mode():
         return list(generated_compiled.run(job)["failed"])

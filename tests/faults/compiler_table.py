@@ -91,6 +91,7 @@ def scaled(original: Any, self: Any, values: Any) -> Any:
 
 
 def last_of_equals(original: Any, self: Any, values: Any, *operations: Any, **options: Any) -> Any:
+    """The place of the largest is the last of equals."""
     if options.get("idx_reduce_op") in (np.argmax, np.nanargmax):  # the latter since Triton 3.9
         options["idx_reduce_op"] = lambda data, **_: np.int32(data.size - 1 - np.argmax(data[::-1]))
     return original(self, values, *operations, **options)

@@ -72,6 +72,7 @@ def same_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def suite_python() -> str:
+    """A Python that can run the suites."""
     found = subprocess.run(
         [
             planting.SUITE_PYTHON,
@@ -87,6 +88,7 @@ def suite_python() -> str:
 
 @pytest.fixture
 def plant(suite_python: str, tmp_path, request) -> Callable[[planting.Fault], dict[str, Any]]:
+    """Run the suite with a fault planted, and assert that its check caught it."""
     assert suite_python
 
     def planted(fault: planting.Fault) -> dict[str, Any]:

@@ -201,6 +201,7 @@ def finds(fault: Drawn, case: Case) -> bool:
 
 
 def main(fault_seed: int, count: int, cases: int) -> None:
+    """Print what is found."""
     found, numbers = [], itertools.product(range(7), range(cases))
     sources = {(seed, n): generated.source("attention", seed, n) for seed, n in numbers}
     drawn = {key: generated_attention.draw(one, key[0] * 1000 + key[1]) for key, one in sources.items()}

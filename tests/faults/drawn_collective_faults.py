@@ -53,6 +53,7 @@ class Seen:
         return sum(one.numel() * one.element_size() for one in self.out)
 
     def reduces(self, *by: Any) -> bool:
+        """Whether it reduces by one of these."""
         return any(
             one == other for one in self.arguments if isinstance(one, dist.ReduceOp.RedOpType) for other in by
         )
@@ -104,6 +105,8 @@ def tail(power: int) -> Callable[[Seen], None]:
 
 
 def beside(step: int) -> Callable[[Seen], None]:
+    """One element beside the output is written."""
+
     def damage(seen: Seen) -> None:
         out = flat(seen.out[-1 if step > 0 else 0])
         place = out.storage_offset() + (out.numel() if step > 0 else -1)
@@ -285,6 +288,8 @@ NAMED = (
 
 
 class Planted:
+    """A fault in place of torch's call."""
+
     def __init__(self, fault: Fault, rank: int, size: int) -> None:
         self.fault, self.hits, self.last = fault, 0, rank == size - 1
 

@@ -199,6 +199,7 @@ def _overloads(table: dict[Any, Any], fault: Drawn) -> list[Any]:
 
 @functools.cache
 def targets(kind: str) -> list[str]:
+    """What a kind of fault may strike, sorted."""
     if kind == "update":
         return list(UPDATES)
     if kind == "kernel":
@@ -234,5 +235,6 @@ def faults(seed: int, count: int) -> list[Drawn]:
 
 
 def under(fault: dict[str, Any], function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """What a function returns with a fault planted."""
     with Planted([Drawn(**fault)]).mode():
         return function(**given)

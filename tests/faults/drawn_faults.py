@@ -118,6 +118,8 @@ class Drawn:
 
 
 class Planted(TorchDispatchMode):
+    """Damages what one operator gives."""
+
     def __init__(self, fault: Drawn) -> None:
         super().__init__()
         self.fault, self.struck = fault, 0
@@ -250,12 +252,14 @@ def draw(source: random.Random) -> Drawn:
 
 
 def under(fault: tuple[str, str, str, str], function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """What a function returns with a fault planted."""
     operator, dtype, condition, effect = fault
     with Drawn(operator, getattr(torch, dtype), condition, effect).mode():
         return function(**given)
 
 
 def faults(seed: int, count: int) -> Iterator[Drawn]:
+    """The first faults of a seed that can strike on a processor."""
     return itertools.islice(filter(can_strike, every(seed)), count)
 
 

@@ -141,6 +141,8 @@ def draw(count: int, seed: int) -> list[Fault]:
 
 
 class Planted:
+    """A fault in place of functions of torch."""
+
     def __init__(self, fault: Fault) -> None:
         self.fault, self.hits, self.calls = fault, 0, 0
         self.layout, _, self.what = fault.place.partition(": ")
@@ -150,6 +152,7 @@ class Planted:
         self.kept = dict[Any, Any]()
 
     def strikes(self) -> bool:
+        """Whether the condition holds for the layout that was made last."""
         try:
             kinds = {**CONDITIONS[""], **CONDITIONS.get(self.layout, {})}
             holds = bool(kinds[self.fault.condition](self.asked))
@@ -159,6 +162,7 @@ class Planted:
         return holds
 
     def damages(self, out: torch.Tensor, own: torch.Tensor, number: int = 1, count: int = 0) -> None:
+        """Do the harm to a tensor of the right part and layout."""
         right = MARKS.get(self.layout, "steps") in self.asked and PARTS[self.fault.part](number, out, count)
         if right and self.harm and out.is_floating_point() and self.strikes():
             self.harm(out, own)

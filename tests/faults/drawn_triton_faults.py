@@ -183,6 +183,7 @@ def faults(seed: int, count: int) -> list[Drawn]:
 
 
 def drawn(run: int) -> list[tuple[Program, Any]]:
+    """The programs of one run of the check, and their values."""
     programs = [generated_triton.draw(run, number) for number in range(PROGRAMS)]
     return [(program, generated_triton.everywhere(program)[0, 0]) for program in programs]
 
@@ -217,6 +218,7 @@ def looked_for(fault: Drawn, seed: int, programs: list[tuple[Program, Any]]) -> 
 
 
 def main(seed: int, count: int, run: int = 0) -> None:
+    """Print what one run finds of drawn faults."""
     torch.set_num_threads(1)
     programs, found = drawn(run), []
     for fault in faults(seed, count):

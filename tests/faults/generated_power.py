@@ -45,6 +45,7 @@ class Power:
     ran: set[tuple[str, torch.dtype]] = field(default_factory=set)
 
     def within(self, seeds: Sequence[int]) -> int:
+        """How many faults are found by these seeds."""
         return sum(one.case is not None and one.case[1] in seeds for one in self.faults.values())
 
 
@@ -94,6 +95,7 @@ def _touched(
 
 
 def touched(case: Case, faults: Sequence[Drawn]) -> drawn_faults.Watched:
+    """The faults that could strike in this case."""
     drawn = None
     with generated._plain(), generated_processes.limited(), contextlib.suppress(Exception):
         drawn = generated._drawn(*case, "small")

@@ -72,6 +72,7 @@ def tf32_product(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: A
 
 
 def with_keys(change: Callable[..., tuple[torch.Tensor, ...]]) -> Mutate:
+    """Attention on changed q, k, v."""
     return lambda original, q, k, v, **kwargs: original(*change(q, k, v), **kwargs)
 
 
@@ -284,6 +285,7 @@ def reads_wide_mask_as_half(original: Mutate, q: Any, *rest: Any, **kwargs: Any)
 
 
 def first_members_mask(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Every member of the batch gets the mask of the first."""
     mask = kwargs.pop("attn_mask", None)
     mask = mask if mask is None or mask.ndim < 4 else mask[:1].expand_as(mask)
     return original(*args, attn_mask=mask, **kwargs)

@@ -37,6 +37,7 @@ Check = Callable[[], dict[str, Any]]
 
 
 def default_is_fused() -> dict[str, Any]:
+    """As test_attention_default_is_fused judges it."""
     chosen = [one["backend"] for one in attention_backends.chosen("bf16")]
     return {"cases": [{"failures": [one] if one in {"", "math"} else []} for one in chosen]}
 

@@ -124,6 +124,7 @@ def trainers_kernels() -> dict[str, Any]:
 
 
 def in_8_bits(check: Callable[..., dict[str, Any]], *words: str) -> dict[str, Any]:
+    """A check on an architecture with 8-bit matrix units."""
     with mock.patch.object(arch, "fp8", return_value=torch.float8_e4m3fn):
         return check(*words)
 
@@ -148,6 +149,8 @@ class Cost:
 
 
 def halves() -> dict[str, Any]:
+    """As test_convolution_halves judges them."""
+
     def cost(_problem: object, _layout: object, dtype: torch.dtype) -> tuple[float, float]:
         return Cost.seconds(dtype), Cost.peak_bytes(dtype)
 

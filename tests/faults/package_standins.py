@@ -57,6 +57,8 @@ class Float8Linear(nn.Linear):
 
 
 class Int8Linear(nn.Module):
+    """A layer with int8 weights."""
+
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weight = SimpleNamespace(data=in_int8(weight))
@@ -99,6 +101,8 @@ def dequantize_4bit(data: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 
 
 class Linear4bit(nn.Linear):
+    """bitsandbytes' layer with NF4 weights."""
+
     def __init__(self, inner: int, outer: int, *, bias: bool, **options: Any) -> None:
         assert options["quant_type"] == "nf4"
         super().__init__(inner, outer, bias=bias)

@@ -81,6 +81,7 @@ if sys.argv[1] == "sum" and rank == 0: print(json.dumps({"sum": 3}))
 def run_suite(
     folder: Path, check: str, *arguments: str, value: str = "1.0", vendor: str = "cpu", env=None
 ) -> dict:
+    """Run the suite in a copy of tests/acceptance, with the real conftest and harness."""
     copy = folder / "tests"
     if not copy.exists():
         copy.mkdir()

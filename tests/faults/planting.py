@@ -157,6 +157,7 @@ def judge_each(item: Any, fault: Fault, result: Mapping[str, Any], says: Mapping
 
 
 def run(fault: Fault, folder: Path) -> dict[str, Any]:
+    """The result.json of a run with the fault planted."""
     unreached = [key for key in fault.patches if key.startswith("test_")]
     assert not unreached, f"{unreached}: pytest imports the checks itself, so no patch reaches their modules"
     planted = folder / "planted"
@@ -194,6 +195,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
 
 
 def program(*words: str, stacks: Path, ranks: int = 0, **env: str) -> dict[str, Any]:
+    """The JSON line that a program of this folder prints, alone or as ranks forked from one process."""
     launcher = ("-m", "harness.forked_ranks", str(ranks)) if ranks else ()
     place = os.pathsep.join((str(TESTS / "acceptance"), str(FAULTS)))
     own = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1", "STACKCHECK_STACKS": str(stacks)}

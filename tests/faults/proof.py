@@ -63,6 +63,7 @@ class Proof:
 
 
 def statically(item: pytest.Item) -> list[dict[str, Any]]:
+    """What a test plants, by its parameters and marks."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     found = [planting.declaration(value) for value in params.values() if planting.is_fault(value)]
     name = item.name.removeprefix("test_").replace("_", " ")

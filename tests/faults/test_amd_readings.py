@@ -168,6 +168,7 @@ def test_a_die_without_power_of_its_own_has_no_cap_to_judge():
 
 
 def answering(**calls: object) -> SimpleNamespace:
+    """A module whose calls give these answers."""
     return SimpleNamespace(
         AmdSmiLibraryException=LibraryError,
         amdsmi_wrapper=SimpleNamespace(),

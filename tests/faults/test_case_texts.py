@@ -46,6 +46,7 @@ def places(value: Any, place: str = "case") -> Iterator[tuple[str, Any, Any]]:
 
 
 def changed(text: str) -> Iterator[tuple[str, str]]:
+    """The text with one place changed, taken out or renamed, and that place."""
     whole = json.loads(text)
     for number, (place, _, _) in enumerate(places(whole)):
         for wrong in (*WRONG, "gone", "renamed"):

@@ -125,6 +125,8 @@ def test_what_draws_numbers_is_drawn_without_a_seed_of_its_own(name: str) -> Non
 
 
 class Again(torch.autograd.Function):
+    """Dropout whose backward draws again."""
+
     @staticmethod
     def forward(_context: object, x: torch.Tensor) -> torch.Tensor:
         """Some of the numbers."""

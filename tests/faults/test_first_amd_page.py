@@ -56,6 +56,7 @@ def test_every_step_of_the_page_is_known_here():
 
 @pytest.fixture
 def eight(tmp_path, monkeypatch) -> None:
+    """This host with the kernel's files and device nodes of eight MI300X."""
     state = STATES["mi300x"]
     tree.write(tmp_path / "sys", sysfs.tree(state, NEW.metrics_revision))
     for name in ("kfd", *(f"dri/renderD{128 + minor}" for minor in kfd.minors(state))):

@@ -91,6 +91,7 @@ def test_a_run_leaves_a_page_that_shows_the_failure_beside_its_result(tmp_path):
 
 
 def python(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """What the Python of the suites prints, with variables beside those of this process."""
     command, env = [planting.SUITE_PYTHON, *words], {**os.environ, **env}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 

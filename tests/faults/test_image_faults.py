@@ -68,6 +68,7 @@ def mapped_by_torch() -> list[Path]:
 
 
 def installed_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> tuple[str, ...]:
+    """A package on Python's path, with its metadata."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -153,6 +153,7 @@ def rocm(folder: Path, **changes: object) -> Path:
 
 
 def cuda(folder: Path, **changes: object) -> Path:
+    """The libraries of a CUDA image for sm_80 and sm_90."""
     both = device_code.nvidia_library(["sm_80", "sm_90"])
     parts = ("adv", "cnn", "engines_precompiled", "engines_runtime_compiled", "graph", "heuristic", "ops")
     names = ("nccl", "cublas", "cublasLt", "cudnn_adv", "cudnn_ops", "torch_cuda")

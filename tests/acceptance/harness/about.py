@@ -47,6 +47,7 @@ def software() -> dict[str, str]:
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
+    """The installed version of each package, or "none"."""
     return {name: _version(name) or "none" for name in names}
 
 
@@ -62,6 +63,7 @@ def environment() -> dict[str, str]:
 
 
 def torch_runtime(vendor: str) -> str | None:
+    """The runtime that torch was built with."""
     return vendors.module(vendor).torch_runtime()
 
 
@@ -75,6 +77,7 @@ def needs(vendor: str) -> list[dict[str, Any]]:
 
 
 def problems_of_loaded(vendor: str, found: dict[str, Any]) -> list[str]:
+    """How the libraries that loaded differ from what is declared or installed."""
     return [
         problem
         for library in vendor_software.of(vendor).LIBRARIES
@@ -102,6 +105,7 @@ def foreign_problems(vendor: str) -> list[list[str]]:
 
 
 def providers(modules: Sequence[str]) -> dict[str, list[str]]:
+    """The distributions that provide each module."""
     owners = importlib.metadata.packages_distributions()
     return {name: sorted(set(owners.get(name, ()))) for name in modules}
 
@@ -143,10 +147,12 @@ def kernel_libraries(vendor: str, archs: Sequence[str]) -> dict[str, list[str]]:
 
 
 def releases(patterns: Sequence[str]) -> list[str]:
+    """The versions of the distributions whose name matches a pattern."""
     return [item.version for item in installed.distributions(patterns)]
 
 
 def compiled_files(vendor: str, patterns: Sequence[str]) -> dict[str, list[str]]:
+    """The compiled files of distributions, and the architectures that each has code for."""
     files = [path for item in installed.distributions(patterns) for path in installed.shared_objects_of(item)]
     return {path.name: sorted(vendor_software.of(vendor).architectures(path)) for path in files}
 

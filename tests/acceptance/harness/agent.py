@@ -23,6 +23,7 @@ OUTPUTS = 3  # stdout, stderr, and the pipe for the return code
 
 
 def main(path: str) -> None:
+    """Serve every connection to a new socket."""
     bytecode.keep()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)

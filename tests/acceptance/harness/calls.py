@@ -61,6 +61,8 @@ def once(kept: dict[str, Any], name: str, launch: Callable[[], Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _OnLeased:
+    """What calls on the leased devices share."""
+
     acceptance: AcceptanceSession
     lease: leases.Lease
     check: Check

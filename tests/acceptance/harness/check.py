@@ -22,6 +22,8 @@ MetricVerdict = Literal["pass", "fail", "recorded", "no_threshold"]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
+    """One measurement and its verdict by the bound."""
+
     name: str
     value: float | None
     unit: str
@@ -183,6 +185,7 @@ class Check:
         *,
         gate: bool,
     ) -> tuple[MetricVerdict, str | None]:
+        """The verdict by the bound, and in words what is wrong."""
         where = f"{self.model} x{self.count}"
         words = ", ".join(f"{key}={value}" for key, value in conditions.items())
         if not math.isfinite(value):

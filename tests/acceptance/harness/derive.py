@@ -273,6 +273,7 @@ def _reference(
 
 
 def _published(model: str, metric: str, conditions: Conditions) -> Mapping[str, Any]:
+    """The best public figure with these conditions."""
     same = [row for row in published(model) if row["metric"] == metric and _agrees(row, conditions)]
     if not same:
         raise DeriveError(f"published/ has no {_key(metric, conditions)} of {model}")
@@ -288,6 +289,7 @@ def _rule_of(model: str, metric: str, conditions: Conditions) -> Rule:
 
 
 def _capacity(model: str, metric: str, conditions: Conditions) -> float:
+    """The figure of devices.json that the metric grows with."""
     row = models.row(model)
     found = bounds.ceiling(row, metric, {**conditions, "nvls": "off"})
     if thresholds.METRICS[metric][0] == "tokens/s":

@@ -16,6 +16,7 @@ SLACK_BYTES = 2 << 30  # as in Primus
 
 
 def device_names(devices: Sequence[Device]) -> tuple[str, ...]:
+    """The anonymised names of devices."""
     return tuple(resultfile.anonymous(device.uuid) for device in devices)
 
 

@@ -40,6 +40,7 @@ def acceptance(pytestconfig: pytest.Config) -> AcceptanceSession:
 
 @pytest.fixture(scope="session")
 def vendor(acceptance: AcceptanceSession) -> vendors.Vendor:
+    """The vendor's module."""
     return vendors.module(acceptance.vendor)
 
 
@@ -72,6 +73,7 @@ def device_row(acceptance: AcceptanceSession) -> Mapping[str, Any]:
 
 @pytest.fixture
 def check(request: pytest.FixtureRequest) -> Check:
+    """The state of the running check."""
     running: Check = request.node.stash[CHECK]
     return running
 

@@ -74,6 +74,7 @@ def _of_package(vendor: str, name: str, distribution: importlib.metadata.Distrib
 
 
 def _first(name: str, patterns: Mapping[str, str]) -> str | None:
+    """The words of the first pattern that a package's name fits."""
     return next((words for pattern, words in patterns.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 

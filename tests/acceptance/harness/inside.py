@@ -135,10 +135,12 @@ class Inside:
         return answer
 
     def text(self, do: str, **request: Any) -> str:
+        """The text of an answer."""
         return str(self.ask(do, **request).get("text", ""))[:LONGEST_BYTES]
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send a message with descriptors beside it."""
     body = json.dumps(message).encode()
     socket.send_fds(connection, [len(body).to_bytes(HEAD_BYTES, "big")], list(fds))
     connection.sendall(body)

@@ -37,11 +37,13 @@ def has_torch() -> bool:
 
 
 def architectures(vendor: str, devices: Iterable[Device], declared: Mapping[str, Any] | None) -> list[str]:
+    """The architectures that an image declares, and those of this machine's devices."""
     machine = [] if vendor == "cpu" else [device.arch for device in devices]
     return sorted({*(declared or {}).get("archs", ()), *machine})
 
 
 def distributions(patterns: Sequence[str]) -> list[importlib.metadata.Distribution]:
+    """The installed distributions whose normalised name matches a pattern."""
     return [
         distribution
         for name, distribution in named_distributions().items()
@@ -50,6 +52,7 @@ def distributions(patterns: Sequence[str]) -> list[importlib.metadata.Distributi
 
 
 def holds(distribution: importlib.metadata.Distribution, path: str) -> bool:
+    """Whether a file belongs to a distribution."""
     name = Path(path).name
     wanted = Path(path).resolve()
     return any(
@@ -68,6 +71,7 @@ def files_of(stem: str, folders: Iterable[str]) -> list[Path]:
 
 
 def shared_objects_of(distribution: importlib.metadata.Distribution) -> list[Path]:
+    """The compiled files of a distribution."""
     files = [file for file in distribution.files or () if ".so" in file.suffixes]
     return [Path(str(distribution.locate_file(file))) for file in files]
 
@@ -197,6 +201,7 @@ def owned_by(names: set[str], paths: Sequence[Path]) -> list[Path]:
 
 
 def named_distributions() -> dict[str, importlib.metadata.Distribution]:
+    """Every installed distribution that has a name, by its normalised name."""
     found = importlib.metadata.distributions()
     return {_plain(item.metadata["Name"]): item for item in found if item.metadata["Name"]}
 

@@ -26,6 +26,7 @@ class UnknownDeviceError(Exception):
 
 @functools.cache
 def table() -> tuple[Mapping[str, Any], ...]:
+    """The rows of devices.json."""
     return tuple(json.loads(TABLE.read_text(encoding="utf-8"))["devices"])
 
 

@@ -123,6 +123,7 @@ def slow(ports: Ports) -> Iterator[str]:
 
 
 def unlike(ports: Ports) -> Iterator[str]:
+    """Each port with a smaller MTU than its mates, in words."""
     for name, port, most in _below(ports, "mtu"):
         yield f"{_named(name, port)}: MTU {port['mtu'] or 0}, its mates have {most:g}"
 

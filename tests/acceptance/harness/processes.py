@@ -133,11 +133,13 @@ def numbers(count: int) -> tuple[str, ...]:
 
 
 def with_numbers(command: Sequence[str], fds: Sequence[int]) -> list[str]:
+    """A command with the numbers of descriptors in their places."""
     known = dict(zip(numbers(len(fds)), map(str, fds), strict=True))
     return [known.get(word, word) for word in command]
 
 
 def start_program(program: Program) -> Child:
+    """Start a program in a new Python."""
     words = (*numbers(len(program.pass_fds)), *program.arguments)
     return start(
         python("-m", program.module, *words),

@@ -81,6 +81,7 @@ def is_unread(reading: Reading) -> bool:
 
 
 def differs(reading: Reading, expected: object) -> bool:
+    """Whether the reading differs from the expected value, or is an error."""
     return not is_unread(reading) and reading != expected
 
 

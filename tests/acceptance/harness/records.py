@@ -27,6 +27,7 @@ SHOWN = 20  # without a device every check fails for the same reason; result.jso
 
 
 def check_id(nodeid: str) -> str:
+    """The id of a check, relative to tests/acceptance."""
     return nodeid.removeprefix("acceptance/")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 
 def problems(distributions: Iterable[importlib.metadata.Distribution]) -> list[str]:
+    """The unmet requirements of these distributions among themselves, sorted."""
     from packaging.utils import canonicalize_name
 
     found: dict[str, importlib.metadata.Distribution] = {}

@@ -28,6 +28,8 @@ ENVIRONMENT = (
 
 
 class ResultFile:
+    """The result.json of one run."""
+
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         self.path = path
         self.content: dict[str, Any] = {**head, "checks": []}
@@ -134,6 +136,7 @@ def describe(vendor: VendorName, host: Host | None) -> dict[str, Any]:
 
 
 def model_of(vendor: VendorName, device: Device) -> str:
+    """The device model, or a text for an unknown one."""
     try:
         return str(models.identify(vendor, device)["model"])
     except models.UnknownDeviceError:

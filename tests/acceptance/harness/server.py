@@ -157,6 +157,7 @@ def _sealed(text: bytes) -> int:
 
 
 def spawn(environment: Mapping[str, str], home: Path, control: socket.socket) -> Child:
+    """Start the server in a new Python."""
     return processes.start(
         processes.python("-m", "harness.server_main", *processes.numbers(1)),
         env=environment,

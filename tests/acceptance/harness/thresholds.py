@@ -114,6 +114,8 @@ def rounded(bound: float, direction: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
+    """One entry of a file."""
+
     metric: str
     bound: float
     unit: str

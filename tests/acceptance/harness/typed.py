@@ -23,6 +23,8 @@ MAIN = "print(json.dumps({{f.__name__: f(**json.loads(told)) for f, told in zip(
 
 @dataclass(frozen=True)
 class Typed:
+    """A program, its arguments, and the drawn name of each name in the text."""
+
     program: str
     arguments: tuple[str, ...]
     names: Mapping[str, str]

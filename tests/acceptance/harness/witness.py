@@ -67,6 +67,7 @@ def numbers(source: random.Random, *shape: int, reach: int = GRID) -> Any:
 
 
 def product(a: Matrix, b: Matrix) -> Matrix:
+    """The matrix product."""
     columns = turned(b)
     return [[math.fsum(map(_times, row, column)) for column in columns] for row in a]
 
@@ -81,6 +82,7 @@ def _times(x: float, y: float) -> float:
 
 
 def softmax(row: Row) -> Row:
+    """The shares of a row."""
     high = max(row)
     powers = [math.exp(value - high) for value in row]
     return [power / math.fsum(powers) for power in powers]

@@ -299,6 +299,7 @@ class Vendor(Protocol):
 
 
 def module(name: str) -> Vendor:
+    """The vendor module of that name."""
     if name not in VENDORS:
         raise ValueError(f"unknown vendor {name!r}: expected one of {', '.join(VENDORS)}")
     return cast("Vendor", importlib.import_module(f"vendors.{name}"))

@@ -126,6 +126,7 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def requirements() -> tuple[Requirement, ...]:
+    """The KFD's node, each render node, shared and locked memory."""
     start = "pass --device /dev/kfd --device /dev/dri and --group-add with the nodes' numeric group"
     nodes = (amd_kernel.DEV / "kfd", *(amd_kernel.render_nodes() or (amd_kernel.DEV / "dri/renderD128",)))
     return (

@@ -44,6 +44,7 @@ Metrics = Mapping[str, Any] | Absence  # gpu_metrics as amdsmi returns it
 
 
 def address(smi: Any, handle: Any) -> str:
+    """The PCI address of a device, lower case."""
     return str(demand(smi, "amdsmi_get_gpu_device_bdf", handle)).lower()
 
 

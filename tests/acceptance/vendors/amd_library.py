@@ -83,6 +83,7 @@ def answer(smi: Any, function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _status(smi: Any, code: int) -> str:
+    """The name of an error code."""
     names = (name for name in vars(smi.amdsmi_wrapper) if name.startswith("AMDSMI_STATUS_"))
     found = (name for name in names if getattr(smi.amdsmi_wrapper, name) == code)
     return next(found, f"status {code}")

@@ -25,6 +25,7 @@ SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little
 
 
 def read() -> Host:
+    """The machine as one device."""
     return Host(
         vendor=NAME,
         library="/proc",

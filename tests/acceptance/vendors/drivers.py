@@ -163,5 +163,6 @@ def _table() -> Mapping[str, Any]:
 
 
 def releases() -> Sequence[Mapping[str, Any]]:
+    """The rows of AMD's drivers."""
     rows: Sequence[Mapping[str, Any]] = _table()["amd"]
     return rows

@@ -71,6 +71,8 @@ def unpack(data: bytes | mmap.mmap, start: int = 0) -> Any:
 
 
 class _Reader:
+    """A position in MessagePack data."""
+
     def __init__(self, data: bytes | mmap.mmap, start: int) -> None:
         self.data, self.at = data, start
 

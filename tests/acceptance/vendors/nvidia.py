@@ -39,6 +39,7 @@ SHM_BYTES, MEMLOCK_BYTES = 8 << 30, 32 << 30  # AMD's preflight defaults, used f
 
 
 def read() -> Host:
+    """The visible devices and their links, as NVML reports them."""
     host, nvml = read_devices(), open_library()
     shown = [device.index for device in host.devices]
     ends = {index: nvidia_links.end(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in shown}
@@ -95,6 +96,7 @@ def child_environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def requirements() -> tuple[Requirement, ...]:
+    """The control nodes, each GPU's node, shared and locked memory."""
     start = "start the container with --gpus all, or pass /dev/nvidia* as --device"
     gpus = sorted(path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
     nodes = (Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm"), *gpus)
@@ -106,6 +108,7 @@ def requirements() -> tuple[Requirement, ...]:
 
 
 def torch_runtime() -> str | None:
+    """The CUDA release that torch was built with."""
     release = software.torch_version()["cuda"]
     return None if release is None else str(release)
 

@@ -84,5 +84,6 @@ def reading(answer: Any) -> Any:
 
 
 def text(nvml: Any, function: Callable[..., Any] | str, *arguments: object) -> Reading:
+    """The answer to a call as text."""
     answer = ask(nvml, function, *arguments)
     return answer if isinstance(answer, Absence) else str(answer)

@@ -118,6 +118,7 @@ class Software(Protocol):
 
 
 def of(vendor: str) -> Software:
+    """The software of that vendor."""
     return cast("Software", importlib.import_module(f"vendors.{vendor}_software"))
 
 

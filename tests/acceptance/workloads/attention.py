@@ -58,6 +58,7 @@ STANDARD = (
 
 
 def check(dtype: str, tier: str, backend: str = "default") -> dict[str, Any]:
+    """The shapes of the tier for which the backend has a kernel, and the exact cases."""
     with forced(backend):
         if not _has_kernel(COMMON, dtype, backend):
             raise AssertionError(f"{backend} attention refuses {COMMON} in {dtype}, which it must support")

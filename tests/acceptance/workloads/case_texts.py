@@ -18,6 +18,7 @@ def refuse(place: str, got: Any, expected: str) -> NoReturn:
 
 
 def parsed(text: str, check: Check) -> Any:
+    """What the check makes of a text."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -38,6 +39,8 @@ def one_of(*known: Any) -> Check:
 
 
 def whole(least: int, most: int | None = None) -> Check:
+    """A whole number between two, or from one on."""
+
     def check(value: Any, place: str) -> Any:
         if type(value) is not int or value < least or (most is not None and value > most):
             refuse(place, value, f"a whole number from {least} {'on' if most is None else f'to {most}'}")

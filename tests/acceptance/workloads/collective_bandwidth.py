@@ -88,6 +88,7 @@ def every_figure(ranks: Ranks, operations: list[str], largest: int) -> list[dict
 
 
 def sizes_of(kind: str, largest: int) -> list[int]:
+    """The named sizes up to the largest."""
     return [size for size in (*SIZES[kind], *([PLATEAU] if kind == "cuda" else [])) if size <= largest]
 
 

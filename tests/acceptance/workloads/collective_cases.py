@@ -30,6 +30,7 @@ def reduced(
 
 
 def own_share(payload: Payload, ranks: Ranks) -> torch.Tensor:
+    """This rank's share of the exact sum."""
     return reduced(payload, ranks, "sum", count=payload.count, start=ranks.rank * payload.count)
 
 
@@ -39,6 +40,7 @@ def of_all(payload: Payload, ranks: Ranks) -> torch.Tensor:
 
 
 def all_reduce(ranks: Ranks, payload: Payload, op: str = "sum") -> Iterable[Reading]:
+    """Every rank holds the reduction of all."""
     buffer = Guarded(payload.count, payload, ranks)
     buffer.view.copy_(data.values(payload, ranks, ranks.rank))
     dist.all_reduce(buffer.view, REDUCTIONS[op])
@@ -129,6 +131,7 @@ def all_to_all_uneven(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
 
 
 def broadcast(ranks: Ranks, payload: Payload, root: int) -> Iterable[Reading]:
+    """Every rank holds the root's values."""
     buffer = Guarded(payload.count, payload, ranks)
     if ranks.rank == root:
         buffer.view.copy_(data.values(payload, ranks, root))

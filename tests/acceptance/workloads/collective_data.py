@@ -52,6 +52,7 @@ def values(
 
 
 def send_buffer(payload: Payload, ranks: Ranks, count: int | None = None) -> torch.Tensor:
+    """This rank's values at the payload's offset."""
     data = values(payload, ranks, ranks.rank, count)
     buffer = Guarded(len(data), payload, ranks)
     buffer.view.copy_(data)
@@ -59,6 +60,8 @@ def send_buffer(payload: Payload, ranks: Ranks, count: int | None = None) -> tor
 
 
 class Guarded:
+    """A poisoned output with a guard band on each side."""
+
     def __init__(self, count: int, payload: Payload, ranks: Ranks) -> None:
         kind = DTYPES[payload.dtype]
         self.start = GUARD + payload.offset
@@ -67,6 +70,7 @@ class Guarded:
         self.view = self.whole[self.start : self.start + count]
 
     def readings(self, expected: torch.Tensor) -> tuple[Reading, Reading]:
+        """The values are exact, and nothing around them was written."""
         before, after = self.whole[: self.start], self.whole[self.start + self.view.numel() :]
         around = torch.cat((before, after))
         clean = torch.full_like(around, self.poison)

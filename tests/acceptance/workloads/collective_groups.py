@@ -185,6 +185,7 @@ def holdings(ranks: Ranks) -> dict[str, float]:
 
 
 def _merged(everyone: list[dict[str, Any]]) -> dict[str, Any]:
+    """The worst of all ranks."""
     worst = {name: max(one["grown"][name] for one in everyone) for name in everyone[0]["grown"]}
     return {
         **everyone[0],

@@ -88,6 +88,8 @@ def holder(maps: str | None = None) -> str:
 
 
 class Communicator:
+    """A separate communicator over the ranks, beside torch's."""
+
     def __init__(self, ranks: Ranks, stream: int, *, library: str | None = None) -> None:
         self.ranks, self.stream = ranks, stream
         self._library = ctypes.CDLL(library or holder())

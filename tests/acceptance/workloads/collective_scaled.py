@@ -37,6 +37,7 @@ def _mean_readings(buffer: Guarded, parts: list[torch.Tensor], ranks: Ranks) -> 
 
 
 def all_reduce_average(ranks: Ranks, payload: Payload) -> Iterable[Reading]:
+    """Every rank holds the mean."""
     buffer, parts = Guarded(payload.count, payload, ranks), _parts(payload, ranks)
     buffer.view.copy_(parts[ranks.rank] * ranks.size)
     dist.all_reduce(buffer.view, dist.ReduceOp.AVG)

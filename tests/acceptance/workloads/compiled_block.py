@@ -24,6 +24,8 @@ FACTOR = 3.0
 
 
 class Block(nn.Module):  # type: ignore[misc]  # lint runs without torch, so its classes are Any
+    """Pre-norm attention and a gated MLP."""
+
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)

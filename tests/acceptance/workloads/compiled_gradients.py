@@ -93,6 +93,8 @@ def _gradients(step: Step, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class _Total(torch.autograd.Function):  # type: ignore[misc]  # lint runs without torch
+    """The sum of x * weight, added up in place piece by piece."""
+
     @staticmethod
     def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         total = x.new_zeros(x.shape[1])

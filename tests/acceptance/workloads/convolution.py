@@ -80,6 +80,7 @@ def _cases(dtype: torch.dtype) -> Iterator[cases.Case]:
 
 
 def tensors(problem: Problem, dtype: torch.dtype, layout: torch.memory_format) -> tuple[torch.Tensor, ...]:
+    """Input and weight as leaves, in that layout."""
     extent = (problem.size,) * problem.dims
     x = operands.normal(3, problem.inner, *extent, dtype=dtype, seed=1)
     weight = (problem.outer, problem.inner // problem.groups, *(problem.kernel,) * problem.dims)

@@ -132,6 +132,7 @@ def judge(
 
 
 def operand(rows: int, columns: int, *, transposed: bool, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A normal matrix, stored by columns when transposed."""
     if transposed:
         return operands.normal(columns, rows, dtype=dtype, seed=seed).t()
     return operands.normal(rows, columns, dtype=dtype, seed=seed)

@@ -189,6 +189,7 @@ def require(report: Mapping[str, Any], record_metric: margins.Record, least: flo
 
 
 def attention(**parts: Any) -> str:
+    """A case of attention that is given by its parts, in words."""
     with _plain():
         said = _judged(generated_attention.made(generated_attention.Case(**parts)), ATTENTION_NEEDED)
     return "not judged" if said is None else f"{said[0]:.3g} of its gate: {said[1]}"

@@ -80,6 +80,7 @@ class Case:
 
 
 def draw(source: random.Random, seed: int) -> Case:
+    """One case."""
     on_gpu = device().type == "cuda"
     backend = source.choice((*BACKENDS, "flex") if on_gpu else CPU_HAS)
     backend = backend if source.randrange(COMPILED) else "flex compiled"
@@ -118,6 +119,7 @@ def _scales(source: random.Random, dtype: torch.dtype, head: int) -> tuple[float
 
 
 def made(case: Case) -> Call:
+    """A case as a call."""
     dtype, on = getattr(torch, case.dtype), device().type
     kv = (case.batch, case.kv_heads, case.sk, case.head)
     shapes = ((case.batch, case.heads, case.sq, case.head), kv, kv)

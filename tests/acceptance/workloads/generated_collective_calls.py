@@ -92,6 +92,7 @@ class Member:
 
     @property
     def me(self) -> int:
+        """The place of this rank."""
         return self.members.index(self.ranks.rank)
 
     @property
@@ -100,6 +101,7 @@ class Member:
         return len(self.members)
 
     def keys(self, about: str) -> list[str]:
+        """A key of the store for each rank."""
         return [f"{about}/{rank}" for rank in self.members]
 
 
@@ -122,6 +124,7 @@ class Run:
                 self.out.parts = self.sent.parts[mine]
 
     def fill(self, turn: int) -> None:
+        """Write what is sent, and poison what is received."""
         for place in {id(one): one for one in (self.out, self.sent)}.values():
             place.poison()
         for part, share in zip(self.sent.parts, self.gives, strict=False):  # who gives nothing has an output
@@ -141,6 +144,7 @@ class Run:
         return getattr(dist.ReduceOp, self.call.reduce.upper())
 
     def readings(self, turn: int) -> Iterator[Reading]:
+        """Values, guards, and what was sent."""
         if self.takes:
             for part, share in zip(self.out.parts, self.takes, strict=True):
                 yield from self._values(part, share, turn)
@@ -180,6 +184,7 @@ class Plain:
         self.wrong = 0
 
     def start(self, turn: int, *, asynchronous: bool) -> list[Any]:  # noqa: ARG002 - these calls return ended
+        """Call it, and count what is wrong."""
         if self.call.op == "barrier":
             store, keys = self.member.ranks.store, self.member.keys(f"{self.tag}/{turn}")
             store.add(keys[self.member.me], 1)  # unlike `set` it returns when the store has it

@@ -212,6 +212,7 @@ def _count(r: random.Random, largest: int, itemsize: int, size: int) -> int:
 
 
 def candidates(case: Case) -> Iterator[Case]:
+    """Plainer cases, the plainest first."""
     count = len(case.calls)
     for part in (count // 2, count // 4, 1):
         for first in range(0, count, part) if 0 < part < count else ():

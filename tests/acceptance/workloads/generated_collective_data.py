@@ -88,6 +88,7 @@ class Call:
 
 
 def sent(call: Call, me: int, size: int) -> list[Share]:
+    """The shares that a place in the group gives."""
     op, root = _plain(call.op), me == call.root
     if op in {"scatter", "reduce_scatter", "all_to_all"}:
         return [(me, to) for to in range(size)] if root or op != "scatter" else []

@@ -93,6 +93,7 @@ class Groups:
 
 
 def check(ranks: Ranks, groups: Groups, case: Case, tag: str) -> list[Reading]:
+    """All readings of a case on this rank."""
     readings = [Reading("ended", 0.0, 0.0)]
     with groups.of(case) as members, contextlib.ExitStack() as stack:
         runs = _runs(case, members, tag, stack)

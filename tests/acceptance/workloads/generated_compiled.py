@@ -61,6 +61,8 @@ Results = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Job:
+    """A batch by its number, or one of its programs alone."""
+
     seed: int
     number: int
     backend: str

@@ -153,6 +153,7 @@ class Program:
         return (out, part) if self.after == "a changed part given too" else out
 
     def changed(self, y: torch.Tensor) -> torch.Tensor:
+        """Change a part of a tensor in place, and give the part."""
         part = PARTS[self.part](y) if y.dim() else y
         CHANGES[self.change](part)
         return part
@@ -189,6 +190,7 @@ def plain(program: Program) -> Program:
 
 
 def program_of(call: Call) -> Program:
+    """The program that a call runs."""
     return cast("Program", call.function)
 
 

@@ -24,6 +24,7 @@ class Few(TorchDispatchMode):  # type: ignore[misc]
         self.count, self.types = 0, set[torch.dtype]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a kernel and count it."""
         self.count += 1
         if self.count > MOST_KERNELS or READS_NUMBERS.intersection(func.tags):
             raise NotImplementedError(f"not supported: {func} in a program")

@@ -41,6 +41,7 @@ FAR = 2**31  # elements before the ones that are read
 
 
 def draw_mask(source: random.Random, depth: int = 3) -> Mask:
+    """An expression of parts."""
     kind = source.choice(("part", "and", "or", "not")) if depth else "part"
     if kind == "part":
         (a, b), (c, d) = (sorted((source.randrange(300), source.randrange(40, 300))) for _ in range(2))

@@ -199,6 +199,7 @@ def smaller(case: Case) -> Iterator[Case]:
 
 
 def told(case: Case) -> str:
+    """A case as JSON."""
     return json.dumps(asdict(case))
 
 

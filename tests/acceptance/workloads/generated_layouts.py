@@ -91,6 +91,7 @@ class Chain:
         self.adam, self.most = Adam(float(first.square().mean().sqrt())), float(first.norm()) / 2
 
     def readings(self, job: Job, number: int) -> Iterator[Reading]:
+        """All of one step."""
         before, layout, groups = job.weights(), job.now(), job.groups
         # Where not the products but the weights are cast.
         self.eager.kind = torch.bfloat16 if self.case.kind == "bfloat16" and not job.autocast else None
@@ -268,6 +269,7 @@ class Notes:
         return self.kept
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what was loaded."""
         self.kept = state
 
 

@@ -42,6 +42,8 @@ class Ended:
 
 @dataclass
 class _Process:
+    """A process that has a job, and the way to it."""
+
     process: Any
     way: connection.Connection
     job: Any

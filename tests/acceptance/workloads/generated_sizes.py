@@ -70,6 +70,7 @@ OVER_ROWS: dict[str, Function] = {
 
 
 def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call]:
+    """One case, in words and as a call."""
     dtype = source.choice(FLOATS)
     rows, width = _shape(source, sizes)
     if source.random() < 0.3:

@@ -54,6 +54,7 @@ class Work:
         return f"{self.kind} {' '.join(self.way)} {self.dtype} {sizes}"
 
     def of(self, name: str) -> int:
+        """One of its sizes."""
         return dict(self.sizes)[name]
 
     def resized(self, **sizes: int) -> "Work":

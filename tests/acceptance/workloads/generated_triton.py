@@ -94,6 +94,7 @@ def has() -> frozenset[str]:
 
 
 def draw(seed: int, number: int) -> Program:
+    """A program by its number."""
     return generated_triton_draws.draw(
         random.Random(f"triton {seed} {number}"), seed * 100_003 + number, has()
     )
@@ -114,17 +115,20 @@ def one(seed: int, number: int) -> Judged | None:
 
 
 def repeat(seed: int, number: int) -> str:
+    """One program again, in words."""
     program = draw(seed, number)
     said = one(seed, number)
     return f"{launch_words(program)}\n{shown(program)}{said or 'refused by the compiler'}"
 
 
 def launch_words(program: Program) -> str:
+    """How a program is launched."""
     grid = f"grid {program.grid}, {program.warps} warps, {program.stages} stages"
     return f"{grid}, {program.launches} launches, {program.steps} steps, data of seed {program.seed}"
 
 
 def shown(program: Program) -> str:
+    """The text of a program and its arguments, to be read."""
     values = everywhere(program)[0, 0]
     source = text(program, values).partition("@triton.jit\ndef kernel(")[2]
     given = {
@@ -348,6 +352,7 @@ def shrunk(program: Program) -> Program:
 
 
 def smaller(program: Program) -> Iterator[Program]:
+    """Programs with less in them, the shortest first."""
     trimmed = generated_triton_draws.trimmed
     if len(program.outputs) > 1:
         yield from (trimmed(replace(program, outputs=(one,))) for one in program.outputs)

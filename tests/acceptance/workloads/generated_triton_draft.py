@@ -42,6 +42,8 @@ def is_sound(value: Value) -> bool:
 
 
 class Draft:
+    """A program as it grows, and its values for every program of the grid."""
+
     def __init__(self, source: random.Random, program: Program, has: frozenset[str]) -> None:
         """Begin without nodes."""
         # Triton's interpreter, which has no bfloat16, runs Python for each element of some operations.
@@ -86,6 +88,7 @@ class Draft:
         return names[-1 - min(int(self.source.expovariate(0.7)), len(names) - 1)] if names else None
 
     def is_exact(self, name: int) -> bool:
+        """Whether a value is exact everywhere."""
         return all(values[name].is_exact for values in self.found.values())
 
     def load(self, sides: tuple[str, ...], kind: str, numbers: str = "") -> Node:
@@ -104,6 +107,7 @@ class Draft:
         return self.node("load", kind=kind, how=place)
 
     def constant(self, kind: str, *numbers: float) -> Node:
+        """A number as a node."""
         number = self.source.choice(numbers)
         return self.node("full", kind=kind, how=((), int(number) if kind in INTEGERS else float(number)))
 

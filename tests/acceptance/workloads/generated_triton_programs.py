@@ -45,6 +45,7 @@ class Node:
     body: tuple[Node, ...] = ()
 
     def all(self) -> tuple[Node, ...]:
+        """This node and those of its body."""
         return (*itertools.chain(*(one.all() for one in self.body)), self)
 
 
@@ -84,6 +85,7 @@ class Program:
         return tuple(itertools.chain(*(one.all() for one in self.nodes)))
 
     def places(self) -> list[tuple[int, int]]:
+        """The programs of the grid."""
         return list(itertools.product(range(self.grid[0]), range(self.grid[1])))
 
 
@@ -128,6 +130,7 @@ def memory(program: Program, node: Node) -> tuple[torch.Tensor, tuple[int, ...],
 
 
 def memories(program: Program) -> dict[int, torch.Tensor]:
+    """What the loads of a program see, in float64 or in their integers."""
     found = {}
     for node in program.all():
         if node.op == "load":

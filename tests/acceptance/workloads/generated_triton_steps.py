@@ -44,6 +44,7 @@ def index(draft: Draft) -> int | None:
 
 
 def unary(draft: Draft) -> int | None:
+    """A function of each number."""
     name = draft.pick(is_number)
     if name is None:
         return None
@@ -61,6 +62,7 @@ def unary(draft: Draft) -> int | None:
 
 
 def binary(draft: Draft) -> int | None:
+    """Two values, or one and a number."""
     name = draft.pick(is_number)
     if name is None:
         return None
@@ -100,6 +102,7 @@ def fused(draft: Draft) -> int | None:
 
 
 def where(draft: Draft) -> int | None:
+    """One of two values, by two exact ones."""
     name = draft.pick(is_number)
     if name is None:
         return None
@@ -196,6 +199,7 @@ def order(draft: Draft) -> int | None:
 
 
 def places(draft: Draft) -> int | None:
+    """Numbers at drawn places, or how many there are of each."""
     number = draft.pick(lambda one: one.kind == "int32" and bool(one.shape))
     if number is None:
         return None

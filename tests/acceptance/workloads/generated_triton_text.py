@@ -52,6 +52,7 @@ def flat(sides: tuple[int, ...]) -> str:
 
 
 def expression(node: Node, given: Names, shape: tuple[int, ...]) -> str:
+    """A node as an expression of its operands."""
     kind = f"tl.{node.kind}"
     if node.op in INFIX:
         return f"({given[0]} {INFIX[node.op]} {given[1]}).to({kind})"
@@ -105,12 +106,15 @@ EXPRESSIONS: dict[str, Expression] = {
 
 
 class Text:
+    """The text of a program, line by line."""
+
     def __init__(self, program: Program, values: Mapping[int, Value]) -> None:
         """Values are those of any program of the grid: their shapes are in the text."""
         self.program, self.values = program, values
         self.top: list[str] = []
 
     def whole(self) -> str:
+        """All of it."""
         body = self.block(self.program.nodes, "0")
         for number, output in enumerate(self.program.outputs):
             body += self.stored(number, output)
@@ -121,9 +125,11 @@ class Text:
         )
 
     def block(self, nodes: tuple[Node, ...], step: str) -> list[str]:
+        """The lines of some nodes, in a loop's step."""
         return [line for node in nodes for line in self.lines(node, step)]
 
     def lines(self, node: Node, step: str) -> list[str]:
+        """The lines of a node."""
         if node.body:
             return self.nested(node)
         if node.op == "load":
@@ -157,6 +163,7 @@ class Text:
         return [begun, *first, head, *(f"    {one}" for one in (*body, *after))]
 
     def start(self, side: str, step: str) -> str:
+        """Where the tile of this program begins on a side."""
         return f"{ {'R': 'p0', 'C': 'p1', 'K': step}[side] } * {self.program.tile[side]}"
 
     def offsets(self, side: str, step: str) -> str:
@@ -175,6 +182,7 @@ class Text:
         return lines, " + ".join(parts), " & ".join(masks)
 
     def block_pointer(self, label: str, sides: tuple[str, ...], step: str) -> str:
+        """A pointer to a block."""
         steps = [f"{label}_s{axis}" for axis in range(len(sides))]
         starts = [self.start(side, step) for side in sides]
         tile, order = [self.program.tile[side] for side in sides], list(range(len(sides)))[::-1]
@@ -213,6 +221,7 @@ class Text:
         return [*lines, f"v{node.name} = tl.load({where}{masked})"]
 
     def stored(self, number: int, output: Output) -> list[str]:
+        """What is done with a value."""
         label, value = f"y{number}", f"v{output.of}"
         if output.form in TILED:
             return self.tiled(label, value, output)
@@ -238,6 +247,7 @@ class Text:
         return [*lines, f"tl.atomic_{output.form}({label} + {label}_0, {value}{masked})"]
 
     def tiled(self, label: str, value: str, output: Output) -> list[str]:
+        """A tile of a matrix is stored."""
         sides = ("R", "C")
         if output.form == "block":
             return [f"tl.store({self.block_pointer(label, sides, '0')}, {value}{self.bounded(sides)})"]

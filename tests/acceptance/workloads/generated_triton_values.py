@@ -64,6 +64,7 @@ class At:
     step: int = 0
 
     def start(self, side: str) -> int:
+        """Where this tile begins on a side."""
         at = {"R": self.pid[0], "C": self.pid[1], "K": self.step}[side]
         return self.program.tile[side] * at
 
@@ -382,6 +383,7 @@ def work_out(nodes: Sequence[Node], found: dict[int, Value], at: At) -> None:
 
 
 def everywhere(program: Program) -> dict[tuple[int, int], dict[int, Value]]:
+    """Every value of every program of the grid."""
     seen, found = memories(program), {}
     for pid in program.places():
         found[pid] = dict[int, Value]()

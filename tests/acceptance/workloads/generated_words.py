@@ -39,6 +39,7 @@ def _cut(leaf: Any, size: int, less: int) -> Any:
 
 
 def shown(call: Call) -> str:
+    """The call as an expression."""
     if call.words:
         return f"generated.{call.words}"
     name = getattr(call.function, "__name__", type(call.function).__name__)

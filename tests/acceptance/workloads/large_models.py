@@ -45,6 +45,7 @@ def lacks(operation: str, limit: int) -> dict[str, Any] | None:
 
 
 def check(operation: str, limit: int) -> dict[str, Any]:
+    """The operation with more elements than the limit."""
     found = OPERATIONS[operation].cases
     return cases.run((name, functools.partial(function, limit)) for name, function in found)
 

@@ -247,9 +247,11 @@ class Job:
         return inner.no_sync() if hasattr(inner, "no_sync") and not sync else contextlib.nullcontext()
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The weights by their names in a plain model."""
         return ((plain_name(name), weight) for name, weight in self.model.named_parameters())
 
     def buffers(self) -> Tensors:
+        """A copy of every buffer."""
         return {plain_name(name): one.detach().cpu().clone() for name, one in self.model.named_buffers()}
 
     def whole(self, of: Of) -> Tensors:
@@ -271,6 +273,7 @@ class Job:
         return found
 
     def weights(self) -> Tensors:
+        """A copy of every weight, whole."""
         return self.whole(lambda weight: weight)
 
     def state(self) -> Tensors:

@@ -231,6 +231,7 @@ def chunks_of(case: Case, step: int) -> list[torch.Tensor]:
 
 
 def loss_of(model: Any, tokens: torch.Tensor, branch: bool) -> torch.Tensor:
+    """Mean cross entropy of the next token."""
     logits = model(tokens[:, :-1], branch)[0].flatten(0, 1)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return functional.cross_entropy(wide, tokens[:, 1:].flatten())

@@ -60,6 +60,7 @@ def chunked(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torc
 
 
 def liger(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Liger's fused kernel."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     loss: torch.Tensor = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED)(weight, x, target)

@@ -77,6 +77,7 @@ def every_pattern() -> Iterator[Pattern]:
 
 
 def write(blocks: list[torch.Tensor], pattern: Callable[[torch.Tensor, int], torch.Tensor | int]) -> None:
+    """Write a pattern everywhere."""
     for stripe, first in _stripes(blocks):
         word = pattern(stripe, first)
         stripe.fill_(word) if isinstance(word, int) else stripe.copy_(word)
@@ -95,6 +96,7 @@ def wrong(
 
 
 def _stripes(blocks: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
+    """The parts of all blocks, each with the number of its first word."""
     first = 0
     for block in blocks:
         for stripe in block.split(STRIPE_WORDS):

@@ -44,6 +44,7 @@ def lacks(package: str) -> dict[str, str] | None:
 
 
 def check(package: str) -> dict[str, Any]:
+    """Every layer of the package."""
     return cases.run(_layers(package))
 
 

@@ -70,6 +70,7 @@ class Twice(nn.Module):  # type: ignore[misc]
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of the next token."""
         x = self.block(self.block(self.embedding(tokens[:, :-1])))
         logits = self.head(x).flatten(0, 1)
         wide = logits.float() if logits.dtype == torch.bfloat16 else logits
@@ -84,6 +85,7 @@ def cases(ranks: Ranks) -> Iterator[tuple[str, CaseFunction]]:
 
 
 def check(ranks: Ranks, kind: Kind) -> Iterable[Reading]:
+    """One reading for each weight."""
     model = Twice(tied=kind.tied)
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -105,6 +107,7 @@ def check(ranks: Ranks, kind: Kind) -> Iterable[Reading]:
 
 
 def batches(rank: int) -> list[torch.Tensor]:
+    """This rank's tokens, one tensor a microbatch."""
     random = torch.Generator().manual_seed(100 + rank)
     shape = (SAMPLES, LENGTH)
     return [torch.randint(VOCAB, shape, generator=random) for _ in range(MICROBATCHES)]

@@ -91,6 +91,7 @@ def run(
 
 
 def state(name: str) -> HostState | Path:
+    """The state of that name, or the file of a recorded host."""
     if Path(name).is_file():
         return Path(name).resolve()
     if name not in STATES:

@@ -32,6 +32,8 @@ WANTED = ("usr/bin/python3", "usr/lib/python3", "opt/venv/lib/python3")  # what 
 
 @dataclass(frozen=True)
 class Interpreter:
+    """Where a Python and its packages lie here."""
+
     prefix: Path
     packages: Path
     release: str
@@ -107,6 +109,7 @@ def unpacked(layout: Path) -> Path:
 
 
 def _layers(layout: Path) -> Iterator[tuple[Path, str]]:
+    """The layers of the cpu image, with the program that unpacks each."""
     blobs = layout / "blobs/sha256"
     index = json.loads((layout / "index.json").read_text(encoding="utf-8"))
     for entry in index["manifests"]:

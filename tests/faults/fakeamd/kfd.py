@@ -16,6 +16,7 @@ UNIQUE_ID = 0xA1B2C3D4E5F60700
 
 
 def topology(state: HostState) -> Tree:
+    """Every node and link of the host."""
     tree: Tree = {
         "devices/virtual/kfd/kfd": Link("class/kfd/kfd"),  # libhsakmt goes this way
         f"{TOPOLOGY}/generation_id": "2",
@@ -56,6 +57,7 @@ def processor_of(state: HostState, gpu: int) -> int:
 
 
 def memory_bytes(state: HostState, gpu: int) -> int:
+    """What this GPU shows of memory."""
     change = state.changes.get(gpu)
     return change.memory_bytes if change and change.memory_bytes else state.product.memory_bytes
 

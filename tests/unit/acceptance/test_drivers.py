@@ -113,6 +113,7 @@ def test_drivers_are_in_order_and_agree_with_the_compatibility_rules():
 
 
 def told(driver: str, runtime: str) -> results.RunResult:
+    """A run on an MI300X whose check of the driver passed."""
     shown = metric(
         "driver_listed",
         0.0,

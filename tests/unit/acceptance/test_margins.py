@@ -32,6 +32,7 @@ ELSEWHERE = {
 
 
 def functions(file: str) -> dict[str, str]:
+    """Every function of a suite with its source."""
     text = (ACCEPTANCE / file).read_text(encoding="utf-8")
     defined = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     return {node.name: ast.get_source_segment(text, node) or "" for node in defined}
@@ -91,6 +92,7 @@ OF_AN_OPERATION = re.compile(r"^test_(?P<operation>\w+)_(values|busbw)$")
 
 
 def checks() -> dict[str, str]:
+    """Every check by its function, with its file."""
     files = sorted((TESTS / "acceptance").glob("test_*.py"))
     return {name: path.name for path in files for name in CHECK.findall(path.read_text(encoding="utf-8"))}
 

@@ -56,6 +56,8 @@ class Worker:
 
 @dataclass
 class Machine:
+    """The workers, the turnstile of the leases, and the devices."""
+
     seconds: dict[str, float]
     devices: int
     places: int

@@ -76,6 +76,7 @@ class Host:
 
     @property
     def security_archive(self) -> str | None:
+        """The address of its security archive."""
         apart = f"http://security.example.org/{self.distribution}-security"
         return {"apart": apart, "same": self.archive, "none": None}[self.security]
 

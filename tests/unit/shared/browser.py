@@ -25,6 +25,8 @@ FLAGS = (
 
 
 class Browser:
+    """One browser process."""
+
     def __init__(self, process: subprocess.Popen[bytes], to_browser: int, from_browser: int) -> None:
         self._process, self._to, self._from = process, to_browser, from_browser
         self._number = 0
@@ -69,6 +71,8 @@ class Browser:
 
 
 class Page:
+    """One page in a browser."""
+
     def __init__(self, browser: Browser, session: str) -> None:
         self.browser, self.session = browser, session
 

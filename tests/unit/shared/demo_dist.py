@@ -20,6 +20,7 @@ from stackcheck.suite.subject import Provenance
 
 
 def publish_all(folder: Path, key: EllipticCurvePrivateKey, now: dt.datetime) -> str:
+    """Publish small images of the simulated stacks, and return the target."""
     target = f"oci:{folder / 'dist'}"
     ages = [dt.timedelta(hours=5), dt.timedelta(hours=4), dt.timedelta(hours=3), dt.timedelta(days=1)]
     ages += [dt.timedelta(days=38), dt.timedelta(days=2)]

@@ -82,6 +82,7 @@ def thresholds(node: Node) -> list[dict[str, Any]]:
 
 
 def check_of(metric: str, conditions: dict[str, Any], count: int) -> str:
+    """The check that measures a metric."""
     collective, busbw, _ = metric.partition("_busbw")
     single = {
         "gemm_tflops": f"test_kernel_speed.py::test_gemm_speed[{conditions.get('dtype')}]",
@@ -100,6 +101,7 @@ def check_of(metric: str, conditions: dict[str, Any], count: int) -> str:
 
 
 def measured(row: dict[str, Any], speed: float, noise: random.Random) -> dict[str, Any]:
+    """A figure a little better than its bound."""
     better = row["direction"] == "min"
     healthy = row["bound"] * (1.055 if better else 0.93)
     # Some bounds are so near to their ceiling that nothing fits between them.
@@ -184,6 +186,7 @@ def failing(node: Node, stack: str, night: int) -> dict[str, tuple[str, str]]:
 
 
 def simulated(node: Node, stack: str, night: int, now: dt.datetime) -> Simulated:
+    """One run of one night."""
     noise = random.Random(f"{node.name} {stack} {night}")
     started = (
         now - dt.timedelta(days=NIGHTS - 1 - night, hours=8) + dt.timedelta(minutes=noise.uniform(0, 240))

@@ -13,6 +13,7 @@ PACKAGE = "deb:python3-minimal 3.11.2-1"
 
 
 def dpkg(*owned: tuple[str, bytes], status: str = STATUS) -> dict[str, bytes]:
+    """dpkg's database in which one package owns these files."""
     name = status.splitlines()[0].removeprefix("Package: ")
     sums = [f"{hashlib.md5(body, usedforsecurity=False).hexdigest()}  {path[1:]}" for path, body in owned]
     return {

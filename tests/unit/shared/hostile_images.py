@@ -154,6 +154,7 @@ def base() -> bytes:
 
 
 def make_layout(folder: Path, hostile: Hostile) -> None:
+    """The image with its way in."""
     config = linux(2, **{"Env": ["PATH=/usr/bin:/bin"], **hostile.settings})
     put_image(OciLayout(folder), config, [base(), _tar(hostile.files)])
 

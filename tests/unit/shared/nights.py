@@ -114,6 +114,7 @@ class Node:
             (self.sys / "module/amdgpu" / name).write_text(fields[name].strip() + "\n")
 
     def flash(self, firmware: str) -> None:
+        """New firmware on every device."""
         for path in self.sys.glob("class/drm/*/device/vbios_version"):
             path.write_text(firmware + "\n")
 
@@ -195,6 +196,7 @@ class Nights:
         return flow.publish_signed(image, stack.id, envelopes, settings, self.lines.append).digest
 
     def play(self, node: Node, **options: Any) -> Plan:
+        """One night on a node."""
         self.on(node)
         self.runs.clear()
         settings = self.settings(node, **options)

@@ -117,6 +117,7 @@ def _index_archive(archive: Path, suite: str, *, origin: str, home: Path | None)
 
 
 def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -36,6 +36,8 @@ PLAIN = {
 
 
 class Mirror:
+    """The tree, and what leads to it."""
+
     def __init__(self, folder: Path, address: str) -> None:
         self.tree = folder / "tree"
         self.scratch = folder / "scratch"

@@ -74,6 +74,7 @@ def make_layout(folder: Path) -> None:
 
 
 def make_checkout(root: Path) -> Path:
+    """A checkout whose suites are one prepared result."""
     (root / "tests" / "acceptance").mkdir(parents=True)
     (root / "trainers").mkdir()
     write_checks(root)
@@ -85,6 +86,7 @@ def make_checkout(root: Path) -> Path:
 
 
 def let_pass(checkout: Path, name: str = LABEL) -> None:
+    """Prepare a healthy result, with the image and host of the last run."""
     last_run = json.loads((checkout / "build" / name / "run.json").read_text())
     checks = [result_files.check(name, devices=[]) for name in CHECKS]
     same = {name: last_run[name] for name in ("tier", "stack_id", "image", "host", "interpreter")}

@@ -69,6 +69,7 @@ CHECKS = (
 
 
 def write_checks(root: Path) -> None:
+    """The list of the small suites' checks, and the real rows of the devices."""
     real = json.loads((ROOT / "tests" / "acceptance" / "checks.json").read_text(encoding="utf-8"))
     waived = dict.fromkeys((name for names in real.values() for name in names), "soak")
     tiers = waived | dict.fromkeys(CHECKS, "smoke")

@@ -17,6 +17,7 @@ DIGEST = "sha256:" + "a" * 64
 
 
 def make_job(checkout: Path, nodes: int, **changes: Any) -> tuple[Job, Subject]:
+    """A job of the cpu stack, whose image is in the checkout already."""
     job, subject = new_job(CPU_STACK, checkout, job_id=JOB_ID, nodes=nodes, **changes)
     job.save()
     return job, subject

@@ -209,6 +209,7 @@ def promote(reference: str, to: Path | str, key: Any, **changes: Any) -> publish
 
 
 def copy_to(store: Any, image: SmallImage, envelopes: Sequence[Envelope], key: Any) -> None:
+    """Copy an image and its statements into a store that is open, and tag it."""
     source = OciLayout(image.layout)
     publish.copy_and_tag(
         *(source, source.only_manifest(), envelopes, store),

@@ -50,6 +50,8 @@ DISCOVERY: dict[str, dict[str, Any]] = {
 
 
 class Api:
+    """The objects of a cluster, by resource and name."""
+
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {}
         self.asked: list[str] = []
@@ -97,6 +99,7 @@ class Api:
     def started(
         self, job: dict[str, Any], rank: int, node: str, state: dict[str, Any], **status: Any
     ) -> None:
+        """The pod of one index, on a node, in a state of its container."""
         template = job["spec"]["template"]
         image = template["spec"]["containers"][0]["image"]
         told = {"name": "suites", "image": image, "imageID": image, "state": state}
@@ -178,6 +181,7 @@ def _status(code: int, reason: str | None, message: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[tuple[Api, Path]]:
+    """A server, and the KUBECONFIG that leads to it."""
     api = Api()
 
     class Handler(BaseHTTPRequestHandler):

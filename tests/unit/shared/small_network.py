@@ -119,6 +119,7 @@ class Network:
             self.inside(here, "iptables", "-A", "INPUT", "-i", f"to-{there}", "-j", "DROP")
 
     def lose(self, name: str) -> None:
+        """All links of a node are down."""
         for other in self.names:
             if other != name:
                 self.ip(name, "link", "set", f"to-{other}", "down")

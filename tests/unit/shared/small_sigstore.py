@@ -50,6 +50,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def envelope(payload: bytes, key: ec.EllipticCurvePrivateKey, kind: str = PAYLOAD_TYPE) -> dict[str, Any]:
+    """A DSSE envelope."""
     data = b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload)
     signatures = [{"sig": b64(key.sign(data, SHA256))}]
     return {"payload": b64(payload), "payloadType": kind, "signatures": signatures}
@@ -117,6 +118,7 @@ class Sigstore:
         }
 
     def with_clock(self) -> Self:
+        """Also with an authority for timestamps."""
         key, now = new_key(), dt.datetime.now(dt.UTC)
         name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "test clock")])
         usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)

@@ -70,6 +70,8 @@ SwitchName=spine Switches=rack[1-2]
 
 
 class Cluster:
+    """A cluster of four nodes."""
+
     def __init__(self, folder: Path, more: str = "") -> None:
         self.folder, self.more = folder, more
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}

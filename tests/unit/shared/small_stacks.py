@@ -71,6 +71,7 @@ def archive_shell(folder: Path, stack: resolve.Stack) -> Path:
 
 
 def make_checkout(folder: Path, bases: Path) -> Path:
+    """A checkout for small stacks, with a folder of bases."""
     (folder / "build").mkdir()
     (folder / "build" / "bases").symlink_to(bases)
     return folder

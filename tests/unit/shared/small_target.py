@@ -17,6 +17,8 @@ HOUR = dt.timedelta(hours=1)
 
 
 class Publisher:
+    """A key, a target, and images to publish there."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key: EllipticCurvePrivateKey = new_key()

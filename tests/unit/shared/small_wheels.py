@@ -82,6 +82,7 @@ def make_wheel(
 
 
 def locked_line(*wheels: Path) -> str:
+    """The line of a lock that takes any of these wheels of one package."""
     name, version = wheels[0].name.split("-")[:2]
     hashes = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels]
     return (

@@ -16,6 +16,8 @@ uint8, int64 = 1, 8  # a type is its size here
 
 
 class Tensor:
+    """Elements of one type in host memory or in that of a device."""
+
     def __init__(self, count: int, dtype: int, device: object = None) -> None:
         self.count, self.dtype, self.device = count, dtype, cuda.number(device)
         size = count * dtype
@@ -39,9 +41,11 @@ class Tensor:
         return self
 
     def to(self, device: object) -> "Tensor":
+        """A copy on a device."""
         return Tensor(self.count, self.dtype, device).copy_(self)
 
     def cpu(self) -> "Tensor":
+        """A copy on the host."""
         return Tensor(self.count, self.dtype).copy_(self)
 
     def __mul__(self, scale: int) -> "Affine":
