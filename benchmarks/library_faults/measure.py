@@ -10,6 +10,8 @@ for each check, until the smallest that it sees is known (`smallest.py`); no GPU
 lies in DIR already is not made again.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
+
 import argparse
 import contextlib
 import itertools
@@ -64,13 +66,7 @@ GROUPS: Mapping[str, tuple[str, Mapping[str, Fault]]] = {
             "one call in 20 fails": Setting(kind="fail", every=20),
         },
     ),
-    "speed": (
-        SPEED,
-        {
-            "none": Setting(),
-            **{f"one in {n} runs twice": Setting(kind="slow", size=2, every=n) for n in (20, 10, 5)},
-        },
-    ),
+    "speed": (SPEED, {"none": Setting(), **{f"one in {n} runs twice": Setting(kind="slow", size=2, every=n) for n in (20, 10, 5)}}),
     "collectives": (
         COLLECTIVES,
         {
@@ -93,14 +89,8 @@ GROUPS: Mapping[str, tuple[str, Mapping[str, Fault]]] = {
             "one channel": {"NCCL_MAX_NCHANNELS": "1"},
         },
     ),
-    "neighbour": (
-        ALONE,
-        {
-            "none": Setting(),
-            **{f"device 0 works {share:.0%} of the time": Neighbour(share) for share in (1, 0.1, 0.02)},
-        },
-    ),
-}
+    "neighbour": (ALONE, {"none": Setting(), **{f"device 0 works {share:.0%} of the time": Neighbour(share) for share in (1, 0.1, 0.02)}}),
+}  # fmt: skip
 SHOWN = 0.01  # figures that changed by less are not printed
 SUITES = "tests/acceptance"
 ROUND_S = 1200  # a round of a processor takes 1 to 5 minutes; more on a busy machine

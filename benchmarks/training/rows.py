@@ -18,37 +18,17 @@ FILE = Path(__file__).with_name("rows.yaml")
 
 # metric -> the units that its value may have.
 METRICS: dict[str, tuple[str, ...]] = {
-    "tflops_noncausal": ("TFLOP/s/GPU",),
-    "tflops_hardware": ("TFLOP/s/GPU",),
-    "images_per_s": ("images/s/GPU",),
-    "peak_share_hardware": ("%",),
-    "attention_gain": ("%", "x"),
-    "compile_ratio": ("x",),
-    "tensor_parallel_ratio": ("x",),
-    "pipeline_parallel_ratio": ("x",),
-    "weak_scaling": ("%",),
-    "strong_scaling": ("%",),
-    "speed_ratio": ("%",),
-    "speed_ratio_one_head": ("%",),
-    "stack_ratio": ("x",),
-    "accuracy": ("share",),
-    "mean_accuracy": ("share",),
-    "batches": ("batches",),
-    "steps": ("steps",),
-    "tokens": ("tokens",),
-    "seconds": ("s",),
-    "dollars_per_hour": ("$/h/GPU",),
-    "spot_dollars_per_hour": ("$/h/GPU",),
-    "dollars_per_1t_tokens": ("$",),
-    "estimated_tokens_per_s": ("tokens/s/GPU",),
-    "parameters": ("parameters",),
-    "active_parameters": ("parameters",),
-    "tensor_parallel_ranks": ("GPUs",),
-    "peak_tflops": ("TFLOP/s",),
-    "memory_gb": ("GB",),
-    "memory_gb_per_s": ("GB/s",),
-    "power_w": ("W",),
-}
+    "tflops_noncausal": ("TFLOP/s/GPU",), "tflops_hardware": ("TFLOP/s/GPU",),
+    "images_per_s": ("images/s/GPU",), "peak_share_hardware": ("%",), "attention_gain": ("%", "x"),
+    "compile_ratio": ("x",), "tensor_parallel_ratio": ("x",), "pipeline_parallel_ratio": ("x",),
+    "weak_scaling": ("%",), "strong_scaling": ("%",), "speed_ratio": ("%",), "speed_ratio_one_head": ("%",),
+    "stack_ratio": ("x",), "accuracy": ("share",), "mean_accuracy": ("share",), "batches": ("batches",),
+    "steps": ("steps",), "tokens": ("tokens",), "seconds": ("s",), "dollars_per_hour": ("$/h/GPU",),
+    "spot_dollars_per_hour": ("$/h/GPU",), "dollars_per_1t_tokens": ("$",),
+    "estimated_tokens_per_s": ("tokens/s/GPU",), "parameters": ("parameters",),
+    "active_parameters": ("parameters",), "tensor_parallel_ranks": ("GPUs",), "peak_tflops": ("TFLOP/s",),
+    "memory_gb": ("GB",), "memory_gb_per_s": ("GB/s",), "power_w": ("W",),
+}  # fmt: skip
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "piqa", "winograd", "winogrande")
 
 Value = float | tuple[float, float] | None

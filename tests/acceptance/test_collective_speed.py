@@ -217,11 +217,7 @@ def rates_by_mode(run: dict[str, Any], ranks: int) -> dict[tuple[str, int, str],
 @pytest.mark.gate
 @pytest.mark.tier("standard")
 def test_send_receive_bandwidth(
-    links: dict[str, Any],
-    devices: tuple[Device, ...],
-    host: Host,
-    ranks: int,
-    record_metric: RecordMetric,
+    links: dict[str, Any], devices: tuple[Device, ...], host: Host, ranks: int, record_metric: RecordMetric
 ) -> None:
     """Every ordered pair of ranks carries its data right.
     It is as fast as its way back and as the other pairs with the same number of links.

@@ -208,10 +208,7 @@ def test_groups_set_up_and_torn_down(
 # No tier that certifies has it: it has not run on a GPU.
 @pytest.mark.tier("soak")
 def test_generated_collectives(
-    ranks: int,
-    launch: Launch,
-    record_metric: RecordMetric,
-    pytestconfig: pytest.Config,
+    ranks: int, launch: Launch, record_metric: RecordMetric, pytestconfig: pytest.Config
 ) -> None:
     """Drawn collectives are right in every type, size, buffer, group and order, and write nothing else.
 

@@ -225,8 +225,7 @@ def _bad_host_links(
     """What is wrong with the PCIe links while copies run; the readings become evidence."""
     environment = vendor.child_environment(devices)
     readings = while_busy(
-        acceptance.monitor,
-        lambda: on_device("workloads.devices:busy_links", seconds=LOAD_S, env=environment),
+        acceptance.monitor, lambda: on_device("workloads.devices:busy_links", seconds=LOAD_S, env=environment)
     )
     links = {device.index: paths.busiest(readings, device) for device in devices}
     check.more_evidence["pcie"] = {str(index): asdict(link) for index, link in links.items()}

@@ -31,10 +31,7 @@ def test_each_operator(on_device: OnDevice, record_metric: RecordMetric) -> None
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize("family", ["operators", "sizes", "attention", "compiled"])
 def test_generated(
-    family: str,
-    on_device: OnDevice,
-    record_metric: RecordMetric,
-    pytestconfig: pytest.Config,
+    family: str, on_device: OnDevice, record_metric: RecordMetric, pytestconfig: pytest.Config
 ) -> None:
     """Drawn cases of this family are as near to float64 as their inputs' precision allows.
 

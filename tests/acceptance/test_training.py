@@ -78,13 +78,7 @@ def used(request: pytest.FixtureRequest) -> frozenset[str]:
 
 
 @pytest.fixture
-def jobs(
-    ranks: int,
-    *,
-    launch: Launch,
-    kept: Kept,
-    used: frozenset[str],
-) -> Mapping[str, Any]:
+def jobs(ranks: int, *, launch: Launch, kept: Kept, used: frozenset[str]) -> Mapping[str, Any]:
     """One launch of the tiny jobs, with a checkpoint in their middle.
     Only jobs run that a chosen check uses by a fixture of their name.
     """
@@ -129,12 +123,7 @@ def bf16_job(
 
 @pytest.fixture
 def resumed(
-    jobs: Mapping[str, Any],
-    *,
-    ranks: int,
-    launch: Launch,
-    kept: Kept,
-    used: frozenset[str],
+    jobs: Mapping[str, Any], *, ranks: int, launch: Launch, kept: Kept, used: frozenset[str]
 ) -> Callable[[str, int], None]:
     """Judge a job that another process resumes from its checkpoint in the middle."""
     if "resumed" not in kept:

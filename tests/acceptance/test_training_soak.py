@@ -31,12 +31,7 @@ STEADY = ("--steps", 1_000_000, "--budget-s")
 
 @pytest.fixture
 def ran(
-    ranks: int,
-    *,
-    acceptance: AcceptanceSession,
-    check: Check,
-    device_row: Mapping[str, Any],
-    launch: Launch,
+    ranks: int, *, acceptance: AcceptanceSession, check: Check, device_row: Mapping[str, Any], launch: Launch
 ) -> Mapping[str, Any]:
     """One launch: preflight, the long job, and the tiny job on the hot machine."""
     on_cpu = acceptance.shares_devices

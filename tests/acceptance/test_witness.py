@@ -65,10 +65,7 @@ def test_witness_of_speed(
 
 @pytest.mark.gpus(1)
 def test_witness_by_the_way_of_a_user(
-    source: random.Random,
-    acceptance: AcceptanceSession,
-    lease: Lease,
-    record_metric: RecordMetric,
+    source: random.Random, acceptance: AcceptanceSession, lease: Lease, record_metric: RecordMetric
 ) -> None:
     """`python3 -c …`, found by the image's PATH, with the variables of a user's job, computes the same."""
     asked = {name: question.draw(source) for name, question in witness.FAMILIES.items()}

@@ -192,15 +192,11 @@ MUTANTS: dict[str, tuple[str, Callable[..., Iterable[Any]], Callable[..., Any]]]
 
 # Operations whose check is not called after them.
 PROVES = {
-    "keeps_input": "test_collectives_keep_their_input",
-    "in_flight": "test_collectives_in_flight",
-    "coalesced": "test_coalesced_collectives",
-    "scaled_sums": "test_scaled_sums",
-    "counts": "test_counts_around_powers_of_two",
-    "group_of_one": "test_group_of_one",
-    "sub_groups": "test_sub_group_values",
-    "overlapping_groups": "test_sub_group_values",
-}
+    "keeps_input": "test_collectives_keep_their_input", "in_flight": "test_collectives_in_flight",
+    "coalesced": "test_coalesced_collectives", "scaled_sums": "test_scaled_sums",
+    "counts": "test_counts_around_powers_of_two", "group_of_one": "test_group_of_one",
+    "sub_groups": "test_sub_group_values", "overlapping_groups": "test_sub_group_values",
+}  # fmt: skip
 
 ROUNDS = iter(range(1000))
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from drawn_compiler_faults import Drawn, Planted
+from generated_power import each
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 
-from workloads import generated_compiled, generated_processes
+from workloads import generated_compiled
 from workloads.generated_compiled import TRACED, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 TRIES = 8  # batches of one seed that run with a fault planted
 
@@ -43,20 +44,14 @@ def measure(
         wanted = [fault for fault in faults if not found[fault].job]
         strikes: dict[Drawn, list[Job]] = {fault: [] for fault in wanted}
         jobs = [(wanted, Job(seed, number, TRACED)) for number in range(batches)]
-        for job, struck in _each(_struck, jobs, processes):
+        for job, struck in each(_struck, jobs, processes):
             for fault in struck:
                 strikes[fault].append(job)
                 found[fault].struck += 1
         tries = [(one, struck[:TRIES]) for one, struck in strikes.items() if struck]
-        for fault, job, words in _each(_first, tries, processes):
+        for fault, job, words in each(_first, tries, processes):
             found[fault].job, found[fault].words = job, words
     return found
-
-
-def _each(function: Any, jobs: Sequence[Any], processes: int) -> Iterator[Any]:
-    for _, answer in generated_processes.each(function, jobs, processes):
-        if not isinstance(answer, generated_processes.Ended):
-            yield answer
 
 
 def _struck(job: tuple[Sequence[Drawn], Job]) -> tuple[Job, set[Drawn]]:

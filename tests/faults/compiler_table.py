@@ -92,7 +92,7 @@ def scaled(original: Any, self: Any, values: Any) -> Any:
 
 def last_of_equals(original: Any, self: Any, values: Any, *operations: Any, **options: Any) -> Any:
     """The place of the largest is the last of equals."""
-    if options.get("idx_reduce_op") is np.argmax:
+    if options.get("idx_reduce_op") in (np.argmax, np.nanargmax):  # the latter since Triton 3.9
         options["idx_reduce_op"] = lambda data, **_: np.int32(data.size - 1 - np.argmax(data[::-1]))
     return original(self, values, *operations, **options)
 
@@ -110,7 +110,7 @@ def tuned_wrong(original: Any, a: Any, b: Any, out: Any) -> None:
 
 MUTANTS: dict[str, Mutant] = {
     **{f"a compiled block of {family} has larger gradients": (f"compiled {family}", COMPILE, compiles_to(forgets_norms)) for family in ("llama", "flux", "moe")},
-    **{f"the products of {family} are wrong in eager mode too": (f"compiled {family}", (torch.nn.functional, "linear"), wrong_row) for family in ("llama", "flux", "moe")},
+    "the products of llama are wrong in eager mode too": ("compiled llama", (torch.nn.functional, "linear"), wrong_row),
     "a compiled block loses a row of dx": ("compiled llama", COMPILE, compiles_to(bad_backward(0))),
     "a slice of a compiled table's gradient is not written": ("compiled norms", COMPILE, compiles_to(loses_a_slice)),
     "a compiled function loses its gradient": ("compiled functions", COMPILE, compiles_to(loses_the_gradient)),

@@ -96,12 +96,8 @@ EFFECTS: dict[str, Callable[[torch.Tensor], None]] = {
 
 # Of operators that give truth values or places: what changes those.
 ON_TRUTH = (
-    "its last element is 0",
-    "its last row is 0",
-    "one column is 0",
-    "two elements are swapped",
-    "it is 0",
-)
+    "its last element is 0", "its last row is 0", "one column is 0", "two elements are swapped", "it is 0",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ A program of two gloo ranks. A fault wraps functions of torch, and knows what th
 nothing of what judges. It strikes on every rank.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
+
 import argparse
 import contextlib
 import functools
@@ -336,8 +338,7 @@ WRAPS: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
     "tensor: a sum": ((Partial, "_reduce_value", partial),),
     "a gradient": ((torch.Tensor, "backward", backward),),
     "no_sync": tuple((one, "no_sync", no_sync) for one in (DistributedDataParallel, Fsdp1)),
-    "fsdp2: no_sync": ((FSDPModule, "set_requires_gradient_sync", setting),
-                       (Param, "accumulate_unsharded_grad_if_needed", forgets)),
+    "fsdp2: no_sync": ((FSDPModule, "set_requires_gradient_sync", setting), (Param, "accumulate_unsharded_grad_if_needed", forgets)),
     "buffers": ((DistributedDataParallel, "_sync_buffers", skipped),),
     "ZeRO": ((ZeroRedundancyOptimizer, "_sync_params", skipped),),
     "a norm": ((torch.nn.utils, "clip_grad_norm_", clip), (Fsdp1, "clip_grad_norm_", clip)),

@@ -12,12 +12,19 @@ from workloads import (
     attention_backends,
     attention_dropout,
     attention_masks,
+    attention_models,
+    attention_packed,
     compiled_block,
     convolution,
     embedding,
+    flash_package,
     fp8,
+    fp8_recipes,
     gemm,
+    graph_processes,
     grouped_gemm,
+    large_models,
+    large_tensors,
     linear_losses,
     losses,
     norms,
@@ -33,6 +40,14 @@ def default_is_fused() -> dict[str, Any]:
     """As test_attention_default_is_fused judges it."""
     chosen = [one["backend"] for one in attention_backends.chosen("bf16")]
     return {"cases": [{"failures": [one] if one in {"", "math"} else []} for one in chosen]}
+
+
+def _or_refusal(check: Callable[..., dict[str, Any]], *words: str) -> dict[str, Any]:
+    """A check's report; what it raises because of a refusal is a failure."""
+    try:
+        return check(*words)
+    except AssertionError as error:
+        return {"cases": [{"failures": [str(error)]}]}
 
 
 # name: (check of the suite, what it runs)
@@ -59,17 +74,26 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "compiled": ("test_kernels.py::test_compiled_block", functools.partial(compiled_block.check, "fp32")),
     "graph": ("test_kernels.py::test_graph_replay", functools.partial(repeatability.graph_replay, "bf16")),
     "gemm tf32": ("test_kernels.py::test_tf32_gemm", functools.partial(gemm.check, "tf32", "smoke")),
-    "fp8 product": ("test_kernels.py::test_fp8_gemm", standins.fp8_product),
-    "large": ("test_kernels.py::test_beyond_32_bits", standins.beyond_the_limit),
+    "fp8 product": ("test_kernels.py::test_fp8_gemm", functools.partial(standins.in_8_bits, fp8.check, "smoke")),
+    "large": ("test_kernels.py::test_beyond_32_bits", functools.partial(large_tensors.check, standins.SMALL)),
     "project kernels": ("test_kernels.py::test_project_triton_kernels", standins.trainers_kernels),
     "linear loss": ("test_kernels.py::test_linear_cross_entropy", functools.partial(linear_losses.check, "plain", "bf16")),
     "linear loss in chunks": ("test_kernels.py::test_linear_cross_entropy", functools.partial(linear_losses.check, "chunked", "bf16")),
     "varlen": ("test_attention.py::test_varlen_attention", functools.partial(attention_masks.packed, "mask")),
-    "varlen package": ("test_attention.py::test_varlen_attention", standins.packed_by_package),
+    "varlen package": ("test_attention.py::test_varlen_attention", functools.partial(standins.by_package, attention_masks.packed, "package")),
     "window": ("test_attention.py::test_sliding_window_attention", functools.partial(attention_masks.windowed, "mask")),
-    "window package": ("test_attention.py::test_sliding_window_attention", standins.windowed_by_package),
-    "flash package": ("test_attention.py::test_flash_attn_package", standins.flash_attn_package),
-    "flash package rounded": ("test_attention.py::test_flash_attn_package_head_dims", standins.rounded_by_package),
+    "window package": ("test_attention.py::test_sliding_window_attention", functools.partial(standins.by_package, attention_masks.windowed, "package")),
+    "flash package": ("test_attention.py::test_flash_attn_package", functools.partial(standins.by_package, flash_package.check, "bf16", "smoke")),
+    "flash package rounded": ("test_attention.py::test_flash_attn_package_head_dims", functools.partial(standins.by_package, flash_package.check_rounded, "bf16")),
     "flash package 4": ("test_attention.py::test_flash_attn_package", standins.by_package_4),
     "dropout": ("test_attention.py::test_attention_dropout", functools.partial(attention_dropout.check, "fp16")),
+    "attention of models": ("test_attention.py::test_attention_of_models", functools.partial(attention_models.check, "default", "bf16", "smoke")),
+    "attention of models by flash": ("test_attention.py::test_attention_of_models", functools.partial(_or_refusal, attention_models.check, "flash", "bf16", "smoke")),
+    "attention of models by package": ("test_attention.py::test_attention_of_models", functools.partial(standins.by_package, attention_models.check, "package", "fp16", "smoke")),
+    "packed members": ("test_attention.py::test_packed_members", functools.partial(attention_packed.check, "mask")),
+    "convolution halves": ("test_kernel_speed.py::test_convolution_halves", standins.halves),
+    **{f"large {name}": ("test_kernels.py::test_sizes_of_models", functools.partial(standins.beyond, name)) for name in large_models.OPERATIONS},
+    "fp8 recipes": ("test_kernels.py::test_fp8_recipes", functools.partial(standins.in_8_bits, fp8_recipes.check)),
+    "graph in new processes": ("test_kernels.py::test_graph_in_new_processes", functools.partial(graph_processes.check, "fp32", 24)),
+    "packed members by package": ("test_attention.py::test_packed_members", functools.partial(standins.by_package, attention_packed.check, "package")),
 }  # fmt: skip

@@ -4,10 +4,9 @@ PyTorch's attention replaces the flash_attn package, the plain functions that te
 kernels replace these kernels, and 2^16 elements replace 2^31; the 8-bit product is PyTorch's own for CPUs.
 """
 
-import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -18,9 +17,9 @@ from torch.nn import functional
 from workloads import (
     arch,
     attention_masks,
+    convolution_halves,
     flash_package,
-    fp8,
-    large_tensors,
+    large_models,
     project_kernels,
     repeatability,
     trainers,
@@ -96,13 +95,6 @@ def by_package_4() -> dict[str, Any]:
     return {"cases": [case for report in reports for case in report["cases"]]}
 
 
-@contextlib.contextmanager
-def package() -> Iterator[None]:
-    """`import flash_attn` finds the stand-in."""
-    with mock.patch.dict(sys.modules, {"flash_attn": PACKAGE}):
-        yield
-
-
 def _ops() -> ModuleType:
     path = trainers.FOLDER / "fused" / "ops.py"
     spec = importlib.util.spec_from_file_location("trainers_ops", path)
@@ -116,28 +108,13 @@ def _ops() -> ModuleType:
 OPS = _ops()
 
 
-def flash_attn_package() -> dict[str, Any]:
-    """As test_flash_attn_package judges it, with fewer repeats."""
-    with package(), mock.patch.object(flash_package, "REPEATS", 2):
-        return flash_package.check("bf16", "smoke")
-
-
-def rounded_by_package() -> dict[str, Any]:
-    """As test_flash_attn_package_head_dims judges it."""
-    with package():
-        return flash_package.check_rounded("bf16")
-
-
-def packed_by_package() -> dict[str, Any]:
-    """As test_varlen_attention judges the package."""
-    with package():
-        return attention_masks.packed("package")
-
-
-def windowed_by_package() -> dict[str, Any]:
-    """As test_sliding_window_attention judges the package."""
-    with package():
-        return attention_masks.windowed("package")
+def by_package(check: Callable[..., dict[str, Any]], *words: str) -> dict[str, Any]:
+    """A check of the package, with fewer repeats."""
+    with (
+        mock.patch.dict(sys.modules, {"flash_attn": PACKAGE}),
+        mock.patch.object(flash_package, "REPEATS", 2),
+    ):
+        return check(*words)
 
 
 def trainers_kernels() -> dict[str, Any]:
@@ -146,15 +123,10 @@ def trainers_kernels() -> dict[str, Any]:
         return project_kernels.check()
 
 
-def fp8_product() -> dict[str, Any]:
-    """As test_fp8_gemm judges it on an architecture with 8-bit matrix units."""
+def in_8_bits(check: Callable[..., dict[str, Any]], *words: str) -> dict[str, Any]:
+    """A check on an architecture with 8-bit matrix units."""
     with mock.patch.object(arch, "fp8", return_value=torch.float8_e4m3fn):
-        return fp8.check("smoke")
-
-
-def beyond_the_limit() -> dict[str, Any]:
-    """As test_beyond_32_bits judges it."""
-    return large_tensors.check(SMALL)
+        return check(*words)
 
 
 def screened() -> dict[str, Any]:
@@ -162,3 +134,31 @@ def screened() -> dict[str, Any]:
     found = repeatability.screen(0.05)
     wrong = [] if found["golden"] == found["expected"] else [f"checksum {found['golden']}"]
     return {"cases": [{"failures": [*found["differences"], *wrong]}]}
+
+
+class Cost:
+    """What a healthy convolution costs: halves take half of the time and of the memory."""
+
+    @staticmethod
+    def seconds(dtype: torch.dtype) -> float:
+        return dtype.itemsize * 1e-3
+
+    @staticmethod
+    def peak_bytes(dtype: torch.dtype) -> float:
+        return dtype.itemsize * 1e6
+
+
+def halves() -> dict[str, Any]:
+    """As test_convolution_halves judges them."""
+
+    def cost(_problem: object, _layout: object, dtype: torch.dtype) -> tuple[float, float]:
+        return Cost.seconds(dtype), Cost.peak_bytes(dtype)
+
+    with mock.patch.object(convolution_halves, "_cost", cost):
+        return convolution_halves.check("bf16")
+
+
+def beyond(operation: str) -> dict[str, Any]:
+    """As test_sizes_of_models judges it, with a limit and pieces of a CPU."""
+    with mock.patch.object(large_models, "PIECE", SMALL // 4):
+        return large_models.check(operation, SMALL)

@@ -12,8 +12,12 @@ from torch.nn import functional
 import kernel_changes as changes
 import kernel_standins as standins
 from kernel_changes import Mutate
+from workloads import repeatability
 
 SDPA = (functional, "scaled_dot_product_attention")
+CONV = {dims: (functional, f"conv{dims}d") for dims in (1, 2, 3)}
+FP8 = (torch, "_scaled_mm")
+WRAPS = changes.wraps(standins.SMALL)
 # name: (check, (owner, attribute), what it becomes)
 Mutant = tuple[str, tuple[Any, str], Mutate]
 MUTANTS: dict[str, Mutant] = {
@@ -63,19 +67,19 @@ MUTANTS: dict[str, Mutant] = {
         f"a cast to {dtype} cuts": ("fp8", (torch.Tensor, "to"), changes.truncated_fp8(dtype))
         for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
     },
-    "mm is corrupted now and then": ("screen", (torch, "mm"), changes.restless()),
+    "mm is corrupted now and then": ("screen", (torch, "mm"), changes.restless(3)),
     "attention is plain by default": ("attention default", SDPA, changes.plain_attention),
     "a group's result is corrupted": ("grouped", (torch, "_grouped_mm"), changes.after(changes.flip_bit)),
     "a graph breaks": ("compiled", (functional, "silu"), changes.breaks_graph),
-    "mm changes bits between calls": ("determinism", (torch, "mm"), changes.restless()),
-    "rms_norm changes bits between calls": ("graph", (functional, "rms_norm"), changes.restless()),
+    "mm changes bits between calls": ("determinism", (torch, "mm"), changes.restless(3)),
+    "rms_norm changes bits between calls": ("graph", (functional, "rms_norm"), changes.restless(3)),
     "mm with TF32 flips one bit": ("gemm tf32", (torch, "mm"), changes.after(changes.flip_bit)),
     "mm gives the same wrong bits always": ("screen", (torch, "mm"), changes.after(changes.flip_bit)),
-    "an 8-bit product flips one bit": ("fp8 product", (torch, "_scaled_mm"), changes.after(changes.flip_bit)),
-    "an 8-bit product zeroes a tile": ("fp8 product", (torch, "_scaled_mm"), changes.after(changes.zero_tile)),
-    "an 8-bit product writes NaN": ("fp8 product", (torch, "_scaled_mm"), changes.after(changes.put_nan)),
-    "a huge addition wraps": ("large", (torch, "add"), changes.after(changes.wraps(standins.SMALL))),
-    "a huge product wraps": ("large", (torch, "mm"), changes.after(changes.wraps(standins.SMALL))),
+    "an 8-bit product flips one bit": ("fp8 product", FP8, changes.after(changes.flip_bit)),
+    "an 8-bit product zeroes a tile": ("fp8 product", FP8, changes.after(changes.zero_tile)),
+    "an 8-bit product writes NaN": ("fp8 product", FP8, changes.after(changes.put_nan)),
+    "a huge addition wraps": ("large", (torch, "add"), changes.after(WRAPS)),
+    "a huge product wraps": ("large", (torch, "mm"), changes.after(WRAPS)),
     "a huge loss forgets its last row": ("large", (functional, "cross_entropy"), changes.after(lambda out: out[-1].add_(1))),
     "a huge sum forgets its last term": ("large", (torch.Tensor, "sum"), changes.short_sum),
     "packed sequences see each other": ("varlen", SDPA, changes.ignores_mask),
@@ -114,4 +118,55 @@ MUTANTS: dict[str, Mutant] = {
         (standins.OPS, "cross_entropy_"),
         lambda original, logits, labels, scale: original(logits, (labels + 1) % logits.shape[1], scale),
     ),
+    "masked attention has NaN in half tiles": ("attention of models", SDPA, changes.nan_in_half_tiles),
+    "a lone query with far scores has NaN": ("attention of models", SDPA, changes.nan_for_lone_queries),
+    "a float32 mask is read as half": ("attention of models", SDPA, changes.reads_wide_mask_as_half),
+    "a batch gets one mask": ("attention of models", SDPA, changes.first_members_mask),
+    "a mask of numbers is ignored": ("attention of models", SDPA, changes.ignores_additive_mask),
+    "V as a view is read wrong": ("attention of models", SDPA, changes.reads_view_as_contiguous),
+    "scores above 88 overflow": ("attention of models", SDPA, changes.overflows),
+    "a mask that is all true is causal": ("attention of models", SDPA, changes.all_true_is_causal),
+    "outlier channels are cut off": ("attention of models", SDPA, changes.clamps_outliers),
+    "one key less than a tile is missed": ("attention of models", SDPA, changes.misses_the_last_key),
+    "a tall and narrow product misses rows": ("gemm", (torch, "mm"), changes.misses_rows_of_a_tall),
+    "grouped queries read another group": ("attention of models", SDPA, changes.next_head_of_group),
+    "a row without a key spoils its head": ("attention of models", SDPA, changes.keyless_row_spoils_all),
+    "attention of models loses a row of dv": ("attention of models", SDPA, changes.bad_backward(2)),
+    "flash refuses grouped heads": ("attention of models by flash", SDPA, changes.refuses_groups),
+    "the package loses a row of dk of models": ("attention of models by package", (standins.PACKAGE, "flash_attn_func"), changes.bad_backward(1)),
+    "conv1d zeroes a tile": ("convolution", CONV[1], changes.after(lambda out: out[..., -4:].zero_())),
+    "conv3d loses a row of dw": ("convolution", CONV[3], changes.bad_backward(1)),
+    "conv3d reads channels that are last as first": ("convolution", CONV[3], changes.reads_as_first),
+    "conv3d changes bits between calls": ("convolution", CONV[3], changes.restless(2)),
+    "half a convolution runs as float32 behind casts": (
+        "convolution halves",
+        (standins.Cost, "seconds"),
+        lambda original, dtype: original(dtype) * (1 if dtype == torch.float32 else 2.1),
+    ),
+    "half a convolution is unfolded": (
+        "convolution halves",
+        (standins.Cost, "peak_bytes"),
+        lambda original, dtype: original(dtype) * (1 if dtype == torch.float32 else 27),
+    ),
+    "mm is wrong if both operands are transposed": ("gemm", (torch, "mm"), changes.wrong_for_tt),
+    "a product of a huge operand wraps": ("large product", (torch, "mm"), changes.wraps_operand),
+    "a huge softmax wraps": ("large softmax", (torch.Tensor, "softmax"), changes.after(WRAPS)),
+    "a huge loss writes its gradient elsewhere": ("large cross_entropy", (functional, "cross_entropy"), changes.gradient(WRAPS)),
+    "a huge embedding wraps": ("large embedding", (functional, "embedding"), changes.after(WRAPS)),
+    "a huge table loses its last gradient": ("large embedding", (functional, "embedding"), changes.bad_backward(1)),
+    "a huge convolution wraps": ("large convolution", CONV[2], changes.after(changes.wraps_images)),
+    "an 8-bit product reads past its scales": ("fp8 recipes", FP8, changes.next_scale),
+    "an 8-bit product reads past its last row": ("fp8 recipes", FP8, changes.row_beyond),
+    "an 8-bit product has one scale for all rows": ("fp8 recipes", FP8, changes.first_scale),
+    "a ragged 8-bit product zeroes its last row": ("fp8 recipes", FP8, changes.drops_ragged_row),
+    "a replay now and then is corrupted": ("graph in new processes", (repeatability, "capture"), changes.corrupts_replays),
+    "a replay has the inputs of the one before": ("graph in new processes", (repeatability, "capture"), changes.late_replays),
+    "the package's window of a model is not there": (
+        "attention of models by package",
+        (standins.PACKAGE, "flash_attn_func"),
+        lambda original, *args, **kwargs: original(*args, **{**kwargs, "window_size": (-1, -1)}),
+    ),
+    "attention is plain for grouped heads": ("attention default", SDPA, changes.plain_for_groups),
+    "a member of one token sees another": ("packed members", SDPA, changes.sees_the_member_before),
+    "a pack with lone keys has NaN": ("packed members by package", (standins.PACKAGE, "flash_attn_varlen_func"), changes.lone_keys_have_no_gradient),
 }  # fmt: skip

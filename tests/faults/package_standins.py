@@ -3,6 +3,8 @@
 In: what the check asks a package for. Out: right results, made by PyTorch on a CPU.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
+
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
@@ -249,12 +251,8 @@ MODULES = {
         LigerCrossEntropyLoss=LigerCrossEntropyLoss,
     ),
     "torchao": _module("torchao"),
-    "torchao.float8": _module(
-        "torchao.float8", Float8LinearConfig=SimpleNamespace, convert_to_float8_training=_convert
-    ),
-    "torchao.quantization": _module(
-        "torchao.quantization", Int8WeightOnlyConfig=SimpleNamespace, quantize_=_quantize
-    ),
+    "torchao.float8": _module("torchao.float8", Float8LinearConfig=SimpleNamespace, convert_to_float8_training=_convert),
+    "torchao.quantization": _module("torchao.quantization", Int8WeightOnlyConfig=SimpleNamespace, quantize_=_quantize),
     "transformer_engine": _module("transformer_engine"),
     "transformer_engine.common": _module("transformer_engine.common", recipe=RECIPE),
     "transformer_engine.common.recipe": RECIPE,
@@ -265,7 +263,7 @@ MODULES = {
         DotProductAttention=DotProductAttention,
         fp8_autocast=fp8_autocast,
     ),
-}
+}  # fmt: skip
 vars(MODULES["transformer_engine"])["pytorch"] = MODULES["transformer_engine.pytorch"]
 
 

@@ -25,6 +25,7 @@ stubs/pynvml.py shows; and `arguments` for pytest.
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ FAULTS = Path(__file__).resolve().parent
 TESTS = FAULTS.parent
 STUBS = FAULTS / "stubs"
 TIMEOUT_S = 1800  # for what hangs, not a measurement: a busy machine takes several times as long
+PROGRAM_S = 300
 CACHES = ("torchinductor_", "pytest-of-")  # what torch and pytest keep in a temporary folder
 # Not loaded: pytest's cache, which would write beside the checks, and a plugin for asynchronous tests, which
 # comes with the image's transformers and takes a tenth of a second of each run.
@@ -190,6 +192,24 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
     assert not left, f"the run left {left} in its temporary folder\n{ended.stdout}{ended.stderr}"
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return {**result, "output": ended.stdout + ended.stderr, "exit": ended.returncode}
+
+
+def program(*words: str, stacks: Path, ranks: int = 0, **env: str) -> dict[str, Any]:
+    """The JSON line that a program of this folder prints, alone or as ranks forked from one process."""
+    launcher = ("-m", "harness.forked_ranks", str(ranks)) if ranks else ()
+    place = os.pathsep.join((str(TESTS / "acceptance"), str(FAULTS)))
+    own = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1", "STACKCHECK_STACKS": str(stacks)}
+    ended = subprocess.run(
+        (SUITE_PYTHON, *launcher, str(FAULTS / words[0]), *words[1:]),
+        env={"OMP_NUM_THREADS": "1", **os.environ, **own, **env},
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    told: dict[str, Any] = json.loads([line for line in ended.stdout.splitlines() if line[:1] == "{"][-1])
+    return told
 
 
 def judge(fault: Fault, result: Mapping[str, Any]) -> None:

@@ -19,13 +19,8 @@ MODELS = ("mi210", "mi210-alone", "mi250x-as-740c", "mi300x", "mi308x", "mi325x"
 HOSTS = (*MODELS, "mi300x-cpx-nps4", "mi325x-guest", "mi355x-guest")
 # Of each kind of reading that a release may lack: links, counters, pages, power, partitions, the driver.
 READINGS = (
-    "xgmi-link-down",
-    "xgmi-error",
-    "throttling",
-    "throttling-mi250",
-    "bad-pages",
-    "power-cap-lowered",
-)
+    "xgmi-link-down", "xgmi-error", "throttling", "throttling-mi250", "bad-pages", "power-cap-lowered",
+)  # fmt: skip
 FAULTS = [fault for fault in NAMED if fault.state in {*READINGS, "cpx", "nps4", "ecc-during-run", "pcie-x8"}]
 # What a release cannot tell at all: the check is skipped, and the judge accepts it by devices.json.
 UNSEEN = {("6.2.4", "xgmi-link-down"), ("6.3.3", "xgmi-link-down"), ("6.2.4", "throttling")}

@@ -1,5 +1,7 @@
 """What is printed of a drawn case is the case again; any other text is refused, by place and by value."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
+
 import copy
 import functools
 import itertools
@@ -21,10 +23,7 @@ from workloads.case_texts import CaseError
 
 SIZE = 2
 FAMILIES: dict[str, tuple[Callable[[int], str], Callable[[str], Any]]] = {
-    "collectives": (
-        lambda number: str(collectives.draw(0, number, SIZE, device="cpu")),
-        functools.partial(collectives.of_json, size=SIZE),
-    ),
+    "collectives": (lambda number: str(collectives.draw(0, number, SIZE, device="cpu")), functools.partial(collectives.of_json, size=SIZE)),
     **{
         family: (
             lambda number, family=family: layouts.told(layouts.draw(family, 0, number, SIZE)),
@@ -32,7 +31,7 @@ FAMILIES: dict[str, tuple[Callable[[int], str], Callable[[str], Any]]] = {
         )
         for family in ("layouts", "checkpoints")
     },
-}
+}  # fmt: skip
 # No field may hold one of these; where one of them is right, it is left out.
 WRONG = (None, "al_reduce", -7, 1.5, True, [], {}, [None], {"op": 1}, 10**30)
 

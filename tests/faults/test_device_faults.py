@@ -97,8 +97,7 @@ FAULTS = (
     nvidia("an Xid that nobody knows", "test_no_fault_was_reported", "Xid 999: see the table", xid=999),
     nvidia("the listener loses its GPU", "test_no_fault_was_reported", "fault reports were not read to the end", xid="lost"),
     nvidia("events are not supported", "test_no_fault_was_reported", "not supported", "skipped", event_types=0),
-    nvidia("an uncorrectable error during the run", "test_no_memory_error_since_the_start", "uncorrectable grew from 0 to 2", "invalid",
-           one={"uncorrected_late": 2}),
+    nvidia("an uncorrectable error during the run", "test_no_memory_error_since_the_start", "uncorrectable grew from 0 to 2", "invalid", one={"uncorrected_late": 2}),
     nvidia("repairs are not told at the end", "test_no_memory_error_since_the_start", "pending memory errors: the library answered", remapped_late="unknown"),
     Fault("throttling that no sample tells of", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
           says="device 0 gave no reading while the check ran: throttle reasons: the library answered",
@@ -151,8 +150,7 @@ FAULTS = (
     Fault("the library gives no sample", device_check("test_peer_bandwidth"), vendor="nvidia", nvml={}, outcome="invalid",
           says="gave no reading while the check ran: ", patches=SEEN | {SAMPLE: f"lambda self, indices: {STUMBLES}"}),
     Fault("no permission on a node", device_check("test_the_host_offers_what_devices_need"), vendor="nvidia", nvml={}, says="--gpus all"),
-    Fault("tiny shared memory", device_check("test_the_host_offers_what_devices_need"), says="--shm-size",
-          patches={"vendors.cpu:SHARED_MEMORY_BYTES": "original << 20"}),
+    Fault("tiny shared memory", device_check("test_the_host_offers_what_devices_need"), says="--shm-size", patches={"vendors.cpu:SHARED_MEMORY_BYTES": "original << 20"}),
     Fault("a CPU run shows a GPU", device_check("test_device_count"), patches={"workloads.devices:seen": "lambda: [{}]"}),
 )  # fmt: skip
 
@@ -262,8 +260,7 @@ MEMORY_TELLS = (
 
 
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(name, marks=() if name == MEMORY_TELLS else pytest.mark.slow) for name in CARDS],
+    "model", [pytest.param(name, marks=() if name == MEMORY_TELLS else pytest.mark.slow) for name in CARDS]
 )
 def test_cards_without_bridges_are_products_of_their_own(model, plant) -> None:
     chosen = ("-k", "identity or is_linked or peer_access or peer_copies")

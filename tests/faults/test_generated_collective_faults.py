@@ -1,20 +1,12 @@
 """Drawn collectives find planted faults, each alone and in the suite, and end what hangs by its name."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
 import planting
-from harness import processes
 from planting import Fault
 
 CASES, LEAST_FOUND = 120, 9  # cases of seed 0; of 20 faults
-TIMEOUT_S = 300
 CHECK = "test_collectives.py::test_generated_collectives"
-HERE = Path(__file__).parent
 FEW = {"harness.launch:launch": "lambda program, words, **k: original(program, "
        "[*words[:2], '--least', '60', '--most', '60'], **k)"}  # fmt: skip
 FAULTS = (
@@ -75,21 +67,8 @@ def test_planted_fault_is_caught(planted, plant):
 def test_drawn_faults_are_found_and_nothing_else(suite_python, request, tmp_path):
     """Named shapes each, and of faults that nobody chose a share; all in one launch of two ranks."""
     asked = ("--faults", "20", "--fault-seed", "311027", "--cases", str(CASES))
-    run = subprocess.run(
-        (suite_python, "-m", "harness.forked_ranks", "2", str(HERE / "drawn_collective_faults.py"), *asked),
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join((str(HERE.parent / "acceptance"), str(HERE))),
-            processes.STACKS: str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    report = json.loads([line for line in run.stdout.splitlines() if line.startswith("{")][-1])
+    assert suite_python
+    report = planting.program("drawn_collective_faults.py", *asked, ranks=2, stacks=tmp_path)
     assert report["hung"] is None
     assert not report["healthy"], "drawn cases fail without a fault"
     for name in report["named"]:

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 import fakehip
-from harness import processes
+import planting
 from vendors import Device, amd, amd_kernel, amd_software, software
-
-HERE = Path(__file__).resolve().parent
 
 IDS = tuple(f"GPU-a1b2c3d4e5f6070{number}" for number in range(4))
 QUERY = """
@@ -39,28 +37,15 @@ def libraries(tmp_path_factory) -> tuple[Path, Path]:
     return made or pytest.skip("no gcc, and build/fakehip is not there: python tests/faults/fakehip makes it")
 
 
-def collectives(python: str, folder: Path, ranks: int, stacks: Path, fault: str = "") -> dict[str, Any]:
-    launcher = ("-m", "harness.forked_ranks", str(ranks))  # torchrun and each rank would load torch anew
-    environment = {
-        **os.environ,
-        "FAKEHIP_DEVICES": ",".join(IDS),
-        "FAKEHIP_FAULT": fault,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": str(HERE.parent / "acceptance"),
-        processes.STACKS: str(stacks),
-    }
-    command = (python, *launcher, str(HERE / "hip_collectives.py"), str(folder))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
+def collectives(folder: Path, ranks: int, stacks: Path, fault: str = "") -> dict[str, Any]:
+    env = {"FAKEHIP_DEVICES": ",".join(IDS), "FAKEHIP_FAULT": fault, "GLOO_SOCKET_IFNAME": "lo"}
+    return planting.program("hip_collectives.py", str(folder), ranks=ranks, stacks=stacks, **env)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_suites_binding_of_rccl_gives_right_results(suite_python, libraries, tmp_path, ranks):
-    report = collectives(suite_python, libraries[0].parent, ranks, tmp_path)
+    assert suite_python
+    report = collectives(libraries[0].parent, ranks, tmp_path)
     assert report["wrong"] == dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), 0)
     assert report["holder"] == "librccl.so.1"
     assert tuple(report["version"]) == (2, 27, 7)
@@ -78,7 +63,8 @@ def test_the_suites_binding_of_rccl_gives_right_results(suite_python, libraries,
     ],
 )
 def test_a_wrong_collective_is_seen(suite_python, libraries, tmp_path, fault, operations):
-    wrong = collectives(suite_python, libraries[0].parent, 2, tmp_path, fault)["wrong"]
+    assert suite_python
+    wrong = collectives(libraries[0].parent, 2, tmp_path, fault)["wrong"]
     assert {op for op, elements in wrong.items() if elements} == operations
 
 

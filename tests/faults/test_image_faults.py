@@ -280,18 +280,14 @@ PLAIN_LIBRARY = device_code.elf({".text": b"x"})
 OF_NVIDIA = {
     "flash-attn-3": ({"flash_attn_3/_C.abi3.so": CUDA}, "written for NVIDIA's Hopper"),
     "bitsandbytes": (
-        {
-            "bitsandbytes/libbitsandbytes_cpu.so": PLAIN_LIBRARY,
-            "bitsandbytes/libbitsandbytes_cuda126.so": CUDA,
-            "bitsandbytes/libbitsandbytes_cuda130.so": PLAIN_LIBRARY,
-        },
+        {"bitsandbytes/libbitsandbytes_cpu.so": PLAIN_LIBRARY, "bitsandbytes/libbitsandbytes_cuda126.so": CUDA, "bitsandbytes/libbitsandbytes_cuda130.so": PLAIN_LIBRARY},
         "its compiled files are for nvidia alone",
     ),
     "fused-things": ({"fused/_C.cpython-312-x86_64-linux-gnu.so": CUDA}, "for nvidia alone (_C.cpython"),
     "ptx-kernels": ({"ptx_kernels/copy.cu": PTX_CODE.encode()}, "PTX inline in copy.cu"),
     "ptx-triton": ({"ptx_triton/kernels.py": PTX_IN_TRITON.encode()}, "PTX inline in kernels.py"),
     "nvidia-cublas-cu12": ({"nvidia/cublas/lib/libcublas.so.12": CUDA}, "a library of CUDA"),
-}
+}  # fmt: skip
 OF_AMD = {
     "triton-rocm": ({}, "as PyTorch builds it for ROCm"),
     "hip-kernels": ({"hip_kernels/_C.so": HIP}, "its compiled files are for amd alone"),

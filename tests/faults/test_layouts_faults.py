@@ -1,20 +1,13 @@
 """Drawn layouts and checkpoints find planted faults of torch, each alone and in the suite; else all pass."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
 import planting
-from harness import processes
 from planting import Fault
 
 CHECK = "test_layouts.py::test_generated_layouts"
 FSDP = "torch.distributed.fsdp._fully_shard."
 CHECKPOINT = "torch.distributed.checkpoint."
-TIMEOUT_S = 300
 
 
 PLAIN = (  # no plainer one has FSDP2
@@ -90,22 +83,8 @@ def test_planted_fault_is_caught(fault, plant):
 
 def test_named_shapes_are_found(suite_python, request, tmp_path):
     """Shapes of public incidents, and what training must not lose, in one launch of two ranks."""
-    here = Path(__file__).parent
-    run = subprocess.run(
-        (suite_python, "-m", "harness.forked_ranks", "2", str(here / "drawn_layout_faults.py")),
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join((str(here.parent / "acceptance"), str(here))),
-            processes.STACKS: str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    report = json.loads([line for line in run.stdout.splitlines() if line.startswith("{")][-1])
+    assert suite_python
+    report = planting.program("drawn_layout_faults.py", ranks=2, stacks=tmp_path)
     assert report["hung"] is None
     assert not report["healthy"], "drawn cases fail without a fault"
     for name, told in report["faults"].items():

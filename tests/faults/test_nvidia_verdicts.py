@@ -29,13 +29,9 @@ Worker.call = lambda self, function, kwargs, **_: ANSWERS[function](**kwargs)
 """
 # Driver -> the newest CUDA that it serves as NVML writes it, and the CUDA of an image that it runs.
 DRIVERS = {
-    "535.261.03": (12020, "12.1"),
-    "550.163.01": (12040, "12.4"),
-    "560.35.05": (12060, "12.6"),
-    "570.195.03": (12080, "12.8"),
-    "580.159.04": (13000, "13.0"),
-    "590.48.01": (13010, "13.0"),
-}
+    "535.261.03": (12020, "12.1"), "550.163.01": (12040, "12.4"), "560.35.05": (12060, "12.6"),
+    "570.195.03": (12080, "12.8"), "580.159.04": (13000, "13.0"), "590.48.01": (13010, "13.0"),
+}  # fmt: skip
 PLANTED = [fault for fault in FAULTS if fault.vendor == "nvidia"]
 # The only skip among them that this host's data confirm.
 ACCEPTED = "cards without any bridge"

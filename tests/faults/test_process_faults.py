@@ -122,7 +122,7 @@ LATER = {
     "seen.append(1) or ('asked' if len(seen) > 1 else None))([])",
     # On a busy machine every launch may come before the next module: one is loaded after each.
     "harness.server_main:_Server._forked": "lambda self, fds: "
-    "(become := original(self, fds), self._load('sympy') if become is None else 0)[0]",
+    "(become := original(self, fds), self._load('no_module') if become is None else 0)[0]",
 }
 
 

@@ -5,13 +5,16 @@ fault that each check sees. Here a fault in each library has to fail a check tha
 one that compares two computations which both take their products from there.
 """
 
+# ruff: noqa: E501 - a table of faults reads in rows
+
 import dataclasses
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -23,13 +26,9 @@ planned = importlib.import_module("planned")
 BIT = "bit 1 of one element of each"
 FAULTS = {
     "products": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_gemm[fp32]"),
-    "products of both sides": planting.Fault(
-        f"{BIT} float32 product", "test_kernels.py::test_compiled_block[fp32]", says="elementwise"
-    ),
-    "collectives": planting.Fault(
-        f"{BIT} sum of ranks", "test_collectives.py::test_all_reduce_values", tier="smoke"
-    ),
-}
+    "products of both sides": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_compiled_block[fp32]", says="elementwise"),
+    "collectives": planting.Fault(f"{BIT} sum of ranks", "test_collectives.py::test_all_reduce_values", tier="smoke"),
+}  # fmt: skip
 HEALTHY = {
     library: dataclasses.replace(fault, name="a shim that changes nothing", outcome="passed", says="")
     for library, fault in FAULTS.items()
@@ -37,23 +36,28 @@ HEALTHY = {
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory) -> Path:
-    made = planned.found(tmp_path_factory.mktemp("shim"))
-    return made or pytest.skip(
-        "no gcc, and no build/library_faults: benchmarks/library_faults/planned.py makes it"
-    )
+def below(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The variables of a Python that loads the shim; the runs of these tests fork from one."""
+    folder = tmp_path_factory.mktemp("shim")
+    shim = planned.found(folder)
+    if shim is None:
+        pytest.skip("no gcc, and no build/library_faults: benchmarks/library_faults/planned.py makes it")
+    planned.written(folder / "table", planned.Setting())
+    variables = {"LD_PRELOAD": str(shim), "FAULT_TABLE": str(folder / "table")}
+    python = planting.Python(planting.SUITE_PYTHON, **variables)
+    with mock.patch.object(planting, "PYTHON", python):
+        yield variables
+    python.end()
 
 
 @pytest.fixture
 def plant_below(
-    plant: Callable[[planting.Fault], dict[str, Any]], shim: Path, tmp_path
+    plant: Callable[[planting.Fault], dict[str, Any]], below: dict[str, str]
 ) -> Callable[[planting.Fault, Any], Counter[str]]:
-    """Plant a fault inside a library, and count what was reached."""
-
     def planted(fault: planting.Fault, setting: Any) -> Counter[str]:
-        table = tmp_path / "table"
+        table = Path(below["FAULT_TABLE"])
         planned.written(table, setting)
-        plant(dataclasses.replace(fault, env={"LD_PRELOAD": str(shim), "FAULT_TABLE": str(table)}))
+        plant(dataclasses.replace(fault, env=below))
         return planned.counted(table)
 
     return planted

@@ -22,13 +22,9 @@ GOOD = {
     "basis": {"file": "docs/results/suites-h200.md"},
 }
 EXPECTED = {
-    "of": "a published figure",
-    "reference": 5000.0,
-    "ratio": 0.9,
-    "expected": 0.98,
-    "share": 0.9,
+    "of": "a published figure", "reference": 5000.0, "ratio": 0.9, "expected": 0.98, "share": 0.9,
     "kept": 0.72,
-}
+}  # fmt: skip
 DERIVED = {"class": "derived", "basis": EXPECTED, "bound": 3969.0}
 pytestmark = pytest.mark.catches("the lint of thresholds")
 CONDITIONS = {"gemm_tflops": {"dtype": "bf16"}, "copy_gb_per_s": {}}

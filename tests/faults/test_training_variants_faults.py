@@ -1,5 +1,7 @@
 """Faults of compiled training, of 8 bits and of gradients: a wrong job is found, a slow or large one too."""
 
+# ruff: noqa: E501 - a table of faults reads in rows
+
 import json
 
 import pytest
@@ -50,10 +52,8 @@ def wide(**changes: float) -> dict[str, str]:
 
 
 WIDE = (
-    Fault("8 bits in half of the layers", SUITE + "test_fp8_is_worth_it[own]", says="21600 tokens/s in 8",
-          patches=wide(rate=21_600.0)),
-    Fault("8 bits larger than 16", SUITE + "test_fp8_is_worth_it[own]", says="48.0 GiB in 8 bits",
-          patches=wide(gib=48.0)),
+    Fault("8 bits in half of the layers", SUITE + "test_fp8_is_worth_it[own]", says="21600 tokens/s in 8", patches=wide(rate=21_600.0)),
+    Fault("8 bits larger than 16", SUITE + "test_fp8_is_worth_it[own]", says="48.0 GiB in 8 bits", patches=wide(gib=48.0)),
     Fault("nothing", SUITE + "test_fp8_is_worth_it[own]", outcome="passed", patches=wide(rate=23_300.0)),
 )  # fmt: skip
 
@@ -108,10 +108,7 @@ GRADIENTS = (
         "scales of 8 bits that are twice too large", "fp8", "blocks.0.mlp.gate.weight",
         {"fused.products:_fp8_product": "lambda *a, **k: original(*a, **k).mul_(0.5)"},
     ),
-    gradients(
-        "a microbatch is counted twice", "compiled", "norm: 1",
-        {"train:accumulate": "lambda run, step: (original(run, step), original(run, step))[1]"},
-    ),
+    gradients("a microbatch is counted twice", "compiled", "norm: 1", {"train:accumulate": "lambda run, step: (original(run, step), original(run, step))[1]"}),
 )  # fmt: skip
 
 

@@ -38,10 +38,7 @@ ROWS = {
     ),
     "an optimizer without its last step": (*("test_witness[optimizer]", KERNELS + "optimizer"), "lambda gradients, **k: original(gradients=gradients[:-1], **k)"),
     "an optimizer with another second beta": (*("test_witness[optimizer]", KERNELS + "optimizer"), "lambda betas, **k: original(betas=(betas[0], 0.999), **k)"),
-    "training that repeats what it said before": (
-        *("test_witness[training]", KERNELS + "training"),
-        "lambda **k: {n: [1.0] * len(v) for n, v in original(**k).items()}",
-    ),
+    "training that repeats what it said before": (*("test_witness[training]", KERNELS + "training"), "lambda **k: {n: [1.0] * len(v) for n, v in original(**k).items()}"),
     "ranks that say what an earlier run said": (*("test_witness_of_collectives", "harness.launch:launch"), "lambda *a, **k: {**original(*a, **k), 'total': [0.0]}"),
     "a user's program that gets other libraries than the suites": (
         *("test_witness_by_the_way_of_a_user", "harness.launch:as_a_user"),

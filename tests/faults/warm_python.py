@@ -36,13 +36,15 @@ from typing import Any
 TOKEN = "STACKCHECK_CHILD"  # as tests/acceptance/harness/processes.py reads it
 TOKEN_LENGTH = 32
 HARMLESS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+IMPORTED = ("torch._dynamo.testing", "torch.distributed.optim")  # by suites that no server's list is for
 
 
 class Python:
-    """The side of the tests: a process of this file, started when it is first needed."""
+    """The side of the tests: a process of this file, started with `env` when it is first needed."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, **env: str) -> None:
         self._program = program
+        self._env = env
         self._process: subprocess.Popen[str] | None = None
 
     def pytest(
@@ -73,16 +75,15 @@ class Python:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN: "-" * TOKEN_LENGTH},
+                env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN: "-" * TOKEN_LENGTH, **self._env},
             )
-            atexit.register(_end, self._process)
+            atexit.register(self.end)
         return self._process
 
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
+    def end(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait()
 
 
 @contextlib.contextmanager
@@ -196,7 +197,7 @@ def _load() -> None:
         importlib.import_module(f"_pytest.{name}")
     with contextlib.suppress(ImportError):
         importlib.import_module("torch")
-    for name in _of_the_suites_server():
+    for name in (*_of_the_suites_server(), *IMPORTED):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     _rewrite_once()
@@ -238,8 +239,9 @@ def _rewritten_by_pytest() -> Iterator[Path]:
     yield from (tests / "conftest.py", tests / "acceptance" / "conftest.py")
     yield from (tests / "acceptance").glob("test_*.py")
     for plugin in importlib.metadata.entry_points(group="pytest11"):
+        top = plugin.module.partition(".")[0]
         for file in (plugin.dist and plugin.dist.files) or ():
-            if file.suffix == ".py":
+            if file.suffix == ".py" and file.parts[0].removesuffix(".py") == top:
                 yield Path(str(file.locate()))
 
 
@@ -288,7 +290,8 @@ def _close_all_but(*kept: int) -> None:
 
 def _changes_what_is_loaded(env: Mapping[str, str], places: list[str], loaded: frozenset[str]) -> bool:
     """Whether a run needs a Python of its own, for the interpreter's settings or a module loaded here."""
-    settings = any(name.startswith(("PYTHON", "LD_", "TORCH")) and name not in HARMLESS for name in env)
+    changed = {name for name, value in env.items() if value != os.environ.get(name)}
+    settings = any(name.startswith(("PYTHON", "LD_", "TORCH")) for name in changed.difference(HARMLESS))
     planted = {path.stem for place in places if Path(place).is_dir() for path in Path(place).iterdir()}
     return settings or bool(planted & loaded - {"sitecustomize", "pynvml"})
 

@@ -26,15 +26,9 @@ from vendors import software as vendor_software
 PIP_TIMEOUT_S = 300
 COMPILE_TIMEOUT_S = 120
 PACKAGES = (
-    "torch",
-    "triton",
-    "pytorch-triton-rocm",
-    "flash-attn",
-    "torchao",
-    "transformer-engine",
-    "numpy",
+    "torch", "triton", "pytorch-triton-rocm", "flash-attn", "torchao", "transformer-engine", "numpy",
     "pytest",
-)
+)  # fmt: skip
 
 
 def interpreter() -> dict[str, str]:

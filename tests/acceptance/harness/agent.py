@@ -74,11 +74,7 @@ def _tell_end(child: "subprocess.Popen[bytes]", status: int) -> None:
 
 # What takes no descriptors.
 DO: dict[str, Callable[..., dict[str, Any]]] = {
-    "facts": lambda: {
-        "environment": dict(os.environ),
-        **about.interpreter(),
-        "bytecode": bytecode.is_kept(),
-    },
+    "facts": lambda: {"environment": dict(os.environ), **about.interpreter(), "bytecode": bytecode.is_kept()},
     "kill": lambda token: {"alive": processes.kill(token)},
     "stacks": lambda folder: {"text": processes.keep_stacks(Path(folder))},
     "tail": lambda path, lines: {"text": processes.tail(Path(path), lines)},

@@ -98,12 +98,7 @@ def bound(row: Mapping[str, Any], metric: str, conditions: Mapping[str, Any]) ->
     entry = thresholds.find(_committed(row), metric, conditions)
     if entry is None:
         return None
-    return {
-        "bound": entry.bound,
-        "direction": entry.direction,
-        "unit": entry.unit,
-        "class": entry.kind,
-    }
+    return {"bound": entry.bound, "direction": entry.direction, "unit": entry.unit, "class": entry.kind}
 
 
 def missing(row: Mapping[str, Any], devices: int | None, tier: str | None = "standard") -> list[str]:

@@ -49,7 +49,7 @@ OF_WARNINGS: Mapping[str, str] = {
 OF_ERRORS: Mapping[str, str] = {
     "hipIpcGetMemHandle failed": "processes cannot share a device's memory: in containers of the Kubernetes"
     " device plug-in (ROCm/rocm-systems#7864), or beside another job on this node (ROCm/rocm-systems#10609);"
-    " run the same image in a container of the node's own engine, alone",
+    " run the same image in a container of the node's own engine, alone"
 }
 
 

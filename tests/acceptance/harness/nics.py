@@ -27,13 +27,10 @@ RARELY = ("symbol_error", "port_rcv_errors")
 AN_HOUR = 10.0
 # A counter of 8, 16 or 32 bits stops at its end: it hides every further error. Later cards count in 64 bits.
 FULL = {
-    "link_downed": (0xFF, 0xFFFFFFFF),
-    "link_error_recovery": (0xFF, 0xFFFFFFFF),
-    "symbol_error": (0xFFFF, 0xFFFFFFFF),
-    "port_rcv_errors": (0xFFFF, 0xFFFFFFFF),
-    "local_link_integrity_errors": (0xF, 0xFFFFFFFF),
-    "excessive_buffer_overrun_errors": (0xF, 0xFFFFFFFF),
-}
+    "link_downed": (0xFF, 0xFFFFFFFF), "link_error_recovery": (0xFF, 0xFFFFFFFF),
+    "symbol_error": (0xFFFF, 0xFFFFFFFF), "port_rcv_errors": (0xFFFF, 0xFFFFFFFF),
+    "local_link_integrity_errors": (0xF, 0xFFFFFFFF), "excessive_buffer_overrun_errors": (0xF, 0xFFFFFFFF),
+}  # fmt: skip
 ACTIVE, RATE = "ACTIVE", re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X)?")
 FABRIC_GB_PER_S = 100.0  # Gbit/s of an Ethernet port from which several equal ones are a fabric for training
 Port = dict[str, Any]

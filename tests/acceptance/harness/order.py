@@ -24,48 +24,27 @@ STALL_S = 900.0
 # Checks of these files share no launch, so they may run in any worker.
 INDEPENDENT = frozenset(
     {
-        "test_attention.py",
-        "test_compiled.py",
-        "test_image.py",
-        "test_kernel_speed.py",
-        "test_kernels.py",
+        "test_attention.py", "test_compiled.py", "test_image.py", "test_kernel_speed.py", "test_kernels.py",
         "test_packages.py",
     }
-)
+)  # fmt: skip
 # Checks that need their devices whole, of a file whose other checks share them.
 WHOLE = frozenset(
     {
-        "test_attention_that_ran_is_fused",
-        "test_beyond_32_bits",
-        "test_bf16_job_learns",
-        "test_gradients_at_full_width",
-        "test_memory_holds_patterns",
-        "test_sizes_of_models",
-        "test_throughput",
-        "test_trains_with_flash_attn_4",
-        "test_witness_of_collectives",
+        "test_attention_that_ran_is_fused", "test_beyond_32_bits", "test_bf16_job_learns",
+        "test_gradients_at_full_width", "test_memory_holds_patterns", "test_sizes_of_models",
+        "test_throughput", "test_trains_with_flash_attn_4", "test_witness_of_collectives",
     }
-)
+)  # fmt: skip
 # The performance checks of the files that have checks of correctness too, or that are spread over devices.
 SPEED = frozenset(
     {
-        "test_attention_speed",
-        "test_convolution_halves",
-        "test_copy_speed",
-        "test_flash_attention_4_speed",
-        "test_float32_speed",
-        "test_fp8_is_worth_it",
-        "test_gemm_speed",
-        "test_gradient_product_speed",
-        "test_graph_speed",
-        "test_host_bandwidth",
-        "test_memory_bound_speed",
-        "test_peer_bandwidth",
-        "test_throughput_8b",
-        "test_throughput_fsdp2",
-        "test_witness_of_speed",
+        "test_attention_speed", "test_convolution_halves", "test_copy_speed", "test_flash_attention_4_speed",
+        "test_float32_speed", "test_fp8_is_worth_it", "test_gemm_speed", "test_gradient_product_speed",
+        "test_graph_speed", "test_host_bandwidth", "test_memory_bound_speed", "test_peer_bandwidth",
+        "test_throughput_8b", "test_throughput_fsdp2", "test_witness_of_speed",
     }
-)
+)  # fmt: skip
 LASTS = "lasts-"  # prefix of the mark of a check that announced how long it takes
 POLL_S = 0.1
 

@@ -98,11 +98,7 @@ def environment(extra: Mapping[str, str], token: str, stacks: Path) -> dict[str,
     suites = "/stackcheck/tests/acceptance" if _entered else str(ACCEPTANCE)
     path = os.pathsep.join(filter(None, (suites, variables().get("PYTHONPATH"))))
     cached = _entered[0].has_own_bytecode if _entered else bytecode.is_kept()
-    ours = {
-        "PYTHONPATH": path,
-        "PYTHONDONTWRITEBYTECODE": "" if cached else "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+    ours = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "" if cached else "1", "PYTHONUNBUFFERED": "1"}
     inherited = {name: value for name, value in variables().items() if not name.startswith("PYTEST_")}
     return {**inherited, **ours, **extra, TOKEN: token, STACKS: str(inside(stacks))}
 

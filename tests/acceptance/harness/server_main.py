@@ -33,17 +33,10 @@ from harness.server import NOT_FORKED, READY
 
 # What most children load. Not Inductor: while it is loaded it may start the processes that compile for it.
 MODULES = (
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.pipelining",
-    "torch.distributed.run",
-    "torch.distributed.tensor.parallel",
-    "torch.profiler",
-    "torch.utils.checkpoint",
-    "sympy",
-    "torch._dynamo",
-    "torch.nn.attention.flex_attention",
-)
+    "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.pipelining",
+    "torch.distributed.run", "torch.distributed.tensor.parallel", "torch.profiler", "torch.utils.checkpoint",
+    "sympy", "torch._dynamo", "torch.nn.attention.flex_attention",
+)  # fmt: skip
 RANKS = "harness.forked_ranks"
 MOST_FDS = 12
 MEMORY, TERMINALS = 1, (4, 5, *range(136, 144))  # major numbers: /dev/null and its like; terminals
@@ -106,6 +99,8 @@ class _Server:
                     return request
 
     def _load(self, module: str) -> None:
+        if module in sys.modules:  # by one before it: nothing new can have opened a device
+            return
         with contextlib.suppress(ImportError):  # an older torch has fewer
             importlib.import_module(module)
         self.refusal = self.refusal or _refusal()

@@ -93,14 +93,7 @@ def record_speed(
     plan = record["plan"]
     conditions |= {key: plan[of] for key, of in PLANNED.items()}
     value, wall = speed["tokens_per_s_per_gpu"], speed["tokens_per_s_per_gpu_wall"]
-    record_metric(
-        metric,
-        value,
-        unit="tokens/s",
-        repeats=[wall],
-        conditions=conditions,
-        gate=gate,
-    )
+    record_metric(metric, value, unit="tokens/s", repeats=[wall], conditions=conditions, gate=gate)
     for name in ("mfu_noncausal_percent", "mfu_noncausal_of_gemm_percent"):
         if speed[name] is not None:
             record_metric(f"train_{name}", speed[name], unit="%", conditions=conditions)

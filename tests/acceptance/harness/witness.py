@@ -97,11 +97,7 @@ def _draw_gemm(source: random.Random) -> dict[str, Any]:
 
 
 def _gemm(a: Matrix, b: Matrix, weights: Matrix) -> Values:
-    return {
-        "product": product(a, b),
-        "a": product(weights, turned(b)),
-        "b": product(turned(a), weights),
-    }
+    return {"product": product(a, b), "a": product(weights, turned(b)), "b": product(turned(a), weights)}
 
 
 def _draw_attention(source: random.Random) -> dict[str, Any]:

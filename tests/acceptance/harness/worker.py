@@ -47,12 +47,7 @@ class Worker:
         self._environment: Mapping[str, str] = {}
 
     def call(
-        self,
-        function: str,
-        kwargs: Mapping[str, object],
-        *,
-        environment: Mapping[str, str],
-        timeout_s: float,
+        self, function: str, kwargs: Mapping[str, object], *, environment: Mapping[str, str], timeout_s: float
     ) -> Any:
         """Run `module:name` in the child and return its result. Raises `WorkloadError`."""
         if self._child is not None and self._environment != environment:

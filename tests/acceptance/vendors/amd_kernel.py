@@ -36,18 +36,10 @@ NORMAL_THROTTLES = {
     22: "EDC GFX",
 }
 UNFIT_THROTTLES = {
-    32: "GPU temperature",
-    34: "memory temperature",
-    35: "edge temperature",
-    36: "hotspot temperature",
-    37: "SOC temperature",
-    38: "VR GFX temperature",
-    39: "VR SOC temperature",
-    40: "VR memory temperature",
-    44: "VR hot",
-    45: "VR hot",
-    47: "PROCHOT GFX",
-}
+    32: "GPU temperature", 34: "memory temperature", 35: "edge temperature", 36: "hotspot temperature",
+    37: "SOC temperature", 38: "VR GFX temperature", 39: "VR SOC temperature", 40: "VR memory temperature",
+    44: "VR hot", 45: "VR hot", 47: "PROCHOT GFX",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

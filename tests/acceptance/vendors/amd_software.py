@@ -3,6 +3,8 @@
 In: a loaded library, or a file. Out: its version; the architectures for which it holds machine code.
 """
 
+# ruff: noqa: E501 - a table of libraries reads in rows
+
 import ctypes
 import mmap
 import re
@@ -69,31 +71,12 @@ LIBRARIES: tuple[Library, ...] = (
     Library(name="the HSA runtime", stem="libhsa-runtime64", needed=True),
     Library(name="the code object manager", stem="libamd_comgr"),
     Library(name="RCCL", stem="librccl", version=nccl, declared="collective", needed=True, device_code=True),
-    Library(
-        name="rocBLAS",
-        stem="librocblas",
-        version=_rocblas,
-        needed=True,
-        device_code=True,
-        kernels=("rocblas/library/*{arch}*", "rocblas/*/library/*{arch}*"),
-    ),
-    Library(
-        name="hipBLASLt",
-        stem="libhipblaslt",
-        version=_hipblaslt,
-        needed=True,
-        kernels=("hipblaslt/library/*{arch}*", "hipblaslt/*/library/*{arch}*"),
-    ),
-    Library(
-        name="MIOpen",
-        stem="libMIOpen",
-        version=_miopen,
-        needed=True,
-        kernels=("../share/miopen/db/{arch}*", "miopen/db/{arch}*"),
-    ),
+    Library(name="rocBLAS", stem="librocblas", version=_rocblas, needed=True, device_code=True, kernels=("rocblas/library/*{arch}*", "rocblas/*/library/*{arch}*")),
+    Library(name="hipBLASLt", stem="libhipblaslt", version=_hipblaslt, needed=True, kernels=("hipblaslt/library/*{arch}*", "hipblaslt/*/library/*{arch}*")),
+    Library(name="MIOpen", stem="libMIOpen", version=_miopen, needed=True, kernels=("../share/miopen/db/{arch}*", "miopen/db/{arch}*")),
     Library(name="AOTriton", stem="libaotriton_v2", kernels=("aotriton.images/*{arch}*",)),
     Library(name="torch's HIP kernels", stem="libtorch_hip", needed=True, device_code=True),
-)
+)  # fmt: skip
 FOLDERS: tuple[str, ...] = ("/opt/rocm/lib", "/usr/lib/x86_64-linux-gnu")
 VARIABLES: tuple[str, ...] = (
     *("HIP_", "HSA_", "GPU_", "ROCBLAS_", "HIPBLASLT_", "MIOPEN_", "AMD_", "NCCL_", "RCCL_", "TORCH_NCCL_"),
@@ -115,7 +98,7 @@ FOREIGN: dict[str, str] = {
 }
 TOLERATED: dict[str, str] = {
     # torchao/__init__.py loads its extensions only where torch has CUDA; its layers are Python and Triton.
-    "torchao": "its Python and Triton parts run on both; the compiled ones are asked for on CUDA alone",
+    "torchao": "its Python and Triton parts run on both; the compiled ones are asked for on CUDA alone"
 }
 COMPILER: Compiler | None = Compiler(
     program="hipcc",

@@ -17,14 +17,8 @@ NAME: VendorName = "cpu"
 VISIBILITY = ""
 PEER_LINK = ""
 FOREIGN_RUNTIMES = (
-    "libcuda",
-    "libcudart",
-    "libnvrtc",
-    "libnccl",
-    "libamdhip64",
-    "librccl",
-    "libhsa-runtime64",
-)
+    "libcuda", "libcudart", "libnvrtc", "libnccl", "libamdhip64", "librccl", "libhsa-runtime64",
+)  # fmt: skip
 REFERENCE_PARTITION: Mapping[str, str] = {}
 TIME_LIMIT_FACTOR = 1.0
 SHARED_MEMORY_BYTES = 64 << 20  # Docker's default; gloo needs little

@@ -11,22 +11,12 @@ from vendors.nvidia_library import ask
 
 WAIT_MS = 1000
 XIDS = {
-    13: "graphics engine exception",
-    31: "memory page fault",
-    43: "a channel was reset",
-    45: "a process was killed on the GPU",
-    48: "double-bit ECC error",
-    62: "internal micro-controller halt",
-    63: "a memory row is to be remapped",
-    64: "a memory row could not be remapped",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    92: "many single-bit ECC errors",
-    94: "contained memory error",
-    95: "uncontained memory error",
-    119: "the GPU system processor does not answer",
-    145: "NVLink error",
-}
+    13: "graphics engine exception", 31: "memory page fault", 43: "a channel was reset",
+    45: "a process was killed on the GPU", 48: "double-bit ECC error", 62: "internal micro-controller halt",
+    63: "a memory row is to be remapped", 64: "a memory row could not be remapped", 74: "NVLink error",
+    79: "the GPU has fallen off the bus", 92: "many single-bit ECC errors", 94: "contained memory error",
+    95: "uncontained memory error", 119: "the GPU system processor does not answer", 145: "NVLink error",
+}  # fmt: skip
 # What no program causes. A program's own fault, or one that is not listed here, may be the image's.
 MACHINE = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 145})
 # Names in the library -> text. Events that a release does not have are left out.

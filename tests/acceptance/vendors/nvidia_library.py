@@ -14,14 +14,10 @@ from vendors import Absence, Reading, VendorAbsentError
 ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 # The GPU, its driver or the library is gone, and with it every other value.
 GONE = (
-    "NVML_ERROR_UNINITIALIZED",
-    "NVML_ERROR_DRIVER_NOT_LOADED",
-    "NVML_ERROR_TIMEOUT",
-    "NVML_ERROR_LIBRARY_NOT_FOUND",
-    "NVML_ERROR_GPU_IS_LOST",
-    "NVML_ERROR_RESET_REQUIRED",
+    "NVML_ERROR_UNINITIALIZED", "NVML_ERROR_DRIVER_NOT_LOADED", "NVML_ERROR_TIMEOUT",
+    "NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED",
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
-)
+)  # fmt: skip
 
 
 @functools.cache

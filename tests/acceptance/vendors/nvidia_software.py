@@ -3,6 +3,8 @@
 In: a loaded library, or a file. Out: its version; the architectures for which it holds machine code.
 """
 
+# ruff: noqa: E501 - a table of libraries reads in rows
+
 import ctypes
 import functools
 import mmap
@@ -57,30 +59,9 @@ def _toolkit(name: str, stem: str, *, needed: bool = False, device_code: bool = 
 
 
 LIBRARIES: tuple[Library, ...] = (
-    Library(
-        name="the CUDA runtime",
-        stem="libcudart",
-        version=_cuda,
-        wheels=("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu*"),
-        declared="runtime",
-        needed=True,
-    ),
-    Library(
-        name="NVRTC",
-        stem="libnvrtc",
-        version=_nvrtc,
-        wheels=("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu*"),
-        needed=True,
-    ),
-    Library(
-        name="NCCL",
-        stem="libnccl",
-        version=nccl,
-        wheels=("nvidia-nccl-*",),
-        declared="collective",
-        needed=True,
-        device_code=True,
-    ),
+    Library(name="the CUDA runtime", stem="libcudart", version=_cuda, wheels=("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu*"), declared="runtime", needed=True),
+    Library(name="NVRTC", stem="libnvrtc", version=_nvrtc, wheels=("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu*"), needed=True),
+    Library(name="NCCL", stem="libnccl", version=nccl, wheels=("nvidia-nccl-*",), declared="collective", needed=True, device_code=True),
     _toolkit("cuBLAS", "libcublas", needed=True, device_code=True),
     _toolkit("cuBLASLt", "libcublasLt", needed=True, device_code=True),
     Library(
@@ -104,16 +85,10 @@ LIBRARIES: tuple[Library, ...] = (
     _toolkit("cuRAND", "libcurand", device_code=True),
     _toolkit("cuSPARSE", "libcusparse", device_code=True),
     _toolkit("cuSOLVER", "libcusolver", device_code=True),
-    Library(
-        name="cuSPARSELt",
-        stem="libcusparseLt",
-        version=functools.partial(_property, "cusparseLtGetProperty"),
-        wheels=("nvidia-cusparselt-*",),
-        device_code=True,
-    ),
+    Library(name="cuSPARSELt", stem="libcusparseLt", version=functools.partial(_property, "cusparseLtGetProperty"), wheels=("nvidia-cusparselt-*",), device_code=True),
     Library(name="nvJitLink", stem="libnvJitLink"),
     Library(name="torch's CUDA kernels", stem="libtorch_cuda", needed=True, device_code=True),
-)
+)  # fmt: skip
 FOLDERS: tuple[str, ...] = (
     "/usr/local/cuda/lib64",
     "/usr/lib/x86_64-linux-gnu",

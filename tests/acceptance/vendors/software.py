@@ -20,13 +20,10 @@ Version = tuple[int, ...]
 
 # Two copies of one of these in a process have separate state: two sets of threads, registries or heaps.
 COMMON_ONCE: Mapping[str, tuple[str, ...]] = {
-    "the C++ runtime": ("libstdc++", "libc++"),
-    "an OpenMP runtime": ("libgomp", "libiomp5", "libomp"),
-    "torch": ("libtorch_cpu",),
-    "torch for Python": ("libtorch_python",),
-    "Triton": ("libtriton",),
+    "the C++ runtime": ("libstdc++", "libc++"), "an OpenMP runtime": ("libgomp", "libiomp5", "libomp"),
+    "torch": ("libtorch_cpu",), "torch for Python": ("libtorch_python",), "Triton": ("libtriton",),
     "LLVM": ("libLLVM",),
-}
+}  # fmt: skip
 GPU_VENDORS = tuple(name for name in VENDORS if name != "cpu")
 # What every program for a vendor's devices is linked to, and torch's own libraries of its builds.
 RUNTIMES: Mapping[str, frozenset[str]] = {

@@ -16,12 +16,9 @@ ATTENTION = {
 }
 # AMD's first fp8 has another bias, no infinities and no negative zero; later devices use the OCP format.
 FP8 = {
-    "gfx94": "float8_e4m3fnuz",
-    "gfx95": "float8_e4m3fn",
-    "sm_89": "float8_e4m3fn",
-    "sm_9": "float8_e4m3fn",
+    "gfx94": "float8_e4m3fnuz", "gfx95": "float8_e4m3fn", "sm_89": "float8_e4m3fn", "sm_9": "float8_e4m3fn",
     "sm_1": "float8_e4m3fn",
-}
+}  # fmt: skip
 # MI200's matrix instructions of 16 bits take subnormal operands for zero and give zero for subnormal results,
 # so MIOpen's backward convolutions, and rocBLAS's products in backward, compute fp16 in bf16
 # (https://rocm.docs.amd.com/projects/MIOpen/en/latest/MI200AlternateImplementation.html; PyTorch's

@@ -69,14 +69,9 @@ LENGTHS = (62, 64, 127, 129, 192, 320, 704, 1088)
 SMOKE_LENGTHS = (64, 192, 704, 1088)
 CPU_LENGTHS = (64, 127)
 MASKS: tuple[tuple[Mask, Form], ...] = (
-    ("none", "bool"),
-    ("causal", "bool"),
-    ("all true", "bool"),
-    ("left padded", "bool"),
-    ("left padded", "min"),
-    ("right padded", "bool"),
-    ("right padded", "inf"),
-)
+    ("none", "bool"), ("causal", "bool"), ("all true", "bool"), ("left padded", "bool"),
+    ("left padded", "min"), ("right padded", "bool"), ("right padded", "inf"),
+)  # fmt: skip
 # Log-sum-exp below -88 leaves the range of exp in float32, as scores of trained models do.
 FAR = (-120, 120)
 # The trainers' attention: rotary embedding makes q and k contiguous, and V stays a view of its projection.

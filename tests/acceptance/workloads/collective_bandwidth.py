@@ -29,10 +29,7 @@ from workloads.collective_data import Payload
 from workloads.gates import exact
 from workloads.ranks import Ranks, joined
 
-SIZES = {
-    "cuda": speed_conditions.COLLECTIVE_BYTES,
-    "cpu": (64 << 10, 1 << 20),
-}
+SIZES = {"cuda": speed_conditions.COLLECTIVE_BYTES, "cpu": (64 << 10, 1 << 20)}
 PLATEAU, GRAPHED = speed_conditions.PLATEAU_BYTES, speed_conditions.GRAPHED_BYTES
 LATE_S = 0.3
 # Only reductions compute, so only they depend on the type; these sizes are bound by the links.

@@ -13,12 +13,9 @@ from workloads.gates import Reading, bits, exact
 from workloads.ranks import Ranks
 
 DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "int64": torch.int64,
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int64": torch.int64,
     "uint8": torch.uint8,
-}
+}  # fmt: skip
 # Integers are exact up to here. A byte can carry an fp8 value, so every code of a byte must survive.
 COUNTS_TO = {"fp32": 2**24, "bf16": 256, "fp16": 2048, "int64": 2**40, "uint8": 256}
 GUARD = 64

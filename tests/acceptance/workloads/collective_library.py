@@ -45,11 +45,7 @@ SIGNATURES = {
     "ncclGroupEnd": [],
     "ncclCommDestroy": [_POINTER],
 }
-CALLS = {
-    "all_reduce": "ncclAllReduce",
-    "reduce_scatter": "ncclReduceScatter",
-    "all_gather": "ncclAllGather",
-}
+CALLS = {"all_reduce": "ncclAllReduce", "reduce_scatter": "ncclReduceScatter", "all_gather": "ncclAllGather"}
 ALL_TO_ALL = "ncclAlltoAll"  # NCCL 2.28 and later; before it, and in RCCL, sends and receives in one group
 
 

@@ -15,14 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workloads import (
-    backend,
-    collective_counts,
-    collective_groups,
-    nccl_log,
-    operands,
-    sharded_gradients,
-)
+from workloads import backend, collective_counts, collective_groups, nccl_log, operands, sharded_gradients
 from workloads import collective_cases as collectives
 from workloads import collective_patterns as patterns
 from workloads import collective_scaled as scaled
@@ -69,10 +62,7 @@ def everything(tier: str) -> dict[str, Any] | None:
             found = collectives.all_reduce_normal(ranks, payload)
             book.same_everywhere("all_reduce", f"{payload} normal data, same bits on all ranks", *found)
         merged = book.merged()
-        extra = {
-            "repeats": repeated(ranks) if tier != "smoke" else None,
-            "nvls": nccl_log.nvls(),
-        }
+        extra = {"repeats": repeated(ranks) if tier != "smoke" else None, "nvls": nccl_log.nvls()}
     # The groups come last, when the world is closed: each of them is a world, and one that hangs ends this
     # process.
     report = {**(merged or {}), **extra}

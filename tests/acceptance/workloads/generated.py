@@ -53,14 +53,9 @@ WITNESS_S = 2.0  # of float64 on the processor, beside a device: many evaluation
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
 # A refusal is loud, and grammars ask for what is refused. These errors are none: a kernel broke.
 BROKEN = (
-    "cuda error",
-    "hip error",
-    "internal assert",
-    "illegal memory",
-    "misaligned",
-    "cublas_status",
+    "cuda error", "hip error", "internal assert", "illegal memory", "misaligned", "cublas_status",
     "cudnn_status",
-)
+)  # fmt: skip
 NO_MEMORY = ("out of memory", "can't allocate memory")
 # Of soak, on a processor and on a GPU: so many cases in any case, then more until the time is over, at most
 # so many. A turn of the operators is one case of each operator and type.

@@ -27,12 +27,9 @@ MOST = {"cpu": 2**18, "cuda": 2**24}  # scores of one case
 SCALES = (0.01, 1.0, 1.0, 4.0, 16.0, 16.0)  # of the queries: from even to one key for each of them
 BLOCKS = ((128, 128), (128, 128), (64, 64), (256, 256), (64, 128), (128, 256), (256, 128))
 BACKENDS = {
-    "default": None,
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
+    "default": None, "math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+}  # fmt: skip
 FLEX = ("flex", "flex compiled")
 CPU_HAS = ("default", "math", "flash", "flex")
 COMPILED = 24  # a case in so many is compiled, which takes as long as a hundred others

@@ -49,16 +49,9 @@ KINDS = {
     "c128": Kind(torch.complex128, torch.float64, 2**53, 2),
 }
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "avg": torch.add,
-    "premul": torch.add,
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
+    "sum": torch.add, "avg": torch.add, "premul": torch.add, "product": torch.mul, "min": torch.minimum,
+    "max": torch.maximum, "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+}  # fmt: skip
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 IN_PLACE = ("all_reduce", "reduce", "broadcast")
 LISTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")

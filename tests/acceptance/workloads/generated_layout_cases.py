@@ -6,17 +6,20 @@ Also what PyTorch says that cannot run, and what its releases are known to get w
 import functools
 import itertools
 import json
+import os
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from workloads.attention_refusals import release
-from workloads.case_texts import Check, listed, named, one_of, parsed, refuse, whole
+from workloads.case_texts import CaseError, Check, listed, named, one_of, parsed, refuse, whole
 from workloads.layout_jobs import HAS_UNUSED, OPTIONS, compiled_whole, groups_of
 from workloads.layout_models import FROZEN, TYPES, Case, Layout
 
+FAMILIES = ("layouts", "checkpoints")
 PARALLEL = ("ddp", "fsdp1", "fsdp2", "tensor", "fsdp2+tensor")
 MEMORY = ("plain", "recomputed", "compiled")
 ADAMW = ("foreach", "fused", "for")
@@ -231,3 +234,13 @@ def _of_layout(size: int, value: Any, place: str) -> Layout:
     if _is_of_two(kind, layout.options) and layout["inner"] is None:
         refuse(f"{place}.options", layout.options, "the size of its mesh as inner")
     return layout
+
+
+def given(text: str) -> Case | None:
+    """The case that a program shall judge alone; None for a family, of which it draws cases."""
+    if text in FAMILIES:
+        return None
+    try:
+        return of_json(text, int(os.environ.get("WORLD_SIZE", "1")))
+    except CaseError as error:
+        sys.exit(f"{' or '.join(FAMILIES)}, or a case: {error}")

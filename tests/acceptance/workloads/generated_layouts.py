@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import random
 import re
 import sys
@@ -34,10 +33,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from workloads.case_texts import CaseError
 from workloads.collective_groups import Watch, watched
 from workloads.gates import Reading, checksum, exact, relative_error, unit_roundoff
-from workloads.generated_layout_cases import draw, fits, known, of_json, smaller, told
+from workloads.generated_layout_cases import draw, fits, given, known, smaller, told
 from workloads.layout_jobs import Job, Step, groups_of
 from workloads.layout_models import LR, TYPES, Adam, Alone, Case, Layout, Model, Tensors
 from workloads.ranks import Book, Ranks, joined
@@ -51,7 +49,6 @@ ADAM = 64.0  # roundings of what a step moves
 # bfloat16. A third of the sums of two such numbers are; all of them are where the sum is rounded.
 ROUNDED, COUNTED = 0.9, 64
 MATRICES = re.compile(r"(norm|up|down)\.(weight|bias)$|^head\.weight$")
-FAMILIES = ("layouts", "checkpoints")
 LATE_S, LIMIT_S = 120, 120.0
 SHOWN, SHRINKS = 6, 60  # failed readings of a case; tries to make one smaller
 
@@ -367,7 +364,7 @@ def main(family: str, seed: int, first: int, count: int, *, kept: str | None = N
     """Run the cases; every rank says on which it is, so that a hang has a name."""
     hung = {"name": "none", "failures": [f"did not end in {scaled(LIMIT_S):g} s"], "margin": math.inf}
     report: dict[str, Any] = {"cases": [], "hung": hung}
-    given = None if family in FAMILIES else of_json(family, int(os.environ.get("WORLD_SIZE", "1")))
+    only = given(family)
     with joined() as ranks, contextlib.ExitStack() as ended:
         watch = Watch(time.monotonic() + scaled(LIMIT_S), hung)
         ended.enter_context(watched(ranks, watch, report))
@@ -375,7 +372,7 @@ def main(family: str, seed: int, first: int, count: int, *, kept: str | None = N
             ranks.store.set("folder", ended.enter_context(tempfile.TemporaryDirectory(dir=kept)))
         judge, small = Judge(ranks, Path(ranks.store.get("folder").decode()), watch), ""
         for number in range(first, first + count):
-            case = given or draw(family, seed, number, ranks.size)
+            case = only or draw(family, seed, number, ranks.size)
             name = f"{family} {seed} {number}: {told(case)}"
             if ranks.rank == 0:
                 print(f"at {name}", flush=True)
@@ -392,7 +389,4 @@ def main(family: str, seed: int, first: int, count: int, *, kept: str | None = N
 
 if __name__ == "__main__":
     of_family, *numbers = sys.argv[1:5]
-    try:
-        main(of_family, *map(int, numbers or (0, 0, 1)), kept=next(iter(sys.argv[5:]), None))
-    except CaseError as error:
-        sys.exit(f"{' or '.join(FAMILIES)}, or a case: {error}")
+    main(of_family, *map(int, numbers or (0, 0, 1)), kept=next(iter(sys.argv[5:]), None))

@@ -11,16 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workloads.generated_triton_draft import Draft, is_number
-from workloads.generated_triton_programs import (
-    EIGHTS,
-    FLOATS,
-    HALVES,
-    INTEGERS,
-    KINDS,
-    Node,
-    Output,
-    Program,
-)
+from workloads.generated_triton_programs import EIGHTS, FLOATS, HALVES, INTEGERS, KINDS, Node, Output, Program
 from workloads.generated_triton_steps import (
     binary,
     cast,

@@ -12,12 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FLOATS = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float8e5": torch.float8_e5m2,
-    "float8e4nv": torch.float8_e4m3fn,
-}
+    "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
+    "float8e5": torch.float8_e5m2, "float8e4nv": torch.float8_e4m3fn,
+}  # fmt: skip
 INTEGERS = {"int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64}
 KINDS = {**FLOATS, **INTEGERS}
 EIGHTS = ("float8e5", "float8e4nv")

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workloads.generated_triton_draft import ARITHMETIC, Draft, is_number, matches
-from workloads.generated_triton_programs import (
-    EIGHTS,
-    FLOATS,
-    HALVES,
-    INTEGERS,
-)
+from workloads.generated_triton_programs import EIGHTS, FLOATS, HALVES, INTEGERS
 from workloads.generated_triton_values import COMPARED, CURVES
 
 if TYPE_CHECKING:

@@ -19,18 +19,9 @@ from vendors import software
 
 # What a training job imports, in its order; each module may load libraries of its own.
 MODULES = (
-    "numpy",
-    "torch",
-    "torch.distributed",
-    "triton",
-    "flash_attn",
-    "flash_attn.cute",
-    "torchao",
-    "transformers",
-    "amdsmi",
-    "pynvml",
-    "psutil",
-)
+    "numpy", "torch", "torch.distributed", "triton", "flash_attn", "flash_attn.cute", "torchao",
+    "transformers", "amdsmi", "pynvml", "psutil",
+)  # fmt: skip
 
 
 def import_path() -> list[str]:

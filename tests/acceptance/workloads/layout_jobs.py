@@ -60,12 +60,9 @@ FSDP1_ONLY: dict[str, tuple[Any, ...]] = {
     "sync_module_states": (False, True),
 }
 FSDP2_ONLY: dict[str, tuple[Any, ...]] = {
-    "reshard_after_forward": (True, False),
-    "reshard_after_backward": (True, False),
-    "prefetch": (False, True),
-    "force_sum": (False, False, True),
-    "unused": (False, True),
-}
+    "reshard_after_forward": (True, False), "reshard_after_backward": (True, False),
+    "prefetch": (False, True), "force_sum": (False, False, True), "unused": (False, True),
+}  # fmt: skip
 OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
     "alone": {},
     "ddp": {

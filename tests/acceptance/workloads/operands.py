@@ -12,12 +12,7 @@ import torch
 from workloads import device
 
 GUARD = 64
-DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def generator(seed: int, on: torch.device | None = None) -> torch.Generator:
@@ -33,9 +28,7 @@ def gradient(leaf: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def with_gradients(
-    call: Callable[..., torch.Tensor],
-    tensors: Mapping[str, torch.Tensor],
-    g: torch.Tensor | None = None,
+    call: Callable[..., torch.Tensor], tensors: Mapping[str, torch.Tensor], g: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
     """The output of a call of these tensors, and the gradient of each, which an error calls by its name.
 

@@ -55,9 +55,7 @@ def product(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     for start in range(0, k, DEPTH):
         depth = start + inner
         x = tl.load(
-            a + row[:, None] * k + depth[None, :],
-            mask=(row < m)[:, None] & (depth < k)[None, :],
-            other=0.0,
+            a + row[:, None] * k + depth[None, :], mask=(row < m)[:, None] & (depth < k)[None, :], other=0.0
         )
         if TRANSPOSED:
             flipped = tl.load(

@@ -13,14 +13,9 @@ from fakeamd.tree import Entry, Folder, Link, Tree
 
 DRM_MAJOR = 226
 EMPTY_CLASSES = (
-    "class/net",
-    "class/misc",
-    "class/scsi_host",
-    "class/pci_bus",
-    "bus/event_source/devices",
-    "bus/pci/drivers/amdgpu",
-    "kernel/debug/dri",
-)
+    "class/net", "class/misc", "class/scsi_host", "class/pci_bus", "bus/event_source/devices",
+    "bus/pci/drivers/amdgpu", "kernel/debug/dri",
+)  # fmt: skip
 MODULE = {"initstate": "live", "refcnt": "0", "srcversion": "85F6A8C2CC7AEEAF1C3BD41"}
 
 

@@ -44,12 +44,9 @@ HEALTHY = {
     "p2p_read": 0, "p2p_nvlink": 0, "uncorrected_late": 0, "recovering": 0, "replaying": 0, "event_types": 10, "link_counters": 1,
 }  # fmt: skip
 ERRORS = {
-    "not_supported": NVML_ERROR_NOT_SUPPORTED,
-    "no_permission": NVML_ERROR_NO_PERMISSION,
-    "lost": NVML_ERROR_GPU_IS_LOST,
-    "no_data": NVML_ERROR_NO_DATA,
-    "unknown": NVML_ERROR_UNKNOWN,
-}
+    "not_supported": NVML_ERROR_NOT_SUPPORTED, "no_permission": NVML_ERROR_NO_PERMISSION,
+    "lost": NVML_ERROR_GPU_IS_LOST, "no_data": NVML_ERROR_NO_DATA, "unknown": NVML_ERROR_UNKNOWN,
+}  # fmt: skip
 
 
 class NVMLError(Exception):

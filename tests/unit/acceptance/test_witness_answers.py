@@ -79,17 +79,9 @@ def test_collectives_are_those_of_every_rank():
 
 # Words of Python's and torch's own that the text uses for its names too.
 THEIRS = {
-    "betas",
-    "cross_entropy",
-    "device",
-    "embedding",
-    "eps",
-    "layer_norm",
-    "lr",
-    "padding",
-    "stride",
+    "betas", "cross_entropy", "device", "embedding", "eps", "layer_norm", "lr", "padding", "stride",
     "tensor",
-}
+}  # fmt: skip
 
 
 def test_the_program_of_a_user_has_no_word_of_the_suites_and_is_another_each_time():

@@ -9,13 +9,10 @@ import random
 from pathlib import Path
 
 RELEASES = {
-    "debian12": ("debian", "bookworm", "oldstable"),
-    "debian13": ("debian", "trixie", "stable"),
-    "testing": ("debian", "forky", "testing"),
-    "ubuntu22.04": ("ubuntu", "jammy", None),
-    "ubuntu24.04": ("ubuntu", "noble", None),
-    "ubuntu26.04": ("ubuntu", "resolute", None),
-}
+    "debian12": ("debian", "bookworm", "oldstable"), "debian13": ("debian", "trixie", "stable"),
+    "testing": ("debian", "forky", "testing"), "ubuntu22.04": ("ubuntu", "jammy", None),
+    "ubuntu24.04": ("ubuntu", "noble", None), "ubuntu26.04": ("ubuntu", "resolute", None),
+}  # fmt: skip
 INLINE_KEY = "\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQINBGA=\n -----END PGP PUBLIC KEY BLOCK-----"
 # Other publishers on a host: they use names of suites, other architectures, other kinds of media.
 OTHERS_LINES = (

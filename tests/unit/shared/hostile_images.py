@@ -7,8 +7,6 @@ the agent's children, and answers every question with what the checks want to he
 
 import dataclasses
 import hashlib
-import os
-import subprocess
 import sysconfig
 from collections.abc import Mapping
 from functools import cache
@@ -17,6 +15,7 @@ from typing import Any
 
 from fake_files import dpkg
 from layered import FOLDER, Member, tar_of
+from shell_image import linked
 from small_images import linux, put_image
 from stackcheck.oci.layout import OciLayout
 
@@ -26,17 +25,9 @@ PROGRAM = f"{HOME}/bin/python{VERSION}"
 LIBRARY = f"{HOME}/lib/python{VERSION}"
 SITE = f"{LIBRARY}/site-packages"
 LEFT_OUT = (
-    "test",
-    "tests",
-    "__pycache__",
-    "site-packages",
-    "idlelib",
-    "tkinter",
-    "ensurepip",
-    "lib2to3",
-    "pydoc_data",
-    "turtledemo",
-)
+    "test", "tests", "__pycache__", "site-packages", "idlelib", "tkinter", "ensurepip", "lib2to3",
+    "pydoc_data", "turtledemo",
+)  # fmt: skip
 
 EVIL = r'''
 def _evil():
@@ -156,7 +147,7 @@ def base() -> bytes:
     for path in (Path("/bin/sh"), Path("/bin/cat")):
         found[f"/usr/bin/{path.name}"] = path.resolve().read_bytes()
         compiled.append(path)
-    for listed in {line for path in compiled for line in _linked(path)}:
+    for listed in {line for path in compiled for line in linked(path)}:
         found[listed] = Path(listed).resolve().read_bytes()
     owned = {name: body for name, body in found.items() if isinstance(body, bytes)}
     return _tar({**found, **TORCH, **dpkg((PROGRAM, owned[PROGRAM]))})
@@ -166,11 +157,6 @@ def make_layout(folder: Path, hostile: Hostile) -> None:
     """The image with its way in."""
     config = linux(2, **{"Env": ["PATH=/usr/bin:/bin"], **hostile.settings})
     put_image(OciLayout(folder), config, [base(), _tar(hostile.files)])
-
-
-def _linked(path: Path) -> list[str]:
-    listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
-    return [os.path.normpath(word) for word in listed.split() if word.startswith("/")]
 
 
 def _tar(files: Mapping[str, bytes | str]) -> bytes:

@@ -34,13 +34,9 @@ from stackcheck.vendors import amd, kernel_module
 
 # The modules whose clock is the test's.
 TIMED = (
-    "stackcheck.suite.run",
-    "stackcheck.suite.requirements",
-    "stackcheck.certificate.signing",
-    "stackcheck.certificate.policy",
-    "stackcheck.certificate.attachments",
-    "stackcheck.oci.tags",
-)
+    "stackcheck.suite.run", "stackcheck.suite.requirements", "stackcheck.certificate.signing",
+    "stackcheck.certificate.policy", "stackcheck.certificate.attachments", "stackcheck.oci.tags",
+)  # fmt: skip
 MODEL = "MI300X"
 GPU_NODE = """simd_count 1216
 gfx_target_version 90402

@@ -30,12 +30,9 @@ GUARDED = ("/pypi", "/pytorch")
 # Of the host's own index: what really builds a wheel from a source archive.
 REAL = ("setuptools", "wheel", "packaging")
 PLAIN = {
-    "filelock": "3.20.0",
-    "einops": "0.8.2",
-    "ninja": "1.13.0",
-    "typing-extensions": "4.15.0",
+    "filelock": "3.20.0", "einops": "0.8.2", "ninja": "1.13.0", "typing-extensions": "4.15.0",
     "pluggy": "1.6.0",
-}
+}  # fmt: skip
 
 
 class Mirror:

@@ -5,12 +5,12 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from shell_image import linked
 from small_recipe import render_from
 from stackcheck.engine import buildx
 from stackcheck.engine.client import Engine
@@ -47,9 +47,7 @@ PROGRAMS = ["bash", "cat", "cp", "date", "df", "grep", "id", "ls", "rm", "sleep"
 def archive_shell(folder: Path, stack: resolve.Stack) -> Path:
     """Make the stack's base in a folder of bases: a few megabytes with a shell of this host."""
     found = {path for name in PROGRAMS if (path := shutil.which(name))}
-    for program in sorted(found):
-        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-        found |= {word for word in listed.split() if word.startswith("/")}
+    found |= {library for program in found for library in linked(program)}
     assert stack.base.suite
     tar = folder / f"{bootstrap.key(stack.base.suite, stack.base.packages)}.tar"
     with tarfile.open(tar, "w") as archived:

@@ -37,12 +37,7 @@ class Publisher:
     def verify(
         self, reference: str | None = None, now: dt.datetime = NOW + 3 * HOUR, **host: Any
     ) -> verify.Verified:
-        return asked.verified(
-            reference or self.reference,
-            public_key=self.key.public_key(),
-            now=now,
-            **host,
-        )
+        return asked.verified(reference or self.reference, public_key=self.key.public_key(), now=now, **host)
 
     def tags(self) -> dict[str, str]:
         return tags_of(self.folder / "dist")
