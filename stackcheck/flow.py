@@ -166,11 +166,7 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
 def build_subject(
     stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> Subject:
-    """The subject of a stack, whose image is built unless nothing changed.
-
-    Raises:
-        BuildError: The build failed.
-    """
+    """The subject of a stack, whose image is built unless nothing changed."""
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
     return subjects.of_stack(stack, image, _policy(settings), vendor=settings.vendor)
 
@@ -182,11 +178,7 @@ def _policy(settings: FlowSettings) -> Policy:
 def look_below(
     subject: Subject, below: derived.Below, settings: FlowSettings, report: Callable[[str], None]
 ) -> derived.TakenOver:
-    """Find what an image adds to the certified one that it was made from, and which checks that leaves alone.
-
-    Raises:
-        ConfigurationError: It was not made from that one.
-    """
+    """What an image adds to the certified one that it was made from, and which checks that leaves alone."""
     folder, tier = settings.folder(subject.name), settings.tier_of(subject)
     plan = run.plan(subject, tier=tier, root=settings.root, out=folder)
     report(f"{subject.name}: comparing with {below.verified.reference}")
@@ -266,9 +258,6 @@ def sign(
     """Sign the statements about an image, PASSED or FAILED, and write them to `build/<name>/statements/`.
 
     `against` is what a pair with a certified image found, `taken` what the image below vouches for.
-
-    Raises:
-        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
     judged.require("PASSED", "FAILED")
     needed = subject.policy.certifies[subject.vendor]
@@ -301,11 +290,7 @@ def publish_signed(
     settings: FlowSettings,
     report: Callable[[str], None],
 ) -> publish.Published:
-    """Publish an image with its signed statements under a floating tag.
-
-    Raises:
-        PublishError: The certificate is not valid for the image, or the target refused or is damaged.
-    """
+    """Publish an image with its signed statements under a floating tag."""
     policy.require_tier(envelopes, tag, _policy(settings))
     key = settings.signer()  # it signed the envelopes
     try:

@@ -86,11 +86,7 @@ NO_MIRRORS = Mirrors()
 
 
 def load_mirrors(named: Path | None = None) -> Mirrors:
-    """The mirrors of a file: the one that is named, else the environment's, else the user's; else none.
-
-    Raises:
-        ConfigurationError: A named file is not there, or a file is wrong; it has one line a problem.
-    """
+    """The mirrors of a file: the one that is named, else the environment's, else the user's; else none."""
     path = named or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is None:
         path = default_file()

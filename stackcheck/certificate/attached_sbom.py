@@ -27,11 +27,7 @@ from stackcheck.oci.stores import open_store
 def attached(
     reference: str, *, public_key: Pinned, plain_http: bool = False, warn: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """The SBOM that the newest certificate of an image names; `warn` gets one line if the image was revoked.
-
-    Raises:
-        CertificateError: The key signed no SBOM for this image, or the store does not hold what was signed.
-    """
+    """The SBOM that an image's newest certificate names; `warn` gets one line if the image was revoked."""
     parsed = parse_reference(reference)
     try:
         store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)

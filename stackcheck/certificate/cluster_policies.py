@@ -44,11 +44,7 @@ class Demand:
 def demanded_levels(
     gpu: str | None, devices: int | None, tier: str | None, *, packaged_python: bool = False
 ) -> tuple[str, ...]:
-    """The levels for a device model, a number of devices tested together, a tier, a Python of a package.
-
-    Raises:
-        ConfigurationError: A number of devices without a model: there is no level for that.
-    """
+    """The levels for a device model, a number of devices tested together, a tier, a Python of a package."""
     if devices and not gpu:
         raise ConfigurationError(
             "a policy cannot ask for a number of devices alone",
@@ -61,11 +57,7 @@ def demanded_levels(
 
 
 def render(form: Form, pinned: Pinned, demand: Demand) -> str:
-    """The policy as text.
-
-    Raises:
-        ConfigurationError: The engine cannot express what is asked for.
-    """
+    """The policy as text."""
     if form == "cosign":
         _require_plain(form, demand)
         return cue(demand.levels)

@@ -73,11 +73,7 @@ def find(
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> list[Candidate]:
-    """Every image of a store (`oci:DIR`, `HOST/REPO`); those that fit come first, and of them the newest.
-
-    Raises:
-        CertificateError: The store does not answer, or does not exist.
-    """
+    """Every image of a store (`oci:DIR`, `HOST/REPO`); those that fit come first, and of them the newest."""
     try:
         names = tags.all_floating(open_store(target, plain_http=plain_http))
     except RegistryError as error:
@@ -106,11 +102,7 @@ def find(
 
 
 def _left(end: float) -> float:
-    """The seconds that one more tag may take.
-
-    Raises:
-        CertificateError: None is left.
-    """
+    """The seconds that one more tag may take."""
     left = end - time.monotonic()
     if left <= 0:
         raise CertificateError("not looked at", got=f"all tags together may take {TOTAL_S:g} s")

@@ -20,21 +20,13 @@ LIMIT_BYTES = 1024
 
 
 def known(path: Path) -> bytes:
-    """The passphrase of a key that exists.
-
-    Raises:
-        ConfigurationError: The environment has no passphrase, and no terminal can ask for it.
-    """
+    """The passphrase of a key that exists."""
     given = _from_environment()
     return given if given is not None else _typed(path)
 
 
 def new(path: Path) -> bytes:
-    """The passphrase for a new key; a person types it twice.
-
-    Raises:
-        ConfigurationError: No passphrase was given, it is empty, or the two differ.
-    """
+    """The passphrase for a new key; a person types it twice."""
     given = _from_environment()
     chosen = given if given is not None else _typed(path)
     if given is None and getpass.getpass(f"The same passphrase for {path}: ").encode() != chosen:

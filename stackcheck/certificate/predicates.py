@@ -89,11 +89,7 @@ def certify(
     key: Signer,
     terms: Terms,
 ) -> tuple[Envelope, ...]:
-    """The `statements` about a judged image, each signed in an envelope.
-
-    Raises:
-        MachineUnfitError: The verdict is UNFIT.
-    """
+    """The `statements` about a judged image, each signed in an envelope."""
     made = statements(image, result, verdict, provenance, sbom, terms=terms)
     return tuple(sign(statement, key) for statement in made)
 

@@ -176,11 +176,7 @@ def promote(
 
 
 def _require_below(store: Store, certified: Statement, public_key: Pinned) -> None:
-    """Refuse an image whose certificate takes checks over from one that this target does not have certified.
-
-    Raises:
-        PublishError: The image below is not there, or its certificate does not hold.
-    """
+    """Refuse an image whose certificate takes checks over from one that the target has not certified."""
     taken = carried_from(certified)
     if not taken:
         return
@@ -199,11 +195,7 @@ def _require_below(store: Store, certified: Statement, public_key: Pinned) -> No
 
 
 def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: Pinned) -> None:
-    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image.
-
-    Raises:
-        PublishError: The image was revoked meanwhile.
-    """
+    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image."""
     attachments.attach(store, manifest, envelopes, public_key)
     try:
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))

@@ -44,9 +44,6 @@ def revoke(
     """Revoke the certificate of an image in a store. A second call with the same reason finishes the first.
 
     The reason is signed, and `verify` shows it.
-
-    Raises:
-        CertificateError: This key signed no certificate for the image.
     """
     found = parse_reference(reference)
     store = open_store(found.target, plain_http=plain_http)

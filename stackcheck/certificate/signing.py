@@ -33,13 +33,7 @@ def sign_to_files(
     against: Mapping[str, Any] | None = None,
     derived: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
-    """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
-
-    Raises:
-        ConfigurationError: The key cannot be used.
-        FileError: A file cannot be written.
-        MachineUnfitError: The verdict is UNFIT.
-    """
+    """Sign the statements about a judged image into `folder/statements/`, replacing older ones."""
     envelopes = predicates.certify(
         subject.image,
         result,
@@ -84,11 +78,7 @@ def forget(folder: Path) -> None:
 
 
 def require_signed(folder: Path) -> tuple[Path, ...]:
-    """The files that `sign_to_files` wrote to `folder/statements/`.
-
-    Raises:
-        ConfigurationError: There are none.
-    """
+    """The files that `sign_to_files` wrote to `folder/statements/`."""
     paths = tuple(sorted((folder / "statements").glob("*.dsse.json")))
     if not paths:
         ran = last_run.last_run(folder)

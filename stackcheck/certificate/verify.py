@@ -93,11 +93,7 @@ class CertifiedImage:
     below: Callable[[str], CertifiedImage] | None = None
 
     def for_host(self, wanted: Wanted) -> Verified:
-        """The image, certified for a host.
-
-        Raises:
-            CertificateError: It is not, or the store does not hold what was certified.
-        """
+        """The image, certified for a host."""
         today = self.moment.astimezone(dt.UTC).date()
         parsed = parse_reference(self.reference)
         # 6. Choose the newest of these for this host.
@@ -149,9 +145,6 @@ def read(
     """The valid verdicts on an image, for any host; `verify` explains the arguments.
 
     All that a registry is asked for must be answered within `total_s` seconds.
-
-    Raises:
-        CertificateError: No verdict on the image is valid.
     """
     parsed = parse_reference(reference)
     # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.

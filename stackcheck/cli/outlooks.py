@@ -22,11 +22,7 @@ DriverName = Annotated[str | None, opt.option("--driver VERSION", "The driver of
 
 
 def machine(name: str | None, driver: str | None) -> Machine:
-    """The machine that the options name, or this host.
-
-    Raises:
-        ConfigurationError: No such machine, or a driver without one.
-    """
+    """The machine that the options name, or this host."""
     if name:
         return outlook.named(name, driver)
     if driver:
@@ -54,11 +50,7 @@ def show_refused(outlooks: Iterable[Outlook]) -> None:
 
 
 def require_here(on: Machine) -> None:
-    """Refuse to build for a machine that the user named: a build is for this host.
-
-    Raises:
-        ConfigurationError: The machine is a named one.
-    """
+    """Refuse to build for a machine that the user named: a build is for this host."""
     if on.named:
         raise ConfigurationError(
             "--machine asks about a machine, and images builds on this one",
@@ -68,11 +60,7 @@ def require_here(on: Machine) -> None:
 
 
 def require_some(outlooks: Sequence[Outlook], on: Machine) -> None:
-    """Refuse a selection of which no stack can be certified.
-
-    Raises:
-        NothingSelectedError: With each stack and its reasons in short.
-    """
+    """Refuse a selection of which no stack can be certified."""
     if all(one.reasons for one in outlooks):
         raise NothingSelectedError(
             f"no stack of the matrix can be certified on {on.words()}",

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Verified:
-    """The certified image that gates others on this host.
-
-    Raises:
-        CertificateError: It is not certified for this host.
-    """
+    """The certified image that gates others on this host."""
     return verify(reference, this_host(settings), public_key=public_key, plain_http=settings.plain_http)
 
 

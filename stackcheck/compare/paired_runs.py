@@ -136,11 +136,7 @@ def _values(body: bytes) -> Values:
 
 
 def judged(arms: Mapping[str, Sequence[Values]]) -> tuple[PairedMetric, ...]:
-    """What the runs of all arms say of each metric that every run measured.
-
-    Raises:
-        ChecksFailedError: There is no such metric.
-    """
+    """What the runs of all arms say of each metric that every run measured."""
     every = [values for arm in arms.values() for values in arm]
     keys = [key for key in every[0] if all(key in values for values in every)]
     if not keys:

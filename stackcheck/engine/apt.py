@@ -147,11 +147,7 @@ def archive(of: Distribution, suite: str, found: Iterable[AptSource]) -> tuple[A
 
 
 def for_suite(suite: str, *, folder: Path = APT) -> AptSource:
-    """The host's main archive of Debian, asked for another suite (Debian 13's from Debian 12's address).
-
-    Raises:
-        EngineError: The host has no source of Debian, so there is nothing to derive from.
-    """
+    """The host's main archive of Debian, asked for another suite (Debian 13's from Debian 12's address)."""
     found = sources(folder)
     asked = archive(DEBIAN, suite, found)
     if asked:

@@ -61,11 +61,7 @@ def find(source: AptSource, package: str) -> Deb:
 
 
 def fetch(source: AptSource, package: str, version: str, folder: Path) -> Path:
-    """Download a version of a package into a folder; apt checks it against the signed index.
-
-    Raises:
-        EngineError: As `find`.
-    """
+    """Download a version of a package into a folder; apt checks it against the signed index."""
     with _opened(source) as options, tempfile.TemporaryDirectory() as scratch:
         _run(["apt-get", *options, "download", f"{package}={version}"], source, folder=Path(scratch))
         (found,) = Path(scratch).glob("*.deb")

@@ -151,11 +151,7 @@ def _run(
 
 
 def platforms() -> tuple[str, ...]:
-    """The platforms whose programs the builder can run, its own first.
-
-    Raises:
-        EngineError: buildx is missing or the daemon does not answer.
-    """
+    """The platforms whose programs the builder can run, its own first."""
     command = ["docker", "buildx", "inspect", "default", "--bootstrap"]
     done = subprocess.run(command, capture_output=True, errors="replace", check=False, timeout=60)
     found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)

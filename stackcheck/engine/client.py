@@ -54,11 +54,7 @@ class Engine:
 
     @classmethod
     def connect(cls) -> Engine:
-        """The daemon that `DOCKER_HOST`, the Docker context's default or the default socket names.
-
-        Raises:
-            EngineError: No daemon answers, or it is too old; the message has the commands to type.
-        """
+        """The daemon that `DOCKER_HOST`, the Docker context's default or the default socket names."""
         import docker
 
         try:
@@ -165,11 +161,7 @@ class Engine:
             return unpack(chunks, layout, architecture=found.architecture, image_id=found.id)
 
     def pull(self, reference: str) -> None:
-        """Fetch an image from its registry, with the user's own Docker credentials.
-
-        Raises:
-            EngineError: No registry gives it, or none answers.
-        """
+        """Fetch an image from its registry, with the user's own Docker credentials."""
         import docker
 
         with engine_errors(f"pulling {reference}"), self._long_timeout():

@@ -61,11 +61,7 @@ class Origins(Closed):
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a folder of wheels that does not exist.
-
-    Raises:
-        ConfigurationError: It is not a folder.
-    """
+    """Refuse a folder of wheels that does not exist."""
     if not folder.is_dir():
         raise ConfigurationError(
             "there is no such folder of wheels",
@@ -77,11 +73,7 @@ def require_folder(folder: Path) -> None:
 
 
 def load_origins(folder: Path) -> Origins | None:
-    """What `stackcheck wheelhouse` wrote about a folder; None if it did not make the folder.
-
-    Raises:
-        ConfigurationError: The file is damaged.
-    """
+    """What `stackcheck wheelhouse` wrote about a folder; None if it did not make the folder."""
     path = folder / NAME
     if not path.is_file():
         return None

@@ -163,11 +163,7 @@ class Judge:
         return (f"the node shows {seen} devices, the job asked for {wanted}",)
 
     def _require_ours(self, result: RunResult, told: Mapping[str, Any], host: Host, folder: Path) -> None:
-        """The result is about this job's image and suites, on the machine that the node's own side saw.
-
-        Raises:
-            ChecksFailedError: With the first thing that differs.
-        """
+        """The result is about this job's image and suites, on the machine that the node's own side saw."""
         ours = {
             "tier": self.job.tier,
             "stack_id": self.job.stack_id,

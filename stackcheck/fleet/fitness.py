@@ -104,12 +104,7 @@ class NodeGate:
     report: Callable[[str], None]
 
     def look(self, image: str | None, connect: Callable[[], Engine]) -> Fitness:
-        """The node's fitness. A figure that is slower than before is measured a second time before it counts.
-
-        Raises:
-            MachineUnfitError: The node has no GPU of the vendor.
-            ConfigurationError: The checkout does not know the image, or the Python has no torch.
-        """
+        """The node's fitness. A figure that is slower than before is measured again before it counts."""
         began = time.monotonic()
         with self._alone():
             history = History(str(self.state / "records"), f"sqlite:///{self.state / 'index.sqlite'}")
@@ -228,11 +223,7 @@ class NodeGate:
 
 
 def require_devices(vendor: Vendor) -> None:
-    """Refuse a node without a GPU of this vendor.
-
-    Raises:
-        MachineUnfitError: It has none.
-    """
+    """Refuse a node without a GPU of this vendor."""
     if vendor != "cpu" and not vendors.host(vendor).devices:
         raise _no_gpu(f"of {vendor}", f"stackcheck doctor; lspci | grep -i {vendor}")
 

@@ -87,11 +87,7 @@ class Job(Closed, strict=True):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read `job.json`.
-
-        Raises:
-            ConfigurationError: There is no such file, or another version of stackcheck wrote it.
-        """
+        """Read `job.json`."""
         return load_json(
             cls,
             folder / "job.json",
@@ -118,11 +114,7 @@ def new_job(  # what a user can choose
     results: str | None = None,
     array: bool = False,
 ) -> tuple[Job, Subject]:
-    """A job for the image that `build` or `test` left in this checkout. Nothing is written.
-
-    Raises:
-        ConfigurationError: The image was not built or tested in this checkout, or the checkout has no suites.
-    """
+    """A job for the image that `build` or `test` left in this checkout. Nothing is written."""
     if results is not None:
         require_store(results)
     subject = subject_of(name, root, vendor, accepted_python)
@@ -160,9 +152,6 @@ def subject_of(
     """The image under test, found without an engine: a login node has none.
 
     The digests in `accepted_python` are for an image that is no stack's.
-
-    Raises:
-        ConfigurationError: The image is not in this checkout, or nothing says for which vendor it is.
     """
     image = subjects.find_image(name, root)
     policy = matrix.load_matrix(root / "matrix.yaml").policy

@@ -132,21 +132,13 @@ class Slurm:
         }
 
     def submit(self, job: Job) -> str:
-        """Write the script, and hand it to Slurm; the id of its job.
-
-        Raises:
-            EngineError: Slurm refused it, or does not answer.
-        """
+        """Write the script, and hand it to Slurm; the id of its job."""
         script = job.folder / SCRIPT
         write_atomically(script, (self.render(job).encode(),))
         return _slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
 
     def state(self, job_id: str) -> JobState:
-        """How a job is now; one that Slurm no longer knows has ended.
-
-        Raises:
-            EngineError: Slurm does not answer.
-        """
+        """How a job is now; one that Slurm no longer knows has ended."""
         try:
             text = _slurm("scontrol", "show", "job", "--oneliner", job_id)
         except EngineError as error:
@@ -172,22 +164,14 @@ class Slurm:
         return {state.rank: state for state in known.values()}
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
-        """What Slurm knows of nodes: state, partitions, and the switch that they hang on.
-
-        Raises:
-            EngineError: Slurm does not answer.
-        """
+        """What Slurm knows of nodes: state, partitions, and the switch that they hang on."""
         if not names:
             return {}
         text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%R|%T|%E")
         return parse_nodes(text, parse_topology(_topology()))
 
     def addresses(self, names: Sequence[str]) -> dict[str, str]:
-        """Node -> the address by which the other nodes reach it.
-
-        Raises:
-            EngineError: Slurm does not answer.
-        """
+        """Node -> the address by which the other nodes reach it."""
         text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%o")
         return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
 
@@ -196,19 +180,11 @@ class Slurm:
         return dataclasses.replace(self, nodelist=tuple(names), exclude=())
 
     def cancel(self, job_id: str) -> None:
-        """End a job; one that has ended is left alone.
-
-        Raises:
-            EngineError: Slurm does not answer.
-        """
+        """End a job; one that has ended is left alone."""
         _slurm("scancel", "--quiet", job_id)
 
     def drain(self, node: str, reason: str) -> None:
-        """Keep jobs away from a node; only when the user asked for it.
-
-        Raises:
-            EngineError: Slurm refused: it takes an operator of the cluster.
-        """
+        """Keep jobs away from a node; only when the user asked for it."""
         drain(node, reason)
 
 

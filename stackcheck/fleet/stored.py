@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def require_store(url: str) -> None:
-    """Refuse a URL that this Python cannot open, or that tells everybody a password.
-
-    Raises:
-        ConfigurationError: With the reason.
-    """
+    """Refuse a URL that this Python cannot open, or that tells everybody a password."""
     problem = "" if "://" in url else url
     try:
         if urlsplit(url).password:
@@ -53,12 +49,7 @@ def url_of(job: Job, file: Path) -> str:
 
 
 def put(job: Job, file: Path, data: bytes) -> None:
-    """Store a file, whole or not at all.
-
-    Raises:
-        EngineError: The store refused it.
-        FileError: The disk did.
-    """
+    """Store a file, whole or not at all."""
     if job.results is None:
         write_atomically(file, (data,))
         return

@@ -67,11 +67,7 @@ class RecordIndex:
             schema.make(connection)
 
     def add(self, data: bytes, digest: str) -> None:
-        """Add the record of this digest. Of several records of one result, the newest verdict counts.
-
-        Raises:
-            HistoryError: It is not a record, or the database cannot be written.
-        """
+        """Add the record of this digest. Of several records of one result, the newest verdict counts."""
         kept = record_reader.read(data, digest)
         with self._transaction() as connection:
             index_loader.add(connection, kept)
@@ -143,11 +139,7 @@ class RecordIndex:
 
 
 class History(RecordIndex):
-    """The records in a folder, or at a URL that fsspec knows, and their index at the URL of a database.
-
-    Raises:
-        HistoryError: One of them cannot be opened.
-    """
+    """The records in a folder, or at a URL that fsspec knows, and their index at the URL of a database."""
 
     def __init__(self, records_url: str, index_url: str) -> None:
         self.records = Records(records_url)
@@ -204,13 +196,7 @@ def _says(run: Run, verdict: Mapping[str, Any]) -> bool:
 
 
 def open_history(root: Path) -> History:
-    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`.
-
-    Raises:
-        HistoryError: It cannot be opened.
-        FileError: Its folder cannot be made.
-        ConfigurationError: matrix.yaml is wrong.
-    """
+    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`."""
     file = root / "matrix.yaml"
     chosen = matrix.load_matrix(file).history if file.exists() else None
     folder = root / FOLDER

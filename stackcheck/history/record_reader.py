@@ -39,20 +39,12 @@ class Kept:
 
 
 def read(data: bytes, digest: str) -> Kept:
-    """Read a record of this digest.
-
-    Raises:
-        HistoryError: It is not a record of this schema.
-    """
+    """Read a record of this digest."""
     return _read(head_of(data), digest, lambda: data)
 
 
 def read_kept(records: Records, digest: str) -> Kept:
-    """Read the record of this digest; only its head is unpacked if that says all.
-
-    Raises:
-        HistoryError: It is missing or damaged, or not a record of this schema.
-    """
+    """Read the record of this digest; only its head is unpacked if that says all."""
     return _read(records.head(digest), digest, lambda: records.read(digest))
 
 

@@ -132,11 +132,7 @@ def _require_one_result(history: History, result: RunResult, body: bytes, path: 
 
 
 def _own_verdict(path: Path, result: RunResult) -> dict[str, Any] | None:
-    """The verdict.json that came with a result; `None` if that file does not exist.
-
-    Raises:
-        HistoryError: It is damaged, or about another result.
-    """
+    """The verdict.json that came with a result; `None` if that file does not exist."""
     folders = (path.parent, path.parent.parent) if path.parent.name == "run" else (path.parent,)
     file = next((folder / "verdict.json" for folder in folders if (folder / "verdict.json").exists()), None)
     if file is None:

@@ -91,11 +91,7 @@ def result_of(data: bytes) -> bytes:
 
 
 class Records:
-    """The record files in a folder, or under a URL that fsspec knows.
-
-    Raises:
-        HistoryError: There is no such kind of store, or its library is not installed.
-    """
+    """The record files in a folder, or under a URL that fsspec knows."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -112,11 +108,7 @@ class Records:
         self._local = isinstance(self._files, LocalFileSystem)
 
     def append(self, data: bytes) -> str:
-        """Keep a record and return its digest; a record that is there already is left as it is.
-
-        Raises:
-            HistoryError: The store refused it.
-        """
+        """Keep a record and return its digest; a record that is there already is left as it is."""
         packed = packed_record(data)
         digest = sha256(packed)
         path = self._path(digest)
@@ -130,27 +122,15 @@ class Records:
         return digest
 
     def read(self, digest: str) -> bytes:
-        """A record, checked against its digest.
-
-        Raises:
-            HistoryError: It is missing, damaged, or not the record of this name.
-        """
+        """A record, checked against its digest."""
         return self._unpacked(digest, members=2)
 
     def head(self, digest: str) -> bytes:
-        """The head of a record, one JSON object. The whole file is checked against its digest.
-
-        Raises:
-            HistoryError: It is missing, damaged, or not the record of this name.
-        """
+        """The head of a record, one JSON object. The whole file is checked against its digest."""
         return self._unpacked(digest, members=1) + b"}"
 
     def remove(self, digest: str) -> None:
-        """Remove a record's file, if it is there.
-
-        Raises:
-            HistoryError: The store refused it.
-        """
+        """Remove a record's file, if it is there."""
         with self._reported("cannot be pruned"):
             if self._files.exists(self._path(digest)):
                 self._files.rm_file(self._path(digest))
@@ -173,11 +153,7 @@ class Records:
         return data
 
     def __iter__(self) -> Iterator[str]:
-        """The digests of all records, in order of digest.
-
-        Raises:
-            HistoryError: The store does not answer.
-        """
+        """The digests of all records, in order of digest."""
         with self._reported("cannot be listed"):
             found = self._files.find(self._root) if self._files.exists(self._root) else ()
         matches = (_NAME.fullmatch(path.rpartition("/")[2]) for path in found)

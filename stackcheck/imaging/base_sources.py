@@ -36,11 +36,7 @@ class Way:
 
 
 def distribution_of(suite: str) -> Distribution:
-    """The distribution that has this release.
-
-    Raises:
-        ConfigurationError: None that a base can be made of.
-    """
+    """The distribution that has this release."""
     for one in DISTRIBUTIONS:
         if suite in one.releases:
             return one

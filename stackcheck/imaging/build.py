@@ -55,11 +55,7 @@ def build(
     report: Callable[[str], None],
     options: Options = DEFAULTS,
 ) -> tuple[Image, ...]:
-    """Make the images of stacks, or keep those whose inputs did not change.
-
-    Raises:
-        BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
-    """
+    """Make the images of stacks, or keep those whose inputs did not change."""
     if options.wheelhouse:
         # First: a wrong folder is refused even if no image has to be built.
         host_settings.only(options.wheelhouse)
@@ -81,9 +77,6 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
     """Make any image ready for tests: pull it if the engine does not have it, and write it as a layout.
 
     A tag may move at any moment: what it names is read once, and all that follows is by that id.
-
-    Raises:
-        EngineError: No registry has it, or the engine saved an image of another id.
     """
     start = time.monotonic()
     fixed = bring(reference, engine, report)

@@ -53,11 +53,7 @@ class Database:
 
     @cached_property
     def packages(self) -> Mapping[str, InstalledPackage]:
-        """The installed packages of this host's architecture, by name.
-
-        Raises:
-            BuildError: This host has no dpkg.
-        """
+        """The installed packages of this host's architecture, by name."""
         path = self.admin / "status"
         try:
             text = path.read_text(encoding="utf-8")
@@ -91,11 +87,7 @@ class Database:
         )
 
     def closure(self, names: Sequence[str]) -> tuple[InstalledPackage, ...]:
-        """The named packages, the essential ones, and what they need; sorted by name.
-
-        Raises:
-            BuildError: One is not installed.
-        """
+        """The named packages, the essential ones, and what they need; sorted by name."""
         essential = [name for name, package in self.packages.items() if package.essential]
         chosen: dict[str, InstalledPackage] = {}
         queue: list[tuple[tuple[str, ...], str]] = [((name,), "the stack") for name in names]
@@ -140,11 +132,7 @@ class Database:
         return found
 
     def files(self, package: InstalledPackage) -> tuple[str, ...]:
-        """Every path of a package: folders, files and links.
-
-        Raises:
-            BuildError: dpkg's list of it is missing.
-        """
+        """Every path of a package: folders, files and links."""
         path = self.admin / "info" / f"{package.key}.list"
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

@@ -129,11 +129,7 @@ def cut(
 
 
 def load_host_base(stack: Stack, folder: Path) -> RootFs:
-    """The base that a stack's pins name, as it was cut on this host or copied to it.
-
-    Raises:
-        BuildError: It is not here.
-    """
+    """The base that a stack's pins name, as it was cut on this host or copied to it."""
     digest = str(stack.base.digest)
     path = folder / f"host-{digest.removeprefix('sha256:')[:16]}.tar"
     if not path.is_file() or f"sha256:{sha256_of(path)}" != digest:

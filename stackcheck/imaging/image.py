@@ -138,11 +138,7 @@ def save_image(image: Image, path: Path) -> None:
 
 
 def load_image(path: Path) -> Image:
-    """Read `image.json`; the layout is the folder `oci` beside it.
-
-    Raises:
-        ConfigurationError: The file does not exist, or was not written by this version of stackcheck.
-    """
+    """Read `image.json`; the layout is the folder `oci` beside it."""
     here = {"layout": str(path.parent / "oci"), "reused": True}
     try:
         stored = json.loads(path.read_bytes())

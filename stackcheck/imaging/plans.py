@@ -104,11 +104,7 @@ def make_plan(
 
 
 def checked_files(stack: Stack, root: Path) -> Mapping[str, bytes]:
-    """The committed files of a stack, if its image may be built from them.
-
-    Raises:
-        BuildError: The stack is not rendered or not locked.
-    """
+    """The committed files of a stack, if its image may be built from them."""
     files = _read_files(root / "images" / stack.id)
     absent = [name for name in render.GENERATED if name not in files]
     if absent:

@@ -90,20 +90,12 @@ def target(stack: Stack, platform: str) -> InstallTarget:
 
 
 def native() -> str:
-    """This host's own platform.
-
-    Raises:
-        ConfigurationError: Images are not built for such a machine.
-    """
+    """This host's own platform."""
     return checked(f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(host.machine(), host.machine()) }")
 
 
 def checked(name: str) -> str:
-    """A platform that images are built for.
-
-    Raises:
-        ConfigurationError: Images are not built for it.
-    """
+    """A platform that images are built for."""
     if name not in MACHINES:
         raise ConfigurationError(
             "images are not built for this platform",

@@ -97,11 +97,7 @@ class _CompatFile(Closed):
 
 
 def load_rules(path: Path) -> RuleSet:
-    """Read compat.yaml.
-
-    Raises:
-        ConfigurationError: One line a problem, each with its place.
-    """
+    """Read compat.yaml."""
     return _of_bytes(yamlfile.read_bytes(path), path.name)
 
 

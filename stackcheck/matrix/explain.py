@@ -231,9 +231,6 @@ def parse_question(texts: Sequence[str], rules: RuleSet, stacks: Iterable[str] =
 
     A text in the form of a stack id (`rocm7.2.4-torch2.6.0-py3.12-ubuntu24.04`) is all that it names.
     `stacks` are the ids of the matrix: a wrong text may be meant as one of them.
-
-    Raises:
-        ConfigurationError: A text is not `axis=value`, or its axis is not known.
     """
     asked: dict[str, str] = {}
     for text in (part for whole in texts for part in _parts(whole, rules)):

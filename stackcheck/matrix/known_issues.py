@@ -145,11 +145,7 @@ def _cases(
 
 
 def load_known_issues(path: Path) -> KnownIssues:
-    """Read known-issues.yaml.
-
-    Raises:
-        ConfigurationError: One line a problem, each with its place.
-    """
+    """Read known-issues.yaml."""
     return _of_bytes(yamlfile.read_bytes(path), path.name)
 
 

@@ -233,11 +233,7 @@ class Matrix(Closed):
 
 
 def load_matrix(path: Path) -> Matrix:
-    """Read matrix.yaml.
-
-    Raises:
-        ConfigurationError: One line a problem, each with its place.
-    """
+    """Read matrix.yaml."""
     found = _of_bytes(yamlfile.read_bytes(path), path.name)
     problems = [*found.policy.problems(listed)] if (listed := _listed_checks(path.parent)) else []
     if problems:

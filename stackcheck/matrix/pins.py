@@ -57,11 +57,7 @@ class Pins(_Lenient):
 
 
 def read_pins(root: Path) -> dict[str, Pins]:
-    """Stack id -> what `lock` wrote for it.
-
-    Raises:
-        ConfigurationError: A file is not readable, or holds what `lock` does not write.
-    """
+    """Stack id -> what `lock` wrote for it."""
     return {path.parent.name: _pins(path) for path in sorted((root / "images").glob("*/pins.json"))}
 
 

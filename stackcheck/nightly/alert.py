@@ -250,11 +250,7 @@ NOBODY = Addressees(schema="1")
 
 
 def load_addressees(named: Path | None = None) -> Addressees:
-    """The addressees of a file: the one that is named, else the environment's, else the user's; else nobody.
-
-    Raises:
-        ConfigurationError: A named file is not there, others can read it, or it is wrong.
-    """
+    """The addressees of a file: the named one, else the environment's, else the user's; else nobody."""
     path = named or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is None:
         path = users.folder("XDG_CONFIG_HOME") / "stackcheck" / "alerts.yaml"

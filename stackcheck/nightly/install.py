@@ -89,11 +89,7 @@ class Installation:
 
 
 def installation(kind: Kind, wanted: TimerSettings, folder: Path | None = None) -> Installation:
-    """The files of one kind of timer; `folder` takes them instead of their usual places. Pure.
-
-    Raises:
-        ConfigurationError: A path, label or node has a character that such a file cannot hold, or is missing.
-    """
+    """The files of one kind of timer; `folder` takes them instead of their usual places. Pure."""
     _check(kind, wanted)
     found = {}
     for template, usual in FILES[kind].items():
@@ -152,11 +148,7 @@ def _label(node: str) -> str:
 
 
 def require_plain(texts: Mapping[str, str]) -> None:
-    """Refuse what cannot stand unquoted in a unit file, a shell and YAML; by the name of its option.
-
-    Raises:
-        ConfigurationError: One has another character.
-    """
+    """Refuse what cannot stand unquoted in a unit file, a shell and YAML; by the name of its option."""
     for where, text in texts.items():
         if not _PLAIN.fullmatch(text):
             raise ConfigurationError(

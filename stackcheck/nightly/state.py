@@ -131,11 +131,7 @@ _Kept = TypeVar("_Kept", LastNight, Plan)
 
 
 def load_state(path: Path, kind: type[_Kept]) -> _Kept | None:
-    """A file of the nights; `None` if it does not exist.
-
-    Raises:
-        ConfigurationError: It is damaged, or from a different version.
-    """
+    """A file of the nights; `None` if it does not exist."""
     if not path.exists():
         return None
     return load_json(

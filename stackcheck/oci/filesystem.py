@@ -178,9 +178,6 @@ def search(
 
     It finds words in a piece of a layer; the next piece begins with the last bytes of the one before. The
     digests are of the layers as they are unpacked, which the image's config names.
-
-    Raises:
-        RegistryError: The layout is damaged.
     """
     store, found, digests = OciLayout(layout), set[str](), []
     for name in _layers(store, digest)[:count]:
@@ -200,11 +197,7 @@ def _layers(store: OciLayout, digest: str) -> list[str]:
 
 
 def read_tar(path: Path, wanted: Callable[[str], Hashing]) -> Tree:
-    """The files of one tar, as if an image had this layer alone.
-
-    Raises:
-        RegistryError: It cannot be read in one way only.
-    """
+    """The files of one tar, as if an image had this layer alone."""
     tree = Tree()
     with path.open("rb") as stream:
         _add(tree, 0, stream, wanted, where=path)

@@ -49,11 +49,7 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """What the store looks up: the digest when there is one, else the tag.
-
-        Raises:
-            ConfigurationError: The reference names a target only.
-        """
+        """What the store looks up: the digest when there is one, else the tag."""
         found = self.digest or self.tag
         if found is None:
             raise ConfigurationError(
@@ -105,11 +101,7 @@ class Store(Protocol):
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference.
-
-    Raises:
-        ConfigurationError: It is neither `oci:DIR[:TAG][@DIGEST]` nor `HOST/REPO[:TAG][@DIGEST]`.
-    """
+    """Read a reference."""
     if "://" in text:
         raise _unreadable(text, "leave the scheme out, and log in with docker login")
     rest, at, digest = text.partition("@")
@@ -124,11 +116,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_target(text: str) -> str:
-    """Read where images are published to.
-
-    Raises:
-        ConfigurationError: It is neither `oci:DIR` nor `HOST/REPO`, or names a tag or digest as well.
-    """
+    """Read where images are published to."""
     found = parse_reference(text)
     if found.tag or found.digest:
         raise ConfigurationError(

@@ -53,11 +53,7 @@ class Uploading:
     blob: Descriptor
 
     def send(self, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Send the blob.
-
-        Raises:
-            RegistryError: The registry refused it, or broke off too often.
-        """
+        """Send the blob."""
         if self.blob.size <= WHOLE_BYTES:
             self._finish(self._begin(), lambda: _Body(chunks(), self.blob.size))
             return

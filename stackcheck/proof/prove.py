@@ -126,11 +126,7 @@ def _only(pattern: str | None) -> tuple[str, ...]:
 
 
 def suite_python() -> str:
-    """The Python of this host that has torch and pytest: STACKCHECK_SUITE_PYTHON, or else this one.
-
-    Raises:
-        ConfigurationError: The environment names a program that does not exist.
-    """
+    """The Python of this host that has torch and pytest: STACKCHECK_SUITE_PYTHON, or else this one."""
     python = os.environ.get(SUITE_PYTHON, sys.executable)
     if shutil.which(python) is None:
         raise ConfigurationError(
@@ -146,11 +142,7 @@ def suite_python() -> str:
 def here(
     arguments: Sequence[str], *, root: Path, report: Callable[[str], None], python: str = sys.executable
 ) -> FaultRun:
-    """Run one part on this host, and wait for it.
-
-    Raises:
-        ChecksFailedError: It ended without its line of JSON.
-    """
+    """Run one part on this host, and wait for it."""
     reader = FaultRunReader(report)
     with _started([python, *arguments], root, subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -223,11 +215,7 @@ class FaultRunReader:
             self._report(text)
 
     def finished(self, where: str) -> FaultRun:
-        """The line of JSON, at the end of the output; `where` is the command, for messages.
-
-        Raises:
-            ChecksFailedError: There was no such line, or it is malformed.
-        """
+        """The line of JSON, at the end of the output; `where` is the command, for messages."""
         try:
             return FaultRun.model_validate_json(self._line)
         except ValidationError as error:

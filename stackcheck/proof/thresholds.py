@@ -105,11 +105,7 @@ class ThresholdsFile:
 
 
 def load_thresholds(root: Path, vendor: str, model: str) -> ThresholdsFile:
-    """The committed thresholds of a device model.
-
-    Raises:
-        ConfigurationError: The file exists and is not a valid thresholds file.
-    """
+    """The committed thresholds of a device model."""
     path = root / "tests" / "acceptance" / "thresholds" / vendor / f"{model}.json"
     if not path.exists():
         return ThresholdsFile(path=path, text="", entries=())
@@ -139,11 +135,7 @@ def ask_suites(
 
 
 def require_clean(root: Path, model: str, entries: Sequence[Entry], where: Path) -> None:
-    """Refuse entries that the suites' lint refuses; `where` names them in the message.
-
-    Raises:
-        ConfigurationError: With every problem that the lint finds.
-    """
+    """Refuse entries that the suites' lint refuses; `where` names them in the message."""
     problems = ask_suites(root, model, entries=entries).problems
     if problems:
         raise ConfigurationError(

@@ -102,11 +102,7 @@ def _needs_of_flash_attn_4(stack: Stack) -> tuple[str, ...]:
 
 
 def toolchain(stack: Stack) -> tuple[str, ...]:
-    """What the stage that compiles asks for: torch, the tools, and a compiler where no image has one.
-
-    Raises:
-        ConfigurationError: The matrix names no image with a compiler, and no package has one.
-    """
+    """What the stage that compiles asks for: torch, the tools, and a compiler where no image has one."""
     sources = [extension for extension in extensions(stack) if extension.form == "source"]
     if not sources:
         return ()

@@ -307,11 +307,7 @@ def downloads(stack: Stack) -> Downloads:
 
 
 class WheelFolder:
-    """A folder of wheels; each file is read once.
-
-    Raises:
-        BuildError: The folder lacks a wheel of a requirement, or of a package that one needs.
-    """
+    """A folder of wheels; each file is read once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

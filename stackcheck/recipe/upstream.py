@@ -121,11 +121,7 @@ class Upstream:
         )
 
     def reach(self, url: str) -> None:
-        """Check that a host can be connected to; any answer is enough.
-
-        Raises:
-            OutOfReachError: It cannot be reached.
-        """
+        """Check that a host can be connected to; any answer is enough."""
         self._ask(
             self._host(url),
             lambda: self._session.head(self.mirrors.url(url), timeout=self._timeout_s).close(),

@@ -152,11 +152,7 @@ def losses(result: RunResult) -> tuple[float | None, ...]:
 
 
 def loss_band(root: Path) -> LossBand | None:
-    """The reference curve of this checkout; None where the trainers are not there.
-
-    Raises:
-        ConfigurationError: The file is damaged.
-    """
+    """The reference curve of this checkout; None where the trainers are not there."""
     path = root / REFERENCE
     if not path.is_file():
         return None

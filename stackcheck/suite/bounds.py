@@ -103,9 +103,6 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
 
     A run on a processor gates nothing: it proves the flow and the numerics. `ask` replaces `ask_suites`, for
     a caller that judges many runs and caches the answers.
-
-    Raises:
-        ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
     """
     models = {device.model for device in result.host.devices}
     keys = [(check.id, index) for check in result.checks for index in range(len(check.metrics))]
@@ -147,11 +144,7 @@ def _read(answer: str) -> _BoundsAnswer:
 
 
 def missing(root: Path, model: str, devices: int, tier: str) -> tuple[str, ...]:
-    """The figures without a bound that a run of a tier judges on a number of devices of a model.
-
-    Raises:
-        ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
-    """
+    """The figures without a bound that a run of a tier judges on a number of devices of a model."""
     asked = {"model": model, "entries": [], "figures": [], "devices": devices, "nvls": None, "tier": tier}
     return _BoundsAnswer.model_validate_json(ask_suites(root, asked)).missing
 
@@ -178,11 +171,7 @@ def _shown(result: RunResult) -> Mapping[str, Any]:
 
 
 def ask_suites(root: Path, question: Mapping[str, Any]) -> str:
-    """The answer of the suites' program `harness.bounds`, as JSON.
-
-    Raises:
-        ConfigurationError: The checkout has no suites, or they do not know the device model.
-    """
+    """The answer of the suites' program `harness.bounds`, as JSON."""
     suites = root / "tests" / "acceptance"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(suites)],

@@ -71,12 +71,7 @@ class Contents:
 
 
 def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """What a certificate says of an image's files; compared once, then kept in `folder`.
-
-    Raises:
-        ChecksFailedError: A file is not as a package recorded it, and nobody allowed it.
-        RegistryError: The layout is damaged.
-    """
+    """What a certificate says of an image's files; compared once, then kept in `folder`."""
     image = subject.image
     path, key = folder / FILE, {"image": image.manifest_digest, "rules": _rules()}
     kept = stored_json(path)

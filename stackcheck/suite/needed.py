@@ -32,10 +32,6 @@ def require(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
     """Refuse an image whose Python does not find what the suites need.
 
     The engine asks it as the user who runs the suites, who may not enter every folder.
-
-    Raises:
-        ChecksFailedError: A package of `NEEDED` is in no place of the image, or in one that the first Python
-            on its PATH does not search, or that Python cannot be started.
     """
     _require_listed(document, subject.name)
     python = interpreter.find(subject.image.reference, engine, subject.accepted_python)

@@ -134,11 +134,7 @@ def of_host(host: Host) -> Machine:
 
 
 def named(text: str, driver: str | None = None) -> Machine:
-    """The machine that a user names as `MODEL` or `MODEL:COUNT`.
-
-    Raises:
-        ConfigurationError: devices.json has no such model, or the count is no number from 1 on.
-    """
+    """The machine that a user names as `MODEL` or `MODEL:COUNT`."""
     model, colon, number = text.partition(":")
     rows = {str(row["model"]).lower(): row for row in vendors.device_table()}
     models = ", ".join(str(row["model"]) for row in rows.values())
@@ -164,11 +160,7 @@ def named(text: str, driver: str | None = None) -> Machine:
 def of_all(
     stacks: Sequence[Stack], machine: Machine, root: Path, policy: Policy, *, site_locks: bool = False
 ) -> tuple[Outlook, ...]:
-    """What this checkout says of each stack on a machine.
-
-    Raises:
-        ConfigurationError: A file of the checkout is wrong.
-    """
+    """What this checkout says of each stack on a machine."""
     known = known_of(stacks, machine, root, policy, site_locks=site_locks)
     return tuple(outlook(stack, machine, known) for stack in stacks)
 

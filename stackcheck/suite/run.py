@@ -165,11 +165,7 @@ def _make_folder(out: Path, user: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the files of an earlier run, also folders that it left without permissions.
-
-    Raises:
-        FileError: Something cannot be removed.
-    """
+    """Remove the files of an earlier run, also folders that it left without permissions."""
     if not os.path.lexists(folder):
         return
     try:

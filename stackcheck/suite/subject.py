@@ -108,11 +108,7 @@ def of_image(
 
 
 def labelled_stack(labels: Mapping[str, str], root: Path, reference: str) -> Stack | None:
-    """The stack that an image's label names; None if it has no such label.
-
-    Raises:
-        ConfigurationError: The matrix has no such stack, or a rule refuses it.
-    """
+    """The stack that an image's label names; None if it has no such label."""
     name = labels.get(STACK_LABEL)
     if not name:
         return None
@@ -188,12 +184,7 @@ def find_stack(name: str, root: Path) -> Stack | None:
 
 
 def find_image(name: str, root: Path) -> Image:
-    """The image that `stackcheck build` or `stackcheck test` exported under `build/`.
-
-    Raises:
-        NothingSelectedError: The name matches no stack, or several.
-        ConfigurationError: The image was not built or tested in this checkout.
-    """
+    """The image that `stackcheck build` or `stackcheck test` exported under `build/`."""
     folder = root / "build" / label(name)
     # The folder comes first: an image may be older than a change that removed its stack from the matrix.
     if not (folder / "image.json").exists():

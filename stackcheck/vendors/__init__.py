@@ -169,11 +169,7 @@ def kernel_record() -> tuple[Mapping[str, object], tuple[str, ...]]:
 
 
 def detect() -> Vendor:
-    """The vendor of this host's devices; `cpu` where there is no GPU.
-
-    Raises:
-        ConfigurationError: GPUs of both vendors are visible, so the user has to choose.
-    """
+    """The vendor of this host's devices; `cpu` where there is no GPU."""
     found: list[Vendor] = [vendor for vendor in ("amd", "nvidia") if module(vendor).present()]
     if len(found) > 1:
         raise ConfigurationError(

@@ -87,11 +87,7 @@ def _failure(error: OSError | subprocess.SubprocessError | ValueError) -> str:
 
 
 def environment(interpreter: Path) -> Environment:
-    """Ask an interpreter where its packages are.
-
-    Raises:
-        ConfigurationError: It is not a Python that runs here.
-    """
+    """Ask an interpreter where its packages are."""
     command = [str(interpreter), "-I", "-c", _ASK]
     try:
         done = subprocess.run(command, capture_output=True, errors="replace", check=True, timeout=TIMEOUT_S)
@@ -131,11 +127,7 @@ def read(found: Environment, names: Sequence[str]) -> tuple[InstalledDistributio
 
 
 def refuse(problems: Sequence[BuildError], prefix: Path) -> None:
-    """Raise one error for all problems of an environment, if there is any.
-
-    Raises:
-        BuildError: There is a problem.
-    """
+    """Raise one error for all problems of an environment, if there is any."""
     if not problems:
         return
     lines = [f"{error.where}: {error.what}: {error.got}" for error in problems[:_SHOWN]]

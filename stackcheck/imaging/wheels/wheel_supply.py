@@ -189,11 +189,7 @@ def _from_cache(
 
 
 def check_folder(plan: BuildPlan, folder: Path) -> None:
-    """Hold one folder of wheels to a stack's lock.
-
-    Raises:
-        BuildError: It lacks wheels for the target; the message has the command that fetches them.
-    """
+    """Hold one folder of wheels to a stack's lock."""
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
     lacking = wheelhouse.look(wanted, host_settings.only(folder), {}).missing(wanted, target)
@@ -306,11 +302,7 @@ def gather(
     mirrors: Mirrors,
     report: Callable[[str], None],
 ) -> Mapping[Pinned, Path]:
-    """The files of a plan; what this host lacks is downloaded into the cache.
-
-    Raises:
-        BuildError: The archive has another file under that version than the lock says.
-    """
+    """The files of a plan; what this host lacks is downloaded into the cache."""
     wanted = pinned(plan)
     found = find(wanted, folders, cache.folder if cache else None)
     for one in wanted:
