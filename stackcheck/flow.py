@@ -47,24 +47,21 @@ StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlowSettings:
-    """What a user can choose.
-
-    Attributes:
-        tier: How thorough the suites are; None: the tier that the policy of matrix.yaml certifies.
-        accepted_python: Digests of the files that may be an image's Python although no package owns them.
-        carried: Ids of the checks that the certificate of the image below vouches for.
-    """
+    """What a user can choose."""
 
     root: Path
     target: str  # where to publish (`oci:DIR` or `HOST/REPO`)
     key: Path  # path of the signing key (PEM); it is made on first use. With `sign_with`, of its public key
     sign_with: tuple[str, ...] = ()  # a program that signs; none: the key itself
+    # How thorough the suites are; None: the tier that the policy of matrix.yaml certifies
     tier: Tier | None = None
     vendor: Vendor | None = None  # the vendor whose checks run; None: the stack's own
     force: bool = False  # run the suites again even if nothing changed
     plain_http: bool = False  # use http for a registry that is not on a loopback address
     build: build.Options = build.DEFAULTS  # how images are built
+    # Digests of the files that may be an image's Python although no package owns them
     accepted_python: tuple[str, ...] = ()
+    # Ids of the checks that the certificate of the image below vouches for
     carried: frozenset[str] = frozenset()
 
     def signer(self, *, create: bool = False) -> Signer:
@@ -82,16 +79,13 @@ class FlowSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackOutcome:
-    """How far one stack got in the flow, and why no further.
-
-    Attributes:
-        image: The built image; None if the build failed. The following are None if their step did not run.
-    """
+    """How far one stack got in the flow, and why no further."""
 
     name: str
     state: StackState  # what is true of the stack now
     reason: str  # why it is in this state; empty for `certified`
     seconds: float  # how long the flow took
+    # The built image; None if the build failed. The following are None if their step did not run.
     image: Image | None = None
     result: RunResult | None = None
     verdict: Verdict | None = None

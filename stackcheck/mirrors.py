@@ -46,18 +46,15 @@ class _MirrorsFile(Closed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mirrors:
-    """The site's places.
+    """The site's places."""
 
-    Attributes:
-        urls: Beginning of a public address -> what the site has there.
-        registries: A public registry -> the site's, with the folder below which it keeps the images.
-        apt: `os` of a stack -> sources of the distribution, one line each.
-        keys: Beginning of a public archive's address -> the file with the key that signs it.
-    """
-
+    # Beginning of a public address -> what the site has there
     urls: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # A public registry -> the site's, with the folder below which it keeps the images
     registries: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # `os` of a stack -> sources of the distribution, one line each
     apt: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # Beginning of a public archive's address -> the file with the key that signs it
     keys: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
     def url(self, public: str) -> str:

@@ -28,16 +28,13 @@ LABEL = re.compile(r"([\w./-]+)=([\w.*-]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a cluster asks for.
+    """What a cluster asks for."""
 
-    Attributes:
-        images: Patterns of references that the policy is about, such as registry.example.org/team/stacks*.
-        node_label: Label and value (with * as a pattern) that pods must ask for: `KEY=VALUE`; None: any node.
-    """
-
+    # Patterns of references that the policy is about, such as registry.example.org/team/stacks*
     images: tuple[str, ...]
     levels: tuple[str, ...] = (CERTIFIED_LEVEL,)  # levels that each certificate must have
     max_age: dt.timedelta | None = None  # how old a certificate may be; None: any age
+    # Label and value (with * as a pattern) that pods must ask for: `KEY=VALUE`; None: any node
     node_label: str | None = None
 
 

@@ -37,14 +37,11 @@ BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageQuery:
-    """The host, and what is asked of an image; None: any.
-
-    Attributes:
-        exact: Whether the driver is that of a host, so that no other version fits; None is then no driver.
-    """
+    """The host, and what is asked of an image; None: any."""
 
     device_model: str | None = None  # as in devices.json
     driver: str | None = None  # a version or a pattern of versions (`580`, `>=6.4`)
+    # Whether the driver is that of a host, so that no other version fits; None is then no driver
     exact: bool = False
     devices: int = 1  # how many devices must have been tested together
     torch: str | None = None  # a version or a pattern of versions

@@ -62,12 +62,7 @@ class Certifiable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a certificate says beside the run and its verdict.
-
-    Attributes:
-        files: How the image's files compare with its packages' records; None: an older certificate of the
-            same image has no such comparison.
-    """
+    """What a certificate says beside the run and its verdict."""
 
     now: dt.datetime
     experimental: bool = False  # whether the matrix marks the stack so
@@ -75,6 +70,8 @@ class Terms:
     known_issues: Sequence[Mapping[str, Any]] = ()  # the reported faults of the stack's versions
     name: str | None = None  # the floating tag under which the image is published; None: its stack id
     against: Mapping[str, Any] | None = None  # what a pair with a certified image found
+    # How the image's files compare with its packages' records; None: an older certificate of the same image
+    # has no such comparison
     files: Mapping[str, Any] | None = None
     derived: Mapping[str, Any] | None = None  # what is taken over from the certificate of the image below
 

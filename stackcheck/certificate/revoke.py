@@ -20,14 +20,11 @@ from stackcheck.oci.stores import open_store
 
 @dataclass(frozen=True, kw_only=True)
 class Revoked:
-    """What a revocation did.
-
-    Attributes:
-        removed: Floating tags that were deleted, because no earlier image of the stack is certified.
-    """
+    """What a revocation did."""
 
     digest: str  # the manifest whose certificate was revoked
     moved: dict[str, str]  # floating tags that were moved back, each with the digest that it names now
+    # Floating tags that were deleted, because no earlier image of the stack is certified
     removed: tuple[str, ...]
     left: tuple[str, ...]  # floating tags that still name `digest`, because the store cannot delete tags
 

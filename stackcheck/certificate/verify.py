@@ -79,17 +79,14 @@ def verify(
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedImage:
-    """An image with valid verdicts, of which none is chosen yet.
-
-    Attributes:
-        below: Reads the certified image that this one was made from, under the same conditions.
-    """
+    """An image with valid verdicts, of which none is chosen yet."""
 
     reference: str
     moment: dt.datetime  # when ages and waivers are judged
     manifest: Manifest
     statements: tuple[Statement, ...]  # what the pinned key signed about it
     verdicts: tuple[Statement, ...]  # the valid verdicts among them, for any host
+    # Reads the certified image that this one was made from, under the same conditions
     below: Callable[[str], CertifiedImage] | None = None
 
     def for_host(self, wanted: Wanted) -> Verified:

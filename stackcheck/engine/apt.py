@@ -36,16 +36,13 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AptSource:
-    """One archive: addresses, suites, components and the keyring (a path, or a key written out).
-
-    Attributes:
-        settings: What it says of itself beside that, as in a deb822 stanza: `("trusted", "yes")`.
-    """
+    """One archive: addresses, suites, components and the keyring (a path, or a key written out)."""
 
     uris: tuple[str, ...]
     suites: tuple[str, ...]
     components: tuple[str, ...]
     signed_by: str | None = None
+    # What it says of itself beside that, as in a deb822 stanza: `("trusted", "yes")`
     settings: tuple[tuple[str, str], ...] = ()
 
     def text(self) -> str:

@@ -64,16 +64,13 @@ _PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BakeResult:
-    """What a build did: the number of steps, and how many of them were cached.
-
-    Attributes:
-        stages: (Target, stage) -> its steps that ran, and those that were cached; a step that several targets
-            share is counted once, for one of them. The target is "" where only one was built.
-    """
+    """What a build did: the number of steps, and how many of them were cached."""
 
     steps: int
     cached: int
     seconds: float
+    # (Target, stage) -> its steps that ran, and those that were cached; a step that several targets share is
+    # counted once, for one of them. The target is "" where only one was built.
     stages: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 

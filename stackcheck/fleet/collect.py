@@ -52,11 +52,7 @@ Keep = Callable[["NodeOutcome", bytes, "Verdict", Host], None]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
-    """How one node ended.
-
-    Attributes:
-        metrics: What was measured: check, metric, unit, conditions, direction. Nodes that are equal share it.
-    """
+    """How one node ended."""
 
     rank: int  # from 0
     facts: NodeFacts
@@ -65,6 +61,7 @@ class NodeOutcome:
     seconds: float = 0.0  # how long the suites ran
     models: tuple[str, ...] | None = None  # its devices; None if there is no result that counts
     checks: tuple[tuple[str, str], ...] = ()  # check and outcome of that result
+    # What was measured: check, metric, unit, conditions, direction. Nodes that are equal share it.
     metrics: tuple[MetricKey, ...] = ()
     figures: array[float] = field(default_factory=lambda: array("d"))  # the value of each metric
 

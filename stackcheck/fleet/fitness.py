@@ -89,17 +89,14 @@ class Fitness:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeGate:
-    """How to look at this node.
-
-    Attributes:
-        limit_s: How long it may take: a run without an image is stopped then, and no second run begins that
-            would not end in time.
-    """
+    """How to look at this node."""
 
     root: Path  # the checkout with the suites and bounds
     state: Path  # a folder of this node that keeps its last gates
     vendor: Vendor | None  # the vendor whose checks run; None: that of the image, or of this node's GPUs
     python: str  # without an image, the Python with torch that runs the suites
+    # How long it may take: a run without an image is stopped then, and no second run begins that would not
+    # end in time
     limit_s: float
     report: Callable[[str], None]
 

@@ -53,15 +53,12 @@ class Report(Closed, strict=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What the links of a fleet showed.
-
-    Attributes:
-        whole_gb_per_s: The busbw of all nodes together; None if they were not tried, or failed.
-    """
+    """What the links of a fleet showed."""
 
     speeds: Mapping[Pair, float]  # pair -> busbw of the largest message in GB/s
     failed: Mapping[Pair, str]  # pair -> why
     culprits: tuple[LinkCulprit, ...]  # the nodes and links that explain what is bad
+    # The busbw of all nodes together; None if they were not tried, or failed
     whole_gb_per_s: float | None = None
     whole_error: str | None = None
 

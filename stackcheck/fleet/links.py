@@ -22,13 +22,10 @@ EVERY_PAIR = 40  # nodes, up to which every pair is tried
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCulprit:
-    """What a bad pair comes from.
+    """What a bad pair comes from."""
 
-    Attributes:
-        kind: `node`: most pairs with it are bad; `switch`: most pairs between a leaf and the others are;
-            `link`: only this pair is.
-    """
-
+    # `node`: most pairs with it are bad; `switch`: most pairs between a leaf and the others are; `link`: only
+    # this pair is
     kind: Literal["node", "switch", "link"]
     names: tuple[str, ...]  # one node, one leaf switch, or the two ends of the link
     because: str  # the evidence, in words

@@ -53,16 +53,13 @@ DEAD = ("DOWN", "FAIL", "ERROR", "POWERED_DOWN", "NO_RESPOND", "UNKNOWN")
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """How this site's Slurm is asked.
-
-    Attributes:
-        program: What starts `stackcheck.fleet.node` on a node.
-    """
+    """How this site's Slurm is asked."""
 
     partition: str | None = None  # where the job goes; None: the site's default
     nodelist: tuple[str, ...] = ()  # the nodes, by name; empty: any
     exclude: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    # What starts `stackcheck.fleet.node` on a node
     program: tuple[str, ...] = ("python3", "-m", "stackcheck.fleet.node")
     _said: dict[tuple[str, int], dict[str, NodeState]] = field(
         default_factory=dict, compare=False, repr=False

@@ -19,13 +19,10 @@ from stackcheck.history.runs import HistoryError, Point, Run
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """One record, read.
-
-    Attributes:
-        notable: Id of each check that neither passed nor was skipped -> how it ended, or `waived`.
-    """
+    """One record, read."""
 
     run: Run
+    # Id of each check that neither passed nor was skipped -> how it ended, or `waived`
     notable: Mapping[str, str]
     judged: dt.datetime  # when the verdict was given
     result_digest: str  # digest of result.json: two records of one result are two verdicts on it

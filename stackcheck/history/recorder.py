@@ -31,17 +31,14 @@ VERDICT_LIMIT_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What became of one file.
-
-    Attributes:
-        fate: Kept; there already, with the same verdict; no result (another JSON file of a folder); refused.
-        judged: Who gave it: `here`, or `its own` for the verdict.json beside the result.
-    """
+    """What became of one file."""
 
     file: Path
+    # Kept; there already, with the same verdict; no result (another JSON file of a folder); refused
     fate: Fate
     record: str | None = None  # the record's digest, if there is one
     status: Status | None = None
+    # Who gave it: `here`, or `its own` for the verdict.json beside the result
     judged: Literal["here", "its own"] | None = None
     error: StackcheckError | None = None
 

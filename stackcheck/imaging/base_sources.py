@@ -23,13 +23,10 @@ DISTRIBUTIONS = (apt.DEBIAN,)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to get a base's packages.
-
-    Attributes:
-        sources: apt's sources; "" for the archive that mmdebstrap itself knows as the distribution's own.
-    """
+    """One way to get a base's packages."""
 
     name: str  # as messages and the provenance name it
+    # apt's sources; "" for the archive that mmdebstrap itself knows as the distribution's own
     sources: str = ""
     keyring: Path | None = None  # what verifies the packages, where the sources do not say it
     needs: str | None = None  # a package of this host that has to be installed first

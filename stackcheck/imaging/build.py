@@ -29,15 +29,12 @@ from stackcheck.oci.tags import local_name
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user can choose about a build.
+    """What a user can choose about a build."""
 
-    Attributes:
-        wheelhouse: The only folder that wheels come from; no index is asked. None: wheels come from where the
-            host's pip is configured to look.
-        wheel_cache: A folder that keeps downloaded and built wheels, by hash; None to keep nothing.
-    """
-
+    # The only folder that wheels come from; no index is asked. None: wheels come from where the host's pip is
+    # configured to look.
     wheelhouse: Path | None = None
+    # A folder that keeps downloaded and built wheels, by hash; None to keep nothing
     wheel_cache: Path | None = None
     platform: str | None = None  # `linux/amd64` or `linux/arm64`; None for this host's own
     no_cache: bool = False  # build every step again, to show that the result is the same

@@ -33,15 +33,12 @@ class InstalledPackage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A name that several packages offer a program for: what `update-alternatives` made of it.
-
-    Attributes:
-        choices: Path -> its priority, and the slaves' paths by name.
-    """
+    """A name that several packages offer a program for: what `update-alternatives` made of it."""
 
     name: str
     link: str  # the path that programs use
     slaves: Mapping[str, str]  # name -> link of what follows the choice
+    # Path -> its priority, and the slaves' paths by name
     choices: Mapping[str, tuple[int, Mapping[str, str]]]
 
 

@@ -53,19 +53,16 @@ _SHOWN = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A base that was cut.
-
-    Attributes:
-        left_out: Configuration files that the host's administrator removed; the base lacks them too.
-        changed: Configuration files that differ from their packages, where the user said to keep them.
-    """
+    """A base that was cut."""
 
     path: Path
     digest: str  # sha256 of the tar, "sha256:…"
     packages: Mapping[str, str]  # version of each package in it
     asked: tuple[str, ...]  # the packages that were named
     system: str  # what the host calls its release
+    # Configuration files that the host's administrator removed; the base lacks them too
     left_out: tuple[str, ...]
+    # Configuration files that differ from their packages, where the user said to keep them
     changed: tuple[str, ...]
     size_bytes: int
 
@@ -78,15 +75,12 @@ class Cut:
 
 @dataclasses.dataclass
 class _Tree:
-    """What goes into the tar: path without the first slash -> where it comes from.
-
-    Attributes:
-        problems: What is wrong with files of the host, one line each.
-    """
+    """What goes into the tar: path without the first slash -> where it comes from."""
 
     sources: dict[str, Path] = dataclasses.field(default_factory=dict)
     links: dict[str, str] = dataclasses.field(default_factory=dict)
     texts: dict[str, bytes] = dataclasses.field(default_factory=dict)  # bytes of a file that is made here
+    # What is wrong with files of the host, one line each
     problems: list[str] = dataclasses.field(default_factory=list)
     broken: set[str] = dataclasses.field(default_factory=set)
     left_out: list[str] = dataclasses.field(default_factory=list)

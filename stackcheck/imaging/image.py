@@ -34,25 +34,18 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageUse:
-    """Where one stage of an image came from.
-
-    Attributes:
-        how: `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once
-            for several images of this build; `handed over` by the wheel cache.
-    """
+    """Where one stage of an image came from."""
 
     name: str
     key: str  # equal for equal stages, in any stack
+    # `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once for
+    # several images of this build; `handed over` by the wheel cache
     how: How
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image in the engine and, with exactly the same manifest, in a layout.
-
-    Attributes:
-        shared_bytes: Size of its layers that images of other stacks here have too: they are stored once.
-    """
+    """An image in the engine and, with exactly the same manifest, in a layout."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # of image.json
     stack_id: str | None  # the stack it was built from; None for an image from elsewhere
@@ -69,6 +62,7 @@ class Image:
     built: str = ""  # when, RFC 3339
     engine: str = ""
     stages: tuple[StageUse, ...] = ()  # where each stage came from when it was built
+    # Size of its layers that images of other stacks here have too: they are stored once
     shared_bytes: int = 0
     base_from: str = ""  # where the packages of a base that was made here came from
 

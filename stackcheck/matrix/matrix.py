@@ -178,17 +178,14 @@ class HistoryUrls(Closed):
 
 
 class Foreign(Closed):
-    """An image that was not built here, which `stackcheck nightly` validates and certifies like a stack's.
-
-    Attributes:
-        follow: Whether each image that the tag comes to name is validated, regardless of who pushed it.
-        accept_python: Digests of the files that may be its Python although no package owns them.
-    """
+    """An image that was not built here, which `stackcheck nightly` validates and certifies like a stack's."""
 
     reference: ForeignReference  # as `docker pull` takes it: rocm/pytorch@sha256:…, or a tag that is followed
     vendor: Vendor
     device: Token  # the device model on whose hosts it is validated
+    # Digests of the files that may be its Python although no package owns them
     accept_python: Annotated[tuple[Digest, ...], Field(max_length=10)] = ()
+    # Whether each image that the tag comes to name is validated, regardless of who pushed it
     follow: bool = False
 
     @model_validator(mode="after")

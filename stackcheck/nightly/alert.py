@@ -231,18 +231,15 @@ class Email(Closed):
 
 
 class Addressees(Closed):
-    """What alerts.yaml says.
-
-    Attributes:
-        when: `trouble`: only if somebody has to act; `always`: after each night.
-        ping: Asked for after each night that ran: a dead man's switch calls when it stops.
-    """
+    """What alerts.yaml says."""
 
     schema_: Literal["1"] = Field(alias="schema")  # YAML files are read as texts
+    # `trouble`: only if somebody has to act; `always`: after each night
     when: Literal["trouble", "always"] = "trouble"
     runbook: str = "docs/guides/runbook.md"  # address of docs/guides/runbook.md, for the links
     webhooks: tuple[Webhook, ...] = ()
     emails: tuple[Email, ...] = ()
+    # Asked for after each night that ran: a dead man's switch calls when it stops
     ping: Address | None = None
 
 

@@ -62,11 +62,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class TimerSettings:
-    """What the files say.
-
-    Attributes:
-        environment: Variables of the shell that name files and folders (`CARRIED`); not on GitHub.
-    """
+    """What the files say."""
 
     root: Path
     program: str  # the stackcheck that is called there
@@ -77,6 +73,7 @@ class TimerSettings:
     labels: tuple[str, ...] = ()  # labels of the self-hosted runners, one for each machine (GitHub)
     nodes: tuple[str, ...] = ()  # names of the nodes (Kubernetes)
     image: str = ""  # any image with nsenter and a shell, by digest (Kubernetes)
+    # Variables of the shell that name files and folders (`CARRIED`); not on GitHub
     environment: tuple[tuple[str, str], ...] = ()
 
 

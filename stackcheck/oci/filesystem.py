@@ -40,19 +40,16 @@ _HEADERS = {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A path of an image.
-
-    Attributes:
-        privileged: Whether it runs with other rights than its caller's: setuid, setgid or a capability.
-        sums: Algorithm -> hexadecimal sum, of the files that `read` was asked for.
-    """
+    """A path of an image."""
 
     kind: Kind
     layer: int  # the number of the layer that has it, from 0
+    # Whether it runs with other rights than its caller's: setuid, setgid or a capability
     privileged: bool = False
     target: str = ""  # of a link, as it is written there
     elf: bool = False  # whether it is a program or a library
     rights: tuple[object, ...] = ()  # mode, user, group and extended attributes
+    # Algorithm -> hexadecimal sum, of the files that `read` was asked for
     sums: tuple[tuple[str, str], ...] = ()
 
 

@@ -77,17 +77,14 @@ class FaultRun(Closed, strict=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What all parts show together.
-
-    Attributes:
-        partial: Whether a pattern chose some of the tests; then healthy runs of the rest are not missed.
-    """
+    """What all parts show together."""
 
     faults: tuple[Fault, ...]
     healthy: tuple[Healthy, ...]  # the runs without a fault
     failed: tuple[str, ...]  # tests of tests/faults that plant nothing and failed
     checks: tuple[str, ...]  # all checks of the suites
     unproven: tuple[str, ...]  # the checks for which no fault is planted
+    # Whether a pattern chose some of the tests; then healthy runs of the rest are not missed
     partial: bool = False
 
     @property

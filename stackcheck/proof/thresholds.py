@@ -66,13 +66,10 @@ class MetricRule(Closed, strict=True, allow_inf_nan=False):
 
 
 class Rules(Open, strict=True, allow_inf_nan=False):
-    """The suites' answer about entries and figures; what it says of a run is for verdicts.
-
-    Attributes:
-        ceilings: What the hardware cannot exceed, for each figure asked about; null if not known.
-    """
+    """The suites' answer about entries and figures; what it says of a run is for verdicts."""
 
     metrics: dict[str, MetricRule]  # every metric by name
+    # What the hardware cannot exceed, for each figure asked about; null if not known
     ceilings: tuple[Number | None, ...]
     reached: tuple[bool, ...]  # whether a check compares the figure with a bound, for each figure asked about
     lowest_share: FiniteFloat  # the share of its ceiling below which a bound is useless

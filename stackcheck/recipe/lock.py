@@ -288,13 +288,10 @@ def covers(path: Path, wanted: Sequence[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Downloads:
-    """How a user downloads the files of a lock by hand.
-
-    Attributes:
-        by_hand: A package that no index has as a wheel -> what `pip download` takes in place of a lock.
-    """
+    """How a user downloads the files of a lock by hand."""
 
     options: str  # pip's options that name the places of torch's makers
+    # A package that no index has as a wheel -> what `pip download` takes in place of a lock
     by_hand: Mapping[str, str]
 
 

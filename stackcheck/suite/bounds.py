@@ -68,25 +68,22 @@ class _BoundsAnswer(Open):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of a run.
+    """The bounds of a run."""
 
-    Attributes:
-        of: Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
-        defaults: Why the backend that attention took by default is not the one of this device and torch.
-        missing: Figures that such a run judges on this model and count, and that have no bound here.
-        unmeasured: Committed bounds of this device model and count that the run did not measure.
-        driver: What this checkout's drivers.json says about the host's driver; None if the run did not tell
-            the runtime, as on a CPU.
-        ceilings: Metric with a bound -> what the hardware cannot exceed, by devices.json, where that says it.
-        limits_are_guessed: Whether the limits of time on this vendor are a multiple of another vendor's.
-    """
-
+    # Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
+    # Why the backend that attention took by default is not the one of this device and torch
     defaults: tuple[str, ...] = ()
+    # Figures that such a run judges on this model and count, and that have no bound here
     missing: tuple[str, ...] = ()
+    # Committed bounds of this device model and count that the run did not measure
     unmeasured: tuple[str, ...] = ()
+    # What this checkout's drivers.json says about the host's driver; None if the run did not tell the
+    # runtime, as on a CPU
     driver: DriverSupport | None = None
+    # Metric with a bound -> what the hardware cannot exceed, by devices.json, where that says it
     ceilings: Mapping[Key, float] = field(default_factory=dict)
+    # Whether the limits of time on this vendor are a multiple of another vendor's
     limits_are_guessed: bool = False
 
     def classes(self) -> dict[str, int]:

@@ -56,13 +56,10 @@ _NOT_OF_THE_IMAGE = re.compile(r"/(dev|proc|sys|run|tmp)/")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the comparison found.
+    """What the comparison found."""
 
-    Attributes:
-        owned: Package manager -> how many files are as it recorded them; `source`: how many of these are
-            also as the wheels of the image's lock, or the root file system below it, have them.
-    """
-
+    # Package manager -> how many files are as it recorded them; `source`: how many of these are also as the
+    # wheels of the image's lock, or the root file system below it, have them
     owned: Mapping[str, int]
     byte_code: int  # how many compiled modules came in one layer with their source; they are not compared
     privileged: Sequence[str]  # the setuid programs and those with capabilities, all of packages

@@ -102,11 +102,7 @@ class Outlook:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What this checkout knows of a machine.
-
-    Attributes:
-        drivers: Runtime -> what the documents say of the machine's driver with it.
-    """
+    """What this checkout knows of a machine."""
 
     policy: Policy  # waivers and advisory checks
     today: dt.date  # decides which waivers hold
@@ -114,6 +110,7 @@ class Known:
     checks: tuple[str, ...] = ()  # the ids that a certifying run on this machine must hold
     missing_bounds: tuple[str, ...] = ()  # the figures of such a run that have no bound
     no_checks: str | None = None  # why there is no such list; None if there is
+    # Runtime -> what the documents say of the machine's driver with it
     drivers: Mapping[str, DriverSupport] = field(default_factory=dict)
     site_locks: bool = False  # whether a folder of wheels will lock the stacks
 

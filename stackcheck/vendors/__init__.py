@@ -81,16 +81,13 @@ class Bind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContainerNeeds:
-    """What a container needs to use the devices, and nothing more.
-
-    Attributes:
-        ulimits: Limits to raise: a device's driver pins what is copied, and Docker allows 8 MiB.
-    """
+    """What a container needs to use the devices, and nothing more."""
 
     devices: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()  # numeric group ids that own those nodes
     binds: tuple[Bind, ...] = ()  # driver libraries of the host, read-only
     env: tuple[tuple[str, str], ...] = ()
+    # Limits to raise: a device's driver pins what is copied, and Docker allows 8 MiB
     ulimits: tuple[tuple[str, int], ...] = ()
     remark: str  # how the devices reach the container, in one sentence for the log
 
