@@ -95,16 +95,5 @@ def points(found: Mapping[str, Any], digest: str) -> Iterator[Point]:
     """The points that an abstract holds, for the record of this digest."""
     for check, rows in found["points"].items():
         chips = found["chips"].get(check)
-        for name, unit, value, repeats, direction, bound, ceiling in rows:
-            yield Point(
-                record=digest,
-                check=check,
-                name=name,
-                unit=unit,
-                value=value,
-                repeats=tuple(repeats),
-                direction=direction,
-                bound=bound,
-                ceiling=ceiling,
-                chips=chips,
-            )
+        for name, unit, value, repeats, *judged in rows:
+            yield Point(digest, check, name, unit, value, tuple(repeats), *judged, chips)

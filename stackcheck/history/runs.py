@@ -50,9 +50,9 @@ class Run:
     simulated: bool  # whether no host ran it: a demonstration made it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Point:
-    """One metric of one check of one run."""
+    """One metric of one check of one run; the fields are in the order of the index's columns."""
 
     record: str
     check: str
