@@ -99,7 +99,15 @@ def _measured(subject: Subject, engine: Engine, root: Path, tier: Tier, only: st
     # Twenty runs would hide the rounds.
     result = measure(plan, engine, out=out, report=lambda _line: None, only=only)
     _require_measured(result, subject.name, out)
-    return _values(results.read_result_file(out / "run" / "result.json"))
+    # Every metric of a result for which less or more is better.
+    body = results.read_result_file(out / "run" / "result.json")
+    found: Values = {}
+    for check, rows in metrics.of(json.loads(body))["points"].items():
+        for name, unit, value, repeats, direction, _, _ in rows:
+            better = regressions.better(unit, direction)
+            if better and repeats and value:
+                found[check, name, unit] = value, better
+    return found
 
 
 def _require_measured(result: RunResult, name: str, out: Path) -> None:
@@ -122,17 +130,6 @@ def _require_measured(result: RunResult, name: str, out: Path) -> None:
             expected="checks that measure in both images",
             next_step=f"read {out / 'container.log'}",
         )
-
-
-def _values(body: bytes) -> Values:
-    """Every metric of a result for which less or more is better."""
-    found: Values = {}
-    for check, rows in metrics.of(json.loads(body))["points"].items():
-        for name, unit, value, repeats, direction, _, _ in rows:
-            better = regressions.better(unit, direction)
-            if better and repeats and value:
-                found[check, name, unit] = value, better
-    return found
 
 
 def judged(arms: Mapping[str, Sequence[Values]]) -> tuple[PairedMetric, ...]:

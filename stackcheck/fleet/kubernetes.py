@@ -205,10 +205,7 @@ def pod_state(pod: Mapping[str, Any], manifest_digest: str) -> NodeState | None:
         return _failed(rank, node, says)
     if "running" in state:
         return NodeState(rank=rank, node=node, state="running")
-    return _terminated(rank, node, status, state["terminated"])
-
-
-def _terminated(rank: int, node: str, status: Mapping[str, Any], end: Mapping[str, Any]) -> NodeState:
+    end = state["terminated"]
     code = int(end["exitCode"])
     if code in PYTEST_CODES and status.get("reason") != "DeadlineExceeded":
         return NodeState(rank=rank, node=node, state="ended", code=code)

@@ -95,5 +95,6 @@ def points(found: Mapping[str, Any], digest: str) -> Iterator[Point]:
     """The points that an abstract holds, for the record of this digest."""
     for check, rows in found["points"].items():
         chips = found["chips"].get(check)
-        for name, unit, value, repeats, *judged in rows:
-            yield Point(digest, check, name, unit, value, tuple(repeats), *judged, chips)
+        for name, unit, value, repeats, direction, bound, ceiling in rows:
+            told = tuple(repeats)
+            yield Point(digest, check, name, unit, value, told, direction, bound, ceiling, chips)

@@ -33,22 +33,18 @@ def require(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
 
     The engine asks it as the user who runs the suites, who may not enter every folder.
     """
-    _require_listed(document, subject.name)
-    python = interpreter.find(subject.image.reference, engine, subject.accepted_python)
-    _require_found(python, subject, engine)
-
-
-def _require_listed(document: dict[str, Any], name: str) -> None:
     found = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
     missing = [package for package in NEEDED if package not in found]
     if missing:
         raise ChecksFailedError(
             f"the image has no {missing[0]}",
-            where=name,
+            where=subject.name,
             got=f"{len(found)} Python packages, no {' and no '.join(missing)} among them",
             expected=f"{NEEDED[missing[0]]}, in the Python that PATH names first",
             next_step=f"add to its Dockerfile: RUN python3 -m pip install {' '.join(missing)}",
         )
+    python = interpreter.find(subject.image.reference, engine, subject.accepted_python)
+    _require_found(python, subject, engine)
 
 
 def _require_found(python: ReportedInterpreter, subject: Subject, engine: Engine) -> None:

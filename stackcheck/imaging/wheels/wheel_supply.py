@@ -93,7 +93,9 @@ def prepare(
     cached: dict[str, Path] = {}
     unpacked: dict[Pinned, Path] = {}
     for plan in plans:
-        compiled = _compiled(plan)
+        # The packages of which a stage takes the source archive: no wheel of them is looked for.
+        lines = [line for stage in plan.stages for line in stage.instructions]
+        compiled = frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
         wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
         if wheelhouse_only:
             check_folder(plan, wheelhouse_only)
@@ -146,12 +148,6 @@ def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
             return found
         step = by_name.get(step.parent or "")
     return ("requirements.lock",) if "requirements.lock" in plan.files else ()
-
-
-def _compiled(plan: BuildPlan) -> frozenset[str]:
-    """The packages of which a stage takes the source archive: no wheel of them is looked for."""
-    lines = [line for stage in plan.stages for line in stage.instructions]
-    return frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
 
 
 def _all_by_hash(stage: Stage) -> bool:
