@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from stackcheck import vendors
 from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.cli import options
 from stackcheck.cli import options as opt
-from stackcheck.cli import times
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
@@ -104,8 +104,8 @@ def write_report(
     root = root.resolve()
     offered, problem = _offered(source, root, key, plain_http=plain_http)
     asked = _machine(machine) if machine else None
-    begin = times.since(since, "--since")
-    often = round(times.duration(refresh, "--refresh").total_seconds()) if refresh else None
+    begin = options.since(since, "--since")
+    often = round(options.duration(refresh, "--refresh").total_seconds()) if refresh else None
     kept = opened_history(history, root)
     found = _gathered(kept, offered, root, begin, asked=asked, faults=faults, refresh_s=often, others=others)
     file = out or (root / PAGE if form == "html" else None)
@@ -126,7 +126,7 @@ def write_page(root: Path, source: str, key: Path, *, plain_http: bool) -> Path:
             written, and says so.
     """
     offered, problem = _offered(source, root, key, plain_http=plain_http)
-    found = _gathered(opened_history(None, root), offered, root, times.since(SINCE, "--since"))
+    found = _gathered(opened_history(None, root), offered, root, options.since(SINCE, "--since"))
     _write(_rendered(found, "html"), root / PAGE, to_stdout=False)
     if problem:
         raise problem

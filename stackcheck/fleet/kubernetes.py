@@ -20,7 +20,7 @@ from stackcheck.fleet.engines import JobState, NodeFacts, Phase, ask
 from stackcheck.fleet.job import Job, NodeState
 from stackcheck.fleet.manifests import LABEL, Manifests, name_of
 from stackcheck.fleet.watching import Watched
-from stackcheck.suite import container_user, inputs
+from stackcheck.suite import inputs, steering
 
 MANIFEST = "job.yaml"
 ZONE = "topology.kubernetes.io/zone"
@@ -54,7 +54,7 @@ class Kubernetes:
         return name_of(job)
 
     def _prepare(self, job: Job, rank: int) -> None:
-        folder, user = job.attempt(0) / str(rank), container_user.uid()
+        folder, user = job.attempt(0) / str(rank), steering.uid()
         out = folder / "out"
         out.mkdir(parents=True)
         if os.geteuid() == 0:

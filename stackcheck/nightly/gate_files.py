@@ -16,7 +16,7 @@ from stackcheck import vendors
 from stackcheck.engine import launch_lines
 from stackcheck.errors import ConfigurationError
 from stackcheck.nightly.install import Installation, render, require_plain
-from stackcheck.suite import container_user, run
+from stackcheck.suite import run, steering
 from stackcheck.vendors import Vendor
 
 Kind = Literal["slurm", "health", "kubernetes", "npd", "systemd"]
@@ -119,7 +119,7 @@ def _kubernetes(wanted: GateSettings) -> Made:
             expected="HOST/REPO@sha256:… --gpu-vendor amd or nvidia",
             next_step="stackcheck gate HOST/REPO@sha256:… --gpu-vendor nvidia --install kubernetes --dry-run",
         )
-    words, user = vendors.module(wanted.vendor).launch_words(), container_user.uid()
+    words, user = vendors.module(wanted.vendor).launch_words(), steering.uid()
     limits: Mapping[str, int] = {words.resource: 8} if words.resource else {}
     job = {"name": "job", "image": wanted.image, "command": ["python3", "-c", "print('the job')"]}
     pod = launch_lines.pod(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from stackcheck.engine import apt_archive
+from stackcheck.engine import apt
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.digest import sha256_of
@@ -176,7 +176,7 @@ class _Locking:
             return {}
         try:
             self.upstream.reach(rocm.archive(self.stack))
-            found = apt_archive.find(rocm.source(self.stack, self.upstream.mirrors), rocm.SMI)
+            found = apt.find(rocm.source(self.stack, self.upstream.mirrors), rocm.SMI)
         except (ConfigurationError, EngineError) as error:
             # The lines of apt's message name the addresses of this site, so the first sentence alone is kept.
             before = self.before.get("debs", {}).get(rocm.SMI) or {}  # None: it was out of reach then too

@@ -10,7 +10,7 @@ from typing import Any
 from stackcheck.engine.client import Engine
 from stackcheck.engine.container import USER_ENV, RunSpec
 from stackcheck.errors import ChecksFailedError
-from stackcheck.suite import answers, container_user, interpreter, steering
+from stackcheck.suite import answers, interpreter, steering
 from stackcheck.suite.results import ReportedInterpreter
 from stackcheck.suite.subject import Subject
 
@@ -73,7 +73,7 @@ def _require_found(python: ReportedInterpreter, subject: Subject, engine: Engine
 
 
 def _question(python: ReportedInterpreter, reference: str, engine: Engine) -> RunSpec:
-    user, env = container_user.uid(), engine.inspect(reference).env
+    user, env = steering.uid(), engine.inspect(reference).env
     return RunSpec(
         image=reference,
         entrypoint=(python.path,),

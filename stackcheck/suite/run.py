@@ -26,7 +26,7 @@ from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
 from stackcheck.policy import Tier
-from stackcheck.suite import consistency, container_user, controller, inputs, interpreter, results, steering
+from stackcheck.suite import consistency, controller, inputs, interpreter, results, steering
 from stackcheck.suite.results import ReportedInterpreter
 from stackcheck.suite.subject import Subject
 from stackcheck.vendors import seen
@@ -115,7 +115,7 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
         EngineError: The container could not be started.
     """
     found = interpreter.find(plan.subject.image.reference, engine, plan.subject.accepted_python)
-    user = container_user.uid()
+    user = steering.uid()
     # An empty `run/` for the controller, and in it a folder that the container's user may write to. No other
     # user of the host can reach them.
     (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.engine import apt_archive
+from stackcheck.engine import apt
 from stackcheck.errors import BuildError
 from stackcheck.files import requirements
 from stackcheck.files.digest import sha256_of
@@ -312,7 +312,7 @@ def _fetch(plan: BuildPlan, one: Pinned, cache: WheelCache, mirrors: Mirrors) ->
     source = rocm.source(plan.stack, mirrors)
     version = _pins(plan, one)["version"]
     with tempfile.TemporaryDirectory() as scratch:
-        path = apt_archive.fetch(source, one.name, version, Path(scratch))
+        path = apt.fetch(source, one.name, version, Path(scratch))
         path = path.rename(path.with_name(one.file))
         if sha256_of(path) != one.sha256:
             raise BuildError(
