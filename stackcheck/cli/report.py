@@ -15,10 +15,9 @@ from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.report import campaign, nightly_file
-from stackcheck.report.campaign import Campaign
-from stackcheck.report.nightly_file import NightlyFile
+from stackcheck.report import verb_files
 from stackcheck.report.standing import StandingMachine
+from stackcheck.report.verb_files import Campaign, NightlyFile
 
 if TYPE_CHECKING:
     from stackcheck.history.history import History
@@ -221,13 +220,13 @@ def _campaign(path: Path | None, root: Path) -> Campaign | None:
     default = root / "build" / "faults.json"
     if path is None and not default.is_file():
         return None
-    return campaign.load_campaign(path or default)
+    return verb_files.load_campaign(path or default)
 
 
 def _nightly(root: Path) -> NightlyFile | None:
 
     path = root / "build" / "nightly" / "night.json"
-    return nightly_file.load_night(path) if path.is_file() else None
+    return verb_files.load_night(path) if path.is_file() else None
 
 
 def _rendered(found: Content, form: Format) -> bytes:

@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 from stackcheck.history.runs import Point, Run
 
 if TYPE_CHECKING:
-    from stackcheck.history.record_reader import Kept
+    from stackcheck.history.records import Kept
 
 WAIT_S = 600  # for another writer of the same SQLite file; a rebuild is the longest
 

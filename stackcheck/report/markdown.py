@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stackcheck.report import standing
 from stackcheck.report.content import Content
-from stackcheck.report.fleet_file import BAD
 from stackcheck.report.page import many, moment, title_of
 from stackcheck.report.speed import SpeedGroup, SpeedSeries
+from stackcheck.report.verb_files import BAD
 
 SIGNS: dict[standing.State, str] = {
     "certified": "✔",
