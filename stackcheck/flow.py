@@ -47,21 +47,24 @@ StackState = Literal["certified", "unchanged", "failed", "unfit", "not built", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlowSettings:
-    """What a user can choose."""
+    """What a user can choose.
+
+    Attributes:
+        tier: How thorough the suites are; None: the tier that the policy of matrix.yaml certifies.
+        accepted_python: Digests of the files that may be an image's Python although no package owns them.
+        carried: Ids of the checks that the certificate of the image below vouches for.
+    """
 
     root: Path
     target: str  # where to publish (`oci:DIR` or `HOST/REPO`)
     key: Path  # path of the signing key (PEM); it is made on first use. With `sign_with`, of its public key
     sign_with: tuple[str, ...] = ()  # a program that signs; none: the key itself
-    # How thorough the suites are; None: the tier that the policy of matrix.yaml certifies
     tier: Tier | None = None
     vendor: Vendor | None = None  # the vendor whose checks run; None: the stack's own
     force: bool = False  # run the suites again even if nothing changed
     plain_http: bool = False  # use http for a registry that is not on a loopback address
     build: build.Options = build.DEFAULTS  # how images are built
-    # Digests of the files that may be an image's Python although no package owns them
     accepted_python: tuple[str, ...] = ()
-    # Ids of the checks that the certificate of the image below vouches for
     carried: frozenset[str] = frozenset()
 
     def signer(self, *, create: bool = False) -> Signer:
@@ -79,13 +82,16 @@ class FlowSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackOutcome:
-    """How far one stack got in the flow, and why no further."""
+    """How far one stack got in the flow, and why no further.
+
+    Attributes:
+        image: The built image; None if the build failed. The following are None if their step did not run.
+    """
 
     name: str
     state: StackState  # what is true of the stack now
     reason: str  # why it is in this state; empty for `certified`
     seconds: float  # how long the flow took
-    # The built image; None if the build failed. The following are None if their step did not run.
     image: Image | None = None
     result: RunResult | None = None
     verdict: Verdict | None = None
@@ -160,7 +166,11 @@ def find_subject(name: str, engine: Engine, settings: FlowSettings, report: Call
 def build_subject(
     stack: Stack, engine: Engine, settings: FlowSettings, report: Callable[[str], None]
 ) -> Subject:
-    """The subject of a stack, whose image is built unless nothing changed."""
+    """The subject of a stack, whose image is built unless nothing changed.
+
+    Raises:
+        BuildError: The build failed.
+    """
     (image,) = build.build((stack,), engine, root=settings.root, report=report, options=settings.build)
     return subjects.of_stack(stack, image, _policy(settings), vendor=settings.vendor)
 
@@ -172,7 +182,11 @@ def _policy(settings: FlowSettings) -> Policy:
 def look_below(
     subject: Subject, below: derived.Below, settings: FlowSettings, report: Callable[[str], None]
 ) -> derived.TakenOver:
-    """What an image adds to the certified one that it was made from, and which checks that leaves alone."""
+    """Find what an image adds to the certified one that it was made from, and which checks that leaves alone.
+
+    Raises:
+        ConfigurationError: It was not made from that one.
+    """
     folder, tier = settings.folder(subject.name), settings.tier_of(subject)
     plan = run.plan(subject, tier=tier, root=settings.root, out=folder)
     report(f"{subject.name}: comparing with {below.verified.reference}")
@@ -252,6 +266,9 @@ def sign(
     """Sign the statements about an image, PASSED or FAILED, and write them to `build/<name>/statements/`.
 
     `against` is what a pair with a certified image found, `taken` what the image below vouches for.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT, so nothing can be stated about the image.
     """
     judged.require("PASSED", "FAILED")
     needed = subject.policy.certifies[subject.vendor]
@@ -284,7 +301,11 @@ def publish_signed(
     settings: FlowSettings,
     report: Callable[[str], None],
 ) -> publish.Published:
-    """Publish an image with its signed statements under a floating tag."""
+    """Publish an image with its signed statements under a floating tag.
+
+    Raises:
+        PublishError: The certificate is not valid for the image, or the target refused or is damaged.
+    """
     policy.require_tier(envelopes, tag, _policy(settings))
     key = settings.signer()  # it signed the envelopes
     try:

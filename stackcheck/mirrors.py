@@ -46,15 +46,18 @@ class _MirrorsFile(Closed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mirrors:
-    """The site's places."""
+    """The site's places.
 
-    # Beginning of a public address -> what the site has there
+    Attributes:
+        urls: Beginning of a public address -> what the site has there.
+        registries: A public registry -> the site's, with the folder below which it keeps the images.
+        apt: `os` of a stack -> sources of the distribution, one line each.
+        keys: Beginning of a public archive's address -> the file with the key that signs it.
+    """
+
     urls: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # A public registry -> the site's, with the folder below which it keeps the images
     registries: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # `os` of a stack -> sources of the distribution, one line each
     apt: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    # Beginning of a public archive's address -> the file with the key that signs it
     keys: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
     def url(self, public: str) -> str:
@@ -83,7 +86,11 @@ NO_MIRRORS = Mirrors()
 
 
 def load_mirrors(named: Path | None = None) -> Mirrors:
-    """The mirrors of a file: the one that is named, else the environment's, else the user's; else none."""
+    """The mirrors of a file: the one that is named, else the environment's, else the user's; else none.
+
+    Raises:
+        ConfigurationError: A named file is not there, or a file is wrong; it has one line a problem.
+    """
     path = named or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is None:
         path = default_file()

@@ -68,10 +68,13 @@ class Advisory(Closed):
 
 
 class ExpectedFailure(Closed):
-    """A check that is known to fail for these stacks, and does decide: they are not certified."""
+    """A check that is known to fail for these stacks, and does decide: they are not certified.
+
+    Attributes:
+        stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
+    """
 
     check: CheckName  # a check id. Of a check with parameters, wildcards may stand for them
-    # Patterns on stack ids, or on the file-safe name of an image without a stack
     stacks: Annotated[tuple[str, ...], Field(min_length=1)]
     reason: Sentence
     issue: Link  # where the fault is tracked: a URL, or OWNER/REPOSITORY#NUMBER
@@ -98,14 +101,17 @@ class Waiver(ExpectedFailure):
 
 
 class Unpackaged(Closed):
-    """Files that an image may have although no package recorded them so; a certificate names them."""
+    """Files that an image may have although no package recorded them as they are; a certificate names them.
 
-    # Absolute paths; `*` stands for any part of one
+    Attributes:
+        paths: Absolute paths; `*` stands for any part of one.
+        stacks: Patterns on stack ids, or on the file-safe name of an image without a stack.
+    """
+
     paths: Annotated[
         tuple[Annotated[str, StringConstraints(pattern=r"^/[^*?\[]+", max_length=300)], ...],
         Field(min_length=1),
     ]
-    # Patterns on stack ids, or on the file-safe name of an image without a stack
     stacks: Annotated[tuple[str, ...], Field(min_length=1)]
     reason: Sentence  # where the files come from
 
@@ -119,19 +125,22 @@ class Unpackaged(Closed):
 
 
 class Policy(Closed):
-    """What certifies."""
+    """What certifies.
 
-    # Vendor -> the tier whose checks a certificate requires. A run of a lower tier is `tested`.
+    Attributes:
+        certifies: Vendor -> the tier whose checks a certificate requires. A run of a lower tier is `tested`.
+        renew_after_days: A certificate that is older is renewed. `verify` accepts 30 days by default, so a
+            renewal may fail for three weeks before users notice.
+        revoke: Who takes a certificate back after a night's failures: `quorum N`, N different nodes; `auto`,
+            one node; `report`, a person alone.
+    """
+
     certifies: Mapping[Vendor, Certifying]
     advisory: tuple[Advisory, ...] = ()  # checks that do not decide, each with its reason
     waivers: tuple[Waiver, ...] = ()  # named exceptions
     expects_failures: tuple[ExpectedFailure, ...] = ()  # what is known to fail, and is not waived
     unpackaged: tuple[Unpackaged, ...] = ()  # files of images that no package has to vouch for
-    # A certificate that is older is renewed. `verify` accepts 30 days by default, so a renewal may fail for
-    # three weeks before users notice.
     renew_after_days: Annotated[int, Field(ge=1, le=30)] = 7
-    # Who takes a certificate back after a night's failures: `quorum N`, N different nodes; `auto`, one node;
-    # `report`, a person alone
     revoke: Annotated[str, StringConstraints(pattern=r"^(report|auto|quorum [2-9])$")] = "quorum 2"
 
     @property

@@ -50,13 +50,16 @@ MOST_MANIFESTS = 4096  # as MOST_LAYERS
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """What a store holds about one manifest."""
+    """What a store holds about one manifest.
+
+    Attributes:
+        listed: What refers to the manifest, by the store's list or the fallback index: digest -> manifest.
+        fallback: The entries of the fallback index; of an entry, the manifest may be gone.
+    """
 
     legacy: tuple[Manifest, ...]  # the manifest of the legacy form, if there is one
     mark: tuple[Manifest, ...]  # the mark of a revoked image, if there is one
-    # What refers to the manifest, by the store's list or the fallback index: digest -> manifest
     listed: Mapping[str, Manifest]
-    # The entries of the fallback index; of an entry, the manifest may be gone
     fallback: tuple[Descriptor, ...]
     tagged: Mapping[str, Manifest]  # the bundles that have a tag of their own: digest -> manifest
     native: bool  # whether the store lists referrers itself

@@ -28,20 +28,27 @@ LABEL = re.compile(r"([\w./-]+)=([\w.*-]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a cluster asks for."""
+    """What a cluster asks for.
 
-    # Patterns of references that the policy is about, such as registry.example.org/team/stacks*
+    Attributes:
+        images: Patterns of references that the policy is about, such as registry.example.org/team/stacks*.
+        node_label: Label and value (with * as a pattern) that pods must ask for: `KEY=VALUE`; None: any node.
+    """
+
     images: tuple[str, ...]
     levels: tuple[str, ...] = (CERTIFIED_LEVEL,)  # levels that each certificate must have
     max_age: dt.timedelta | None = None  # how old a certificate may be; None: any age
-    # Label and value (with * as a pattern) that pods must ask for: `KEY=VALUE`; None: any node
     node_label: str | None = None
 
 
 def demanded_levels(
     gpu: str | None, devices: int | None, tier: str | None, *, packaged_python: bool = False
 ) -> tuple[str, ...]:
-    """The levels for a device model, a number of devices tested together, a tier, a Python of a package."""
+    """The levels for a device model, a number of devices tested together, a tier, a Python of a package.
+
+    Raises:
+        ConfigurationError: A number of devices without a model: there is no level for that.
+    """
     if devices and not gpu:
         raise ConfigurationError(
             "a policy cannot ask for a number of devices alone",
@@ -54,7 +61,11 @@ def demanded_levels(
 
 
 def render(form: Form, pinned: Pinned, demand: Demand) -> str:
-    """The policy as text."""
+    """The policy as text.
+
+    Raises:
+        ConfigurationError: The engine cannot express what is asked for.
+    """
     if form == "cosign":
         _require_plain(form, demand)
         return cue(demand.levels)

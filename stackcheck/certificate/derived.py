@@ -70,7 +70,11 @@ class TakenOver:
 
 
 def read(reference: str, wanted: Wanted, *, public_key: Pinned, plain_http: bool = False) -> Below:
-    """The certified image below, for this host."""
+    """The certified image below, for this host.
+
+    Raises:
+        CertificateError: It is not certified for this host.
+    """
     verified = verify(reference, wanted, public_key=public_key, plain_http=plain_http)
     store = open_store(verified.reference.target, plain_http=plain_http)
     body = b"".join(store.read_blob(verified.config_digest))

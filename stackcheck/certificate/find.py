@@ -37,11 +37,14 @@ BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageQuery:
-    """The host, and what is asked of an image; None: any."""
+    """The host, and what is asked of an image; None: any.
+
+    Attributes:
+        exact: Whether the driver is that of a host, so that no other version fits; None is then no driver.
+    """
 
     device_model: str | None = None  # as in devices.json
     driver: str | None = None  # a version or a pattern of versions (`580`, `>=6.4`)
-    # Whether the driver is that of a host, so that no other version fits; None is then no driver
     exact: bool = False
     devices: int = 1  # how many devices must have been tested together
     torch: str | None = None  # a version or a pattern of versions
@@ -70,7 +73,11 @@ def find(
     now: dt.datetime | None = None,
     plain_http: bool = False,
 ) -> list[Candidate]:
-    """Every image of a store (`oci:DIR`, `HOST/REPO`); those that fit come first, and of them the newest."""
+    """Every image of a store (`oci:DIR`, `HOST/REPO`); those that fit come first, and of them the newest.
+
+    Raises:
+        CertificateError: The store does not answer, or does not exist.
+    """
     try:
         names = tags.all_floating(open_store(target, plain_http=plain_http))
     except RegistryError as error:
@@ -99,7 +106,11 @@ def find(
 
 
 def _left(end: float) -> float:
-    """The seconds that one more tag may take."""
+    """The seconds that one more tag may take.
+
+    Raises:
+        CertificateError: None is left.
+    """
     left = end - time.monotonic()
     if left <= 0:
         raise CertificateError("not looked at", got=f"all tags together may take {TOTAL_S:g} s")

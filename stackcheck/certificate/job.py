@@ -24,13 +24,16 @@ Network = Literal["none", "bridge", "host"]
 
 @dataclass(frozen=True, kw_only=True)
 class Openings:
-    """What a user opens."""
+    """What a user opens.
+
+    Attributes:
+        workdir: Where the command starts; None: the current folder, which is mounted as /workspace.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict)  # variables beside those that every job has
     volumes: tuple[Mount, ...] = ()  # folders and files of the host beside the current folder
     network: Network = "none"
     shm_size_bytes: int = SHM_SIZE_BYTES  # the limit of /dev/shm
-    # Where the command starts; None: the current folder, which is mounted as /workspace
     workdir: str | None = None
     user: str | None = None  # UID[:GID]; None: the user who runs this, so that what it writes is the user's
     stop_timeout_s: float = STOP_TIMEOUT_S  # how long the command has to end after a signal

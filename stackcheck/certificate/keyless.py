@@ -66,7 +66,11 @@ class Identities:
         self.named(certificate)
 
     def named(self, certificate: Certificate) -> TrustedIdentity:
-        """The first trusted identity that a certificate names."""
+        """The first trusted identity that a certificate names.
+
+        Raises:
+            VerificationError: It names none.
+        """
         from sigstore.errors import VerificationError
         from sigstore.verify.policy import AllOf, AnyOf, Identity, OIDCIssuer, OIDCIssuerV2
 
@@ -81,7 +85,11 @@ class Identities:
 
 
 def load_identities(path: Path) -> Identities:
-    """Read a file of those who may sign."""
+    """Read a file of those who may sign.
+
+    Raises:
+        ConfigurationError: It is wrong, or others can replace it or the trusted root.
+    """
     found = yamlfile.validated(IdentityFile, yamlfile.load_yaml(path), path.name)
     root = path.with_name(found.trusted_root)
     if not root.is_file():
@@ -145,6 +153,9 @@ def _require_in_time(bundle: Bundle, document: Any, root: Any) -> None:
     """Refuse a log or an authority that the trusted root no longer names for the time of the signature.
 
     sigstore-python takes keys of any age, as they were valid once.
+
+    Raises:
+        ValueError: It names none for this time.
     """
     (entry,) = document["verificationMaterial"]["tlogEntries"]
     stamps = bundle.verification_material.timestamp_verification_data
@@ -181,6 +192,9 @@ def sign(found: statement.Statement, instance: str) -> bytes:
     """The bundle of a statement, signed as the identity that this process or its user has.
 
     `instance` is `public`, or a file: a ClientTrustConfig of sigstore, with the services of a site.
+
+    Raises:
+        ConfigurationError: There is no identity, or a service does not answer or refuses.
     """
     _require_library()
     if instance != PUBLIC and not Path(instance).is_file():

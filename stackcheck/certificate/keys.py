@@ -36,7 +36,11 @@ def public_path(path: Path) -> Path:
 
 
 def load_or_create(path: Path | None = None, *, encrypt: bool = False) -> ec.EllipticCurvePrivateKey:
-    """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it."""
+    """The signing key. If the file does not exist, it is made, mode 0600, with the public key beside it.
+
+    Raises:
+        ConfigurationError: The file cannot be made, is readable by others, or is not a P-256 key.
+    """
     path = path or default_path()
     if not path.exists():
         _create(path, passphrase.new(path) if encrypt else None)
@@ -175,7 +179,11 @@ def _read(path: Path) -> bytes:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a file that others can change: it decides which images are accepted."""
+    """Refuse a file that others can change: it decides which images are accepted.
+
+    Raises:
+        ConfigurationError: It belongs to another user, or others can write it or a folder on the way.
+    """
     file, own = path.stat(), {0, os.geteuid()}
     wrong = None
     if file.st_uid not in own:

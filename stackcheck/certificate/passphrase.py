@@ -20,13 +20,21 @@ LIMIT_BYTES = 1024
 
 
 def known(path: Path) -> bytes:
-    """The passphrase of a key that exists."""
+    """The passphrase of a key that exists.
+
+    Raises:
+        ConfigurationError: The environment has no passphrase, and no terminal can ask for it.
+    """
     given = _from_environment()
     return given if given is not None else _typed(path)
 
 
 def new(path: Path) -> bytes:
-    """The passphrase for a new key; a person types it twice."""
+    """The passphrase for a new key; a person types it twice.
+
+    Raises:
+        ConfigurationError: No passphrase was given, it is empty, or the two differ.
+    """
     given = _from_environment()
     chosen = given if given is not None else _typed(path)
     if given is None and getpass.getpass(f"The same passphrase for {path}: ").encode() != chosen:

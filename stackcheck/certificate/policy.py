@@ -93,7 +93,11 @@ def admit(manifest: Manifest, envelopes: Sequence[Envelope], *, now: dt.datetime
 
 
 def require_tier(envelopes: Iterable[Envelope], name: str, required: Policy) -> None:
-    """Refuse a certificate of a lower tier than the policy requires now; it may have been enough once."""
+    """Refuse a certificate of a lower tier than the policy requires now; it may have been enough when signed.
+
+    Raises:
+        PublishError: It is of a lower tier.
+    """
     certified = newest(envelope.statement for envelope in envelopes)
     if certified is None or "run" not in facts(certified):
         return  # `admit` refuses it with a better reason

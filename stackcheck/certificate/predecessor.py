@@ -44,6 +44,9 @@ def read(
     """What the key signed about the image under a tag; None if the tag was never published.
 
     Age does not matter here: an expired certificate still says how fast the stack was.
+
+    Raises:
+        RegistryError: The store cannot be read, or its bytes are damaged.
     """
     store = open_store(target, plain_http=plain_http)
     try:

@@ -62,7 +62,12 @@ class Certifiable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a certificate says beside the run and its verdict."""
+    """What a certificate says beside the run and its verdict.
+
+    Attributes:
+        files: How the image's files compare with its packages' records; None: an older certificate of the
+            same image has no such comparison.
+    """
 
     now: dt.datetime
     experimental: bool = False  # whether the matrix marks the stack so
@@ -70,8 +75,6 @@ class Terms:
     known_issues: Sequence[Mapping[str, Any]] = ()  # the reported faults of the stack's versions
     name: str | None = None  # the floating tag under which the image is published; None: its stack id
     against: Mapping[str, Any] | None = None  # what a pair with a certified image found
-    # How the image's files compare with its packages' records; None: an older certificate of the same image
-    # has no such comparison
     files: Mapping[str, Any] | None = None
     derived: Mapping[str, Any] | None = None  # what is taken over from the certificate of the image below
 
@@ -86,7 +89,11 @@ def certify(
     key: Signer,
     terms: Terms,
 ) -> tuple[Envelope, ...]:
-    """The `statements` about a judged image, each signed in an envelope."""
+    """The `statements` about a judged image, each signed in an envelope.
+
+    Raises:
+        MachineUnfitError: The verdict is UNFIT.
+    """
     made = statements(image, result, verdict, provenance, sbom, terms=terms)
     return tuple(sign(statement, key) for statement in made)
 

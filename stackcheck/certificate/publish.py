@@ -176,7 +176,11 @@ def promote(
 
 
 def _require_below(store: Store, certified: Statement, public_key: Pinned) -> None:
-    """Refuse an image whose certificate takes checks over from one that the target has not certified."""
+    """Refuse an image whose certificate takes checks over from one that this target does not have certified.
+
+    Raises:
+        PublishError: The image below is not there, or its certificate does not hold.
+    """
     taken = carried_from(certified)
     if not taken:
         return
@@ -195,7 +199,11 @@ def _require_below(store: Store, certified: Statement, public_key: Pinned) -> No
 
 
 def _look_again(store: Store, manifest: Manifest, envelopes: Sequence[Envelope], public_key: Pinned) -> None:
-    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image."""
+    """After the tag moved: repair what other hosts undid, and move the tag back if one revoked the image.
+
+    Raises:
+        PublishError: The image was revoked meanwhile.
+    """
     attachments.attach(store, manifest, envelopes, public_key)
     try:
         admit(manifest, attachments.read_envelopes(store, manifest.digest, public_key))

@@ -88,6 +88,10 @@ def pulled_subject(
 
     Without a stack no machine is named, and no waiver applies. Its Python may be of no package only if the
     certificate accepts that. Nothing reads `layout`, as the image stays in its store.
+
+    Raises:
+        CertificateError: The store does not hold what was certified.
+        EngineError: The engine refused the image.
     """
     loaded = pull(verified, engine, report=report, plain_http=plain_http)
     image = Image(

@@ -25,11 +25,14 @@ from stackcheck.oci.tags import all_floating, all_unique, digest_of
 
 @dataclass(frozen=True, kw_only=True)
 class Revoked:
-    """What a revocation did."""
+    """What a revocation did.
+
+    Attributes:
+        removed: Floating tags that were deleted, because no earlier image of the stack is certified.
+    """
 
     digest: str  # the manifest whose certificate was revoked
     moved: dict[str, str]  # floating tags that were moved back, each with the digest that it names now
-    # Floating tags that were deleted, because no earlier image of the stack is certified
     removed: tuple[str, ...]
     left: tuple[str, ...]  # floating tags that still name `digest`, because the store cannot delete tags
 
@@ -46,6 +49,9 @@ def revoke(
     """Revoke the certificate of an image in a store. A second call with the same reason finishes the first.
 
     The reason is signed, and `verify` shows it.
+
+    Raises:
+        CertificateError: This key signed no certificate for the image.
     """
     found = parse_reference(reference)
     store = open_store(found.target, plain_http=plain_http)

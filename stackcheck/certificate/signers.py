@@ -67,7 +67,11 @@ class CommandSigner:
         return self.public
 
     def sign(self, data: bytes, signature_algorithm: ec.ECDSA) -> bytes:
-        """What the program prints, in DER."""
+        """What the program prints, in DER.
+
+        Raises:
+            ConfigurationError: It failed, or printed no signature of a trusted key that is not retired.
+        """
         del signature_algorithm  # the contract with the program names it
         printed = self._run(data)
         signature = _der(printed) if len(printed) == RAW_BYTES else printed
@@ -132,6 +136,9 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
     """What signs: the key in a file, which `create` makes if it is missing, or a command that has the key.
 
     With a command, `path` is its public key.
+
+    Raises:
+        ConfigurationError: The key cannot be used.
     """
     if command:
         return CommandSigner(command=command, public=keys.load_public(path))
@@ -141,7 +148,11 @@ def choose(path: Path, command: tuple[str, ...] = (), *, create: bool = False) -
 
 
 def _ring_beside(path: Path, key: ec.EllipticCurvePrivateKey) -> keyring.Keyring | None:
-    """The keyring in the public file beside a signing key, if it has this key, and more."""
+    """The keyring in the public file beside a signing key, if it has this key, and more.
+
+    Raises:
+        ConfigurationError: The key is retired there.
+    """
     public = keys.public_path(path)
     if not public.exists():
         return None

@@ -33,7 +33,13 @@ def sign_to_files(
     against: Mapping[str, Any] | None = None,
     derived: Mapping[str, Any] | None = None,
 ) -> tuple[Envelope, ...]:
-    """Sign the statements about a judged image into `folder/statements/`, replacing older ones."""
+    """Sign the statements about a judged image and write them to `folder/statements/`, replacing older ones.
+
+    Raises:
+        ConfigurationError: The key cannot be used.
+        FileError: A file cannot be written.
+        MachineUnfitError: The verdict is UNFIT.
+    """
     envelopes = predicates.certify(
         subject.image,
         result,
@@ -78,7 +84,11 @@ def forget(folder: Path) -> None:
 
 
 def require_signed(folder: Path) -> tuple[Path, ...]:
-    """The files that `sign_to_files` wrote to `folder/statements/`."""
+    """The files that `sign_to_files` wrote to `folder/statements/`.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
     paths = tuple(sorted((folder / "statements").glob("*.dsse.json")))
     if not paths:
         ran = last_run.last_run(folder)

@@ -144,10 +144,13 @@ def not_before(statement: Statement) -> dt.datetime | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Revocations:
-    """What ended the certificates of an image."""
+    """What ended the certificates of an image.
+
+    Attributes:
+        digests: The FAILED summaries: those that are there, and those that a PASSED one names as lifted.
+    """
 
     last: dt.datetime  # when it was last revoked
-    # The FAILED summaries: those that are there, and those that a PASSED one names as lifted
     digests: frozenset[str]
 
 

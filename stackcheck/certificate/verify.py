@@ -85,18 +85,25 @@ def verify(
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedImage:
-    """An image with valid verdicts, of which none is chosen yet."""
+    """An image with valid verdicts, of which none is chosen yet.
+
+    Attributes:
+        below: Reads the certified image that this one was made from, under the same conditions.
+    """
 
     reference: str
     moment: dt.datetime  # when ages and waivers are judged
     manifest: Manifest
     statements: tuple[Statement, ...]  # what the pinned key signed about it
     verdicts: tuple[Statement, ...]  # the valid verdicts among them, for any host
-    # Reads the certified image that this one was made from, under the same conditions
     below: Callable[[str], CertifiedImage] | None = None
 
     def for_host(self, wanted: Wanted) -> Verified:
-        """The image, certified for a host."""
+        """The image, certified for a host.
+
+        Raises:
+            CertificateError: It is not, or the store does not hold what was certified.
+        """
         today = self.moment.astimezone(dt.UTC).date()
         parsed = parse_reference(self.reference)
         # 6. Choose the newest of these for this host.
@@ -148,6 +155,9 @@ def read(
     """The valid verdicts on an image, for any host; `verify` explains the arguments.
 
     All that a registry is asked for must be answered within `total_s` seconds.
+
+    Raises:
+        CertificateError: No verdict on the image is valid.
     """
     parsed = parse_reference(reference)
     # 1. Read the manifest. 2. Check the bytes. 3. Collect the statements that the pinned key signed.

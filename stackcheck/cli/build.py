@@ -99,7 +99,11 @@ def connected(report: Progress, *, builds: bool = True) -> Engine:
 def selected(
     root: Path, selectors: Sequence[str] | None, vendor: VendorName | None = None
 ) -> tuple[Stack, ...]:
-    """The stacks that the selectors match; without a selector, those for a vendor, by default this host's."""
+    """The stacks that the selectors match; without a selector, those for a vendor, by default this host's.
+
+    Raises:
+        NothingSelectedError: No stack is left.
+    """
     stacks = resolve.load_stacks(root.resolve(), tuple(selectors or ()))
     if selectors:
         return stacks

@@ -290,7 +290,11 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def duration(text: str, option: str) -> dt.timedelta:
-    """The duration that an option names."""
+    """The duration that an option names.
+
+    Raises:
+        ConfigurationError: The text is not a duration.
+    """
     match = _DURATION.fullmatch(text)
     try:
         if match:
@@ -306,7 +310,11 @@ def duration(text: str, option: str) -> dt.timedelta:
 
 
 def since(text: str, option: str) -> dt.datetime:
-    """The moment that an option names: a duration before now, `today`, `yesterday`, or an ISO time (UTC)."""
+    """The moment that an option names: a duration before now, `today`, `yesterday`, or an ISO time (UTC).
+
+    Raises:
+        ConfigurationError: The text is neither a duration, nor a date or time.
+    """
     try:
         if _DURATION.fullmatch(text):
             return dt.datetime.now(dt.UTC) - duration(text, option)

@@ -22,7 +22,11 @@ DriverName = Annotated[str | None, opt.option("--driver VERSION", "The driver of
 
 
 def machine(name: str | None, driver: str | None) -> Machine:
-    """The machine that the options name, or this host."""
+    """The machine that the options name, or this host.
+
+    Raises:
+        ConfigurationError: No such machine, or a driver without one.
+    """
     if name:
         return outlook.named(name, driver)
     if driver:
@@ -50,7 +54,11 @@ def show_refused(outlooks: Iterable[Outlook]) -> None:
 
 
 def require_here(on: Machine) -> None:
-    """Refuse to build for a machine that the user named: a build is for this host."""
+    """Refuse to build for a machine that the user named: a build is for this host.
+
+    Raises:
+        ConfigurationError: The machine is a named one.
+    """
     if on.named:
         raise ConfigurationError(
             "--machine asks about a machine, and images builds on this one",
@@ -60,7 +68,11 @@ def require_here(on: Machine) -> None:
 
 
 def require_some(outlooks: Sequence[Outlook], on: Machine) -> None:
-    """Refuse a selection of which no stack can be certified."""
+    """Refuse a selection of which no stack can be certified.
+
+    Raises:
+        NothingSelectedError: With each stack and its reasons in short.
+    """
     if all(one.reasons for one in outlooks):
         raise NothingSelectedError(
             f"no stack of the matrix can be certified on {on.words()}",

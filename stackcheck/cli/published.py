@@ -88,7 +88,11 @@ def revoke_image(
 
 
 def _require_one_image(reference: str, *, plain_http: bool) -> None:
-    """A floating tag moves when its image is revoked: the same command again would revoke the one before."""
+    """A floating tag moves when its image is revoked: the same command again would revoke the one before.
+
+    Raises:
+        ConfigurationError: The reference has neither a digest nor a tag that stays.
+    """
     found = parse_reference(reference)
     if found.digest or (found.tag and is_unique(found.tag)):
         return

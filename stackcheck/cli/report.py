@@ -163,7 +163,11 @@ def _gathered(
 
 
 def opened_history(folder: Path | None, root: Path) -> History:
-    """The history in a folder, or else the checkout's own, which may be shared."""
+    """The history in a folder, or else the checkout's own, which may be shared.
+
+    Raises:
+        ConfigurationError: The folder has no history.
+    """
     from stackcheck.history.history import History, open_history
 
     if folder is None:

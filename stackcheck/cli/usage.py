@@ -48,7 +48,11 @@ def no_such_verb(word: str, verbs: Iterable[str]) -> ConfigurationError:
 
 
 def require_extra(verb: str) -> None:
-    """Refuse a verb whose extra is not installed, before it begins what it could not end."""
+    """Refuse a verb whose extra is not installed, before it begins what it could not end.
+
+    Raises:
+        ConfigurationError: A library is missing.
+    """
     for extra, (verbs, libraries) in EXTRAS.items():
         missing = sorted(name for name in libraries if verb in verbs and find_spec(name) is None)
         if missing:

@@ -241,11 +241,15 @@ Kind = Literal["good fails", "bad passes", "one", "together", "one of", "more"]
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """What the search found."""
+    """What the search found.
 
-    # `one`: one step alone breaks it. `together`: two steps do, and neither of them alone. `one of`: one of
-    # several steps, between which nothing can be tested. `more`: a step that needs several others. `good
-    # fails` and `bad passes`: the ends are not what they were said to be.
+    Attributes:
+        kind: `one`: one step alone breaks it. `together`: two steps do, and neither of them alone. `one of`:
+            one of several steps, between which nothing can be tested. `more`: a step that needs several
+            others.
+            `good fails` and `bad passes`: the ends are not what they were said to be.
+    """
+
     kind: Kind
     steps: tuple[int, ...] = ()  # the steps, the one that the search found first
 

@@ -46,7 +46,12 @@ class Component:
 
 
 class Between:
-    """Two stacks of a matrix, and what lies between them."""
+    """Two stacks of a matrix, and what lies between them.
+
+    Raises:
+        NothingSelectedError: The matrix has no such stack.
+        ConfigurationError: They are of two runtimes, or do not differ.
+    """
 
     def __init__(self, matrix: Matrix, rules: RuleSet, issues: KnownIssues, good: str, bad: str) -> None:
         self._matrix, self._rules, self._issues = matrix, rules, issues
@@ -85,7 +90,11 @@ class Between:
         return tuple(found)
 
     def stack(self, taken: Iterable[Component], pins: Mapping[str, Pins] | None = None) -> Stack:
-        """The good stack with some components of the bad one."""
+        """The good stack with some components of the bad one.
+
+        Raises:
+            ConfigurationError: A rule or a known issue refuses it.
+        """
         parts = dict(self._good) | {each.name: each.bad for each in taken}
         mixed = self._matrix.model_copy(
             update={"stacks": (self._block(parts),), "include": (), "exclude": (), "overrides": ()}

@@ -152,7 +152,11 @@ def _require_measured(result: RunResult, name: str, out: Path) -> None:
 
 
 def judged(arms: Mapping[str, Sequence[Values]]) -> tuple[PairedMetric, ...]:
-    """What the runs of all arms say of each metric that every run measured."""
+    """What the runs of all arms say of each metric that every run measured.
+
+    Raises:
+        ChecksFailedError: There is no such metric.
+    """
     every = [values for arm in arms.values() for values in arm]
     keys = [key for key in every[0] if all(key in values for values in every)]
     if not keys:
@@ -187,7 +191,11 @@ def _write(found: PairedRuns, path: Path) -> None:
 
 
 def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Verified:
-    """The certified image that gates others on this host."""
+    """The certified image that gates others on this host.
+
+    Raises:
+        CertificateError: It is not certified for this host.
+    """
     return verify(reference, this_host(settings), public_key=public_key, plain_http=settings.plain_http)
 
 

@@ -35,12 +35,15 @@ FEWEST_REPEATS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two runs."""
+    """One of the two runs.
+
+    Attributes:
+        facts: What may explain a difference: group -> name -> value, the likeliest causes first.
+    """
 
     label: str
     node: str  # anonymous id of its machine
     points: tuple[Point, ...]
-    # What may explain a difference: group -> name -> value, the likeliest causes first
     facts: Mapping[str, Mapping[str, str]]
 
 

@@ -42,13 +42,16 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AptSource:
-    """One archive: addresses, suites, components and the keyring (a path, or a key written out)."""
+    """One archive: addresses, suites, components and the keyring (a path, or a key written out).
+
+    Attributes:
+        settings: What it says of itself beside that, as in a deb822 stanza: `("trusted", "yes")`.
+    """
 
     uris: tuple[str, ...]
     suites: tuple[str, ...]
     components: tuple[str, ...]
     signed_by: str | None = None
-    # What it says of itself beside that, as in a deb822 stanza: `("trusted", "yes")`
     settings: tuple[tuple[str, str], ...] = ()
 
     def text(self) -> str:
@@ -150,7 +153,11 @@ def archive(of: Distribution, suite: str, found: Iterable[AptSource]) -> tuple[A
 
 
 def for_suite(suite: str, *, folder: Path = APT) -> AptSource:
-    """The host's main archive of Debian, asked for another suite (Debian 13's from Debian 12's address)."""
+    """The host's main archive of Debian, asked for another suite (Debian 13's from Debian 12's address).
+
+    Raises:
+        EngineError: The host has no source of Debian, so there is nothing to derive from.
+    """
     found = sources(folder)
     asked = archive(DEBIAN, suite, found)
     if asked:
@@ -300,7 +307,11 @@ def find(source: AptSource, package: str) -> Deb:
 
 
 def fetch(source: AptSource, package: str, version: str, folder: Path) -> Path:
-    """Download a version of a package into a folder; apt checks it against the signed index."""
+    """Download a version of a package into a folder; apt checks it against the signed index.
+
+    Raises:
+        EngineError: As `find`.
+    """
     with _opened(source) as options, tempfile.TemporaryDirectory() as scratch:
         _run(["apt-get", *options, "download", f"{package}={version}"], source, folder=Path(scratch))
         (found,) = Path(scratch).glob("*.deb")

@@ -64,13 +64,16 @@ _PINNED = re.compile(r"@?sha256:[0-9a-f]{64}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BakeResult:
-    """What a build did: the number of steps, and how many of them were cached."""
+    """What a build did: the number of steps, and how many of them were cached.
+
+    Attributes:
+        stages: (Target, stage) -> its steps that ran, and those that were cached; a step that several targets
+            share is counted once, for one of them. The target is "" where only one was built.
+    """
 
     steps: int
     cached: int
     seconds: float
-    # (Target, stage) -> its steps that ran, and those that were cached; a step that several targets share is
-    # counted once, for one of them. The target is "" where only one was built.
     stages: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
@@ -153,7 +156,11 @@ def _run(
 
 
 def platforms() -> tuple[str, ...]:
-    """The platforms whose programs the builder can run, its own first."""
+    """The platforms whose programs the builder can run, its own first.
+
+    Raises:
+        EngineError: buildx is missing or the daemon does not answer.
+    """
     command = ["docker", "buildx", "inspect", "default", "--bootstrap"]
     done = subprocess.run(command, capture_output=True, errors="replace", check=False, timeout=60)
     found = re.search(r"^Platforms:\s+(.+)$", done.stdout, re.MULTILINE)

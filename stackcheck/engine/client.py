@@ -54,7 +54,11 @@ class Engine:
 
     @classmethod
     def connect(cls) -> Engine:
-        """The daemon that `DOCKER_HOST`, the Docker context's default or the default socket names."""
+        """The daemon that `DOCKER_HOST`, the Docker context's default or the default socket names.
+
+        Raises:
+            EngineError: No daemon answers, or it is too old; the message has the commands to type.
+        """
         import docker
 
         try:
@@ -161,7 +165,11 @@ class Engine:
             return unpack(chunks, layout, architecture=found.architecture, image_id=found.id)
 
     def pull(self, reference: str) -> None:
-        """Fetch an image from its registry, with the user's own Docker credentials."""
+        """Fetch an image from its registry, with the user's own Docker credentials.
+
+        Raises:
+            EngineError: No registry gives it, or none answers.
+        """
         import docker
 
         with engine_errors(f"pulling {reference}"), self._long_timeout():

@@ -53,44 +53,47 @@ class Mount:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """A container to run; the defaults are the fewest rights that a process needs."""
+    """A container to run; the defaults are the fewest rights that a process needs.
+
+    Attributes:
+        entrypoint: The program, before `command`, and no health check. None: both are the image's own, and
+            may do anything first.
+        env: Variables beside those of the image; with None, the image's own variable of that name is removed.
+        tmpfs: Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
+        devices: Device nodes of the host, by path, with the same path inside; or CDI names.
+        quota_bytes: The container is killed when its writable mounts together hold more; None: no limit.
+        ulimits: Name -> soft and hard limit; -1 is unlimited.
+        beside: A context of the tool that runs beside the container: entered when the container runs, with a
+            function that ends it, and left after its end.
+        quota_folders: More folders that `quota_bytes` counts; the container writes there through open files.
+        on_start: Called when it runs, before the time that `timeout_s` limits begins; what it raises ends it.
+        on_line: Gets each line of output as it appears; `stackcheck.engine.output` limits how much there is.
+    """
 
     image: str
     command: tuple[str, ...]
-    # The program, before `command`, and no health check. None: both are the image's own, and may do anything
-    # first.
     entrypoint: tuple[str, ...] | None = None
     user: str | None = None
-    # Variables beside those of the image; with None, the image's own variable of that name is removed
     env: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
-    # Device nodes of the host, by path, with the same path inside; or CDI names
     devices: tuple[str, ...] = ()
     group_add: tuple[int, ...] = ()  # numeric groups
-    # Path -> mount options. Programs may be run from /tmp: Triton and Inductor compile there.
     tmpfs: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {"/tmp": "rw,exec,nosuid,nodev,mode=1777"}  # noqa: S108  # the container's
     )
     shm_size_bytes: int = 64 << 20
     pids: int = 16_384
-    # The container is killed when its writable mounts together hold more; None: no limit
     quota_bytes: int | None = None
     network: Literal["none", "bridge", "host"] = "none"
     read_only: bool = True
     cap_drop: tuple[str, ...] = ("ALL",)
     security_opt: tuple[str, ...] = ("no-new-privileges",)
-    # Name -> soft and hard limit; -1 is unlimited
     ulimits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     workdir: str | None = None
     timeout_s: float = 3600.0  # the container is killed after this many seconds
-    # A context of the tool that runs beside the container: entered when the container runs, with a function
-    # that ends it, and left after its end
     beside: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]] | None = None
-    # More folders that `quota_bytes` counts; the container writes there through open files
     quota_folders: tuple[Path, ...] = ()
-    # Called when it runs, before the time that `timeout_s` limits begins; what it raises ends it
     on_start: Callable[[], None] | None = None
-    # Gets each line of output as it appears; `stackcheck.engine.output` limits how much there is
     on_line: Callable[[str], None] | None = None
 
 

@@ -63,7 +63,12 @@ class Recipe:
 
 
 def ensure_engine(report: Callable[[str], None], *, builds: bool = True) -> None:
-    """Make sure that a daemon answers and, if `builds`, that the client can build."""
+    """Make sure that a daemon answers and, if `builds`, that the client can build.
+
+    Raises:
+        EngineError: `DOCKER_HOST` names a daemon that does not answer, or nothing may be installed here; the
+            message has the commands to type.
+    """
     if socket_answers() and (not builds or has_buildx()):
         return
     if os.environ.get("DOCKER_HOST") and not socket_answers():
@@ -94,7 +99,11 @@ def missing_engine(found: str) -> EngineError:
 
 
 def way_to_what_is_there() -> str | None:
-    """How this user reaches an engine that is installed and does not answer; None where none is installed."""
+    """How this user reaches an engine that is installed and does not answer; None where none is installed.
+
+    Raises:
+        EngineError: podman is in Docker's place.
+    """
     if host := os.environ.get("DOCKER_HOST"):
         return f"start the daemon at {host}, or unset DOCKER_HOST to use the local one"
     if PODMAN_AS_DOCKER in _installed([PODMAN_AS_DOCKER]):
@@ -123,7 +132,11 @@ def has_buildx() -> bool:
 
 
 def recipe_for_host() -> Recipe:
-    """What this distribution needs for an engine; where it has Docker's own packages, what these lack."""
+    """What this distribution needs for an engine; where it has Docker's own packages, what these lack.
+
+    Raises:
+        EngineError: stackcheck cannot set up an engine on this distribution, or podman is in Docker's place.
+    """
     there = _installed([*OTHER_PACKAGES, PODMAN_AS_DOCKER])
     if PODMAN_AS_DOCKER in there:
         raise podman_instead(PODMAN_AS_DOCKER)
@@ -161,7 +174,11 @@ def _installed(packages: Sequence[str]) -> set[str]:
 
 
 def refuse_podman(answers: Mapping[str, Any]) -> None:
-    """Refuse what podman's socket answers to `docker version`."""
+    """Refuse what podman's socket answers to `docker version`.
+
+    Raises:
+        EngineError: It is podman's.
+    """
     for part in answers.get("Components") or ():
         if str(part.get("Name", "")).startswith("Podman"):
             raise podman_instead(f"podman {part.get('Version')} answers at Docker's socket")
@@ -213,7 +230,11 @@ def add_pinned_source(suite: str, packages: Sequence[str], folder: Path = apt.AP
 
 
 def install_packages(packages: Sequence[str], report: Callable[[str], None], *, why: str) -> None:
-    """Install packages of the host's release."""
+    """Install packages of the host's release.
+
+    Raises:
+        EngineError: Not root, or apt failed.
+    """
     if os.geteuid() != 0:
         raise EngineError(
             f"{' and '.join(packages)} is not installed, and only root may install it",
@@ -269,7 +290,11 @@ def socket_answers(timeout_s: float = 5.0) -> bool:
 
 
 def start_daemon(report: Callable[[str], None]) -> None:
-    """Start the service where there is an init, else `dockerd` by hand with its own pid file and log."""
+    """Start the service where there is an init, else `dockerd` by hand with its own pid file and log.
+
+    Raises:
+        EngineError: It did not answer in time; the message has the log's last lines.
+    """
     process = None
     if INIT_FOLDER.is_dir():
         report("starting the docker service: usually 2 to 10 s")
@@ -310,6 +335,9 @@ def free_build_cache(enough: Callable[[], bool], report: Callable[[str], None]) 
     """Remove build cache, the oldest first, until there is `enough` room.
 
     Only of a daemon that this tool started: the cache of another may be hours of work, and its owner decides.
+
+    Raises:
+        EngineError: The daemon did not remove it.
     """
     for kept in (CACHE_KEPT_BYTES, 0):
         if enough() or daemon_pid() is None:

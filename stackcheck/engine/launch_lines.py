@@ -53,7 +53,11 @@ class LaunchedJob:
 
 
 def render(form: Form, job: LaunchedJob) -> str:
-    """The text for one form, with an end of line."""
+    """The text for one form, with an end of line.
+
+    Raises:
+        ConfigurationError: The form fetches the image from a registry, and it is in none.
+    """
     if form == "slurm" or form == "pyxis":  # noqa: PLR1714  # so that the types are narrowed
         return slurm_script(job, pyxis=form == "pyxis")
     if form == "kubernetes":
@@ -90,7 +94,11 @@ def rendezvous(job: LaunchedJob) -> dict[str, str]:
 
 
 def slurm_script(job: LaunchedJob, *, pyxis: bool = False) -> str:
-    """A batch script: one task a node, which runs the image with Apptainer, or with pyxis and enroot."""
+    """A batch script: one task for each node, which runs the image with Apptainer, or with pyxis and enroot.
+
+    Raises:
+        ConfigurationError: The image is in no registry.
+    """
     _require_registry(job, "pyxis" if pyxis else "slurm")
     head: dict[str, object] = {
         "job-name": job.name,
@@ -115,7 +123,11 @@ def slurm_script(job: LaunchedJob, *, pyxis: bool = False) -> str:
 
 
 def kubernetes_manifest(job: LaunchedJob) -> str:
-    """A Job; for several nodes an Indexed Job and the headless Service that gives its pods names."""
+    """A Job; for several nodes an Indexed Job and the headless Service that gives its pods names.
+
+    Raises:
+        ConfigurationError: The image is in no registry.
+    """
     _require_registry(job, "kubernetes")
     metadata = {"name": job.name}
     many = {"completions": job.nodes, "parallelism": job.nodes, "completionMode": "Indexed"}

@@ -36,7 +36,11 @@ def labels() -> dict[str, str]:
 def remove(
     api: APIClient, name: str, volumes: Iterable[str] = (), *, patience_s: float = REMOVAL_TIMEOUT_S
 ) -> None:
-    """Remove a container and its volumes, by name: what made it may not have said its id."""
+    """Remove a container and its volumes, by name: what made it may not have said its id.
+
+    Raises:
+        EngineError: The daemon answers, but keeps the container.
+    """
     import docker
 
     # If the daemon died, the container is gone too, and the error of the run itself reports that.

@@ -25,7 +25,11 @@ class Lines:
         self._held = self._lines = self._bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take a chunk, which may end in the middle of a line."""
+        """Take a chunk, which may end in the middle of a line.
+
+        Raises:
+            ChecksFailedError: There are more bytes or lines than an honest program prints.
+        """
         *lines, rest = chunk.split(b"\n")
         self._lines, self._bytes = self._lines + len(lines), self._bytes + len(chunk)
         self._require("lines", self._lines, LINES)

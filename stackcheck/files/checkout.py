@@ -30,7 +30,11 @@ def above(start: Path) -> Path | None:
 
 
 def shipped() -> Path:
-    """The suites, rules and templates of this tool: in the wheel, or around the package in its checkout."""
+    """The suites, rules and templates of this tool: in the wheel, or around the package in its checkout.
+
+    Raises:
+        ConfigurationError: The installation has none.
+    """
     for folder in (PACKAGE / "checkout", PACKAGE.parent):
         if all((folder / part).exists() for part in PARTS):
             return folder
@@ -43,7 +47,12 @@ def shipped() -> Path:
 
 
 def users_own() -> Path:
-    """The user's data folder, as a checkout: links to what this tool ships, and `build/` of its own."""
+    """The user's data folder, as a checkout: links to what this tool ships, and `build/` of its own.
+
+    Raises:
+        ConfigurationError: As `shipped`.
+        FileError: The folder cannot be written.
+    """
     folder = users.folder("XDG_DATA_HOME") / "stackcheck"
     source = shipped()
     try:

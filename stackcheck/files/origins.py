@@ -61,7 +61,11 @@ class Origins(Closed):
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a folder of wheels that does not exist."""
+    """Refuse a folder of wheels that does not exist.
+
+    Raises:
+        ConfigurationError: It is not a folder.
+    """
     if not folder.is_dir():
         raise ConfigurationError(
             "there is no such folder of wheels",
@@ -73,7 +77,11 @@ def require_folder(folder: Path) -> None:
 
 
 def load_origins(folder: Path) -> Origins | None:
-    """What `stackcheck wheelhouse` wrote about a folder; None if it did not make the folder."""
+    """What `stackcheck wheelhouse` wrote about a folder; None if it did not make the folder.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
     path = folder / NAME
     if not path.is_file():
         return None

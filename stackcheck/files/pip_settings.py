@@ -24,7 +24,11 @@ _TRUE, _FALSE = {"y", "yes", "t", "true", "on", "1"}, {"n", "no", "f", "false", 
 
 
 def pip_settings() -> Settings:
-    """Name -> values. The answer is kept while the environment stays as it is, as pip takes half a second."""
+    """Name -> values. The answer is kept while the environment stays as it is, as pip takes half a second.
+
+    Raises:
+        ConfigurationError: pip is not installed, or cannot read its configuration.
+    """
     return parse(_listed(tuple(sorted(os.environ.items()))))
 
 
@@ -40,7 +44,11 @@ def parse(listed: str) -> Settings:
 
 
 def asks_no_index(settings: Settings) -> bool:
-    """Whether pip install asks no index (`no-index`)."""
+    """Whether pip install asks no index (`no-index`).
+
+    Raises:
+        ConfigurationError: The value is neither true nor false: pip refuses it, too.
+    """
     said = " ".join(settings.get("no-index", ("false",))).lower()
     if said not in _TRUE | _FALSE:
         raise ConfigurationError(

@@ -16,7 +16,11 @@ USUAL = {
 
 
 def folder(variable: str) -> Path:
-    """The folder for one kind of this user's files; by the specification, a relative one is ignored."""
+    """The folder for one kind of this user's files; as the specification has it, a relative one is ignored.
+
+    Raises:
+        FileError: The user has no home.
+    """
     named = Path(os.environ.get(variable, ""))
     return named if named.is_absolute() else home() / USUAL[variable]
 

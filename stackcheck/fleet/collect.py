@@ -52,7 +52,11 @@ Keep = Callable[["NodeOutcome", bytes, "Verdict", Host], None]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
-    """How one node ended."""
+    """How one node ended.
+
+    Attributes:
+        metrics: What was measured: check, metric, unit, conditions, direction. Nodes that are equal share it.
+    """
 
     rank: int  # from 0
     facts: NodeFacts
@@ -61,7 +65,6 @@ class NodeOutcome:
     seconds: float = 0.0  # how long the suites ran
     models: tuple[str, ...] | None = None  # its devices; None if there is no result that counts
     checks: tuple[tuple[str, str], ...] = ()  # check and outcome of that result
-    # What was measured: check, metric, unit, conditions, direction. Nodes that are equal share it.
     metrics: tuple[MetricKey, ...] = ()
     figures: array[float] = field(default_factory=lambda: array("d"))  # the value of each metric
 
@@ -160,7 +163,11 @@ class Judge:
         return (f"the node shows {seen} devices, the job asked for {wanted}",)
 
     def _require_ours(self, result: RunResult, told: Mapping[str, Any], host: Host, folder: Path) -> None:
-        """The result is about this job's image and suites, on the machine that the node's own side saw."""
+        """The result is about this job's image and suites, on the machine that the node's own side saw.
+
+        Raises:
+            ChecksFailedError: With the first thing that differs.
+        """
         ours = {
             "tier": self.job.tier,
             "stack_id": self.job.stack_id,

@@ -89,19 +89,27 @@ class Fitness:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeGate:
-    """How to look at this node."""
+    """How to look at this node.
+
+    Attributes:
+        limit_s: How long it may take: a run without an image is stopped then, and no second run begins that
+            would not end in time.
+    """
 
     root: Path  # the checkout with the suites and bounds
     state: Path  # a folder of this node that keeps its last gates
     vendor: Vendor | None  # the vendor whose checks run; None: that of the image, or of this node's GPUs
     python: str  # without an image, the Python with torch that runs the suites
-    # How long it may take: a run without an image is stopped then, and no second run begins that would not
-    # end in time
     limit_s: float
     report: Callable[[str], None]
 
     def look(self, image: str | None, connect: Callable[[], Engine]) -> Fitness:
-        """The node's fitness. A figure that is slower than before is measured again before it counts."""
+        """The node's fitness. A figure that is slower than before is measured a second time before it counts.
+
+        Raises:
+            MachineUnfitError: The node has no GPU of the vendor.
+            ConfigurationError: The checkout does not know the image, or the Python has no torch.
+        """
         began = time.monotonic()
         with self._alone():
             history = History(str(self.state / "records"), f"sqlite:///{self.state / 'index.sqlite'}")
@@ -220,7 +228,11 @@ class NodeGate:
 
 
 def require_devices(vendor: Vendor) -> None:
-    """Refuse a node without a GPU of this vendor."""
+    """Refuse a node without a GPU of this vendor.
+
+    Raises:
+        MachineUnfitError: It has none.
+    """
     if vendor != "cpu" and not vendors.host(vendor).devices:
         raise _no_gpu(f"of {vendor}", f"stackcheck doctor; lspci | grep -i {vendor}")
 

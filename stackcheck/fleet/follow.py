@@ -27,12 +27,15 @@ MOST_WITH_LINES = 64  # nodes whose lines of progress are shown; of more, only h
 
 @dataclass(frozen=True, kw_only=True)
 class JobPatience:
-    """How long is waited for what, in seconds."""
+    """How long is waited for what, in seconds.
+
+    Attributes:
+        settle_s: For files to arrive after the job ended: shared file systems keep old listings for a while.
+    """
 
     poll_s: float = 5.0  # between two looks
     queue_s: float | None = None  # for the job to get its nodes; None: as long as it takes
     start_s: float = 600.0  # for a node to say its first word, after the job got its nodes
-    # For files to arrive after the job ended: shared file systems keep old listings for a while
     settle_s: float = 30.0
 
 

@@ -36,7 +36,14 @@ Container = Literal["docker", "podman"]
 
 
 class Job(Closed, strict=True):
-    """What every node runs."""
+    """What every node runs.
+
+    Attributes:
+        accepted_python: Digests of the files that may be the image's Python although no package owns them.
+        devices: Number of GPUs that each node has to show; `None`: the number that the stack names.
+        stage: Whether the nodes run the suites alone, try their links, or train together.
+        array: Whether Slurm starts each node alone, as soon as it is free: an element of a job array.
+    """
 
     id: str  # of this job; also the name of its folder
     name: str  # STACK|IMAGE as the user typed it
@@ -51,15 +58,11 @@ class Job(Closed, strict=True):
     only: str | None = None  # pytest's -k; such a run measures, and never gets a verdict
     inputs: dict[str, str | None]  # digests of suites, trainers, thresholds, matrix and runner
     nodes: PositiveInt  # how many
-    # Digests of the files that may be the image's Python although no package owns them
     accepted_python: tuple[str, ...] = ()
-    # Number of GPUs that each node has to show; `None`: the number that the stack names
     devices: int | None = None
     container: Container = "docker"
-    # Whether the nodes run the suites alone, try their links, or train together
     stage: Literal["alone", "links", "training"] = "alone"
     results: str | None = None  # a URL at which each node stores its result; None: the job's folder
-    # Whether Slurm starts each node alone, as soon as it is free: an element of a job array
     array: bool = False
     limit_s: PositiveInt  # a node whose run takes longer has failed
     created: AwareDatetime  # when; an older result is of another job
@@ -84,7 +87,11 @@ class Job(Closed, strict=True):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read `job.json`."""
+        """Read `job.json`.
+
+        Raises:
+            ConfigurationError: There is no such file, or another version of stackcheck wrote it.
+        """
         return load_json(
             cls,
             folder / "job.json",
@@ -111,7 +118,11 @@ def new_job(  # what a user can choose
     results: str | None = None,
     array: bool = False,
 ) -> tuple[Job, Subject]:
-    """A job for the image that `build` or `test` left in this checkout. Nothing is written."""
+    """A job for the image that `build` or `test` left in this checkout. Nothing is written.
+
+    Raises:
+        ConfigurationError: The image was not built or tested in this checkout, or the checkout has no suites.
+    """
     if results is not None:
         require_store(results)
     subject = subject_of(name, root, vendor, accepted_python)
@@ -149,6 +160,9 @@ def subject_of(
     """The image under test, found without an engine: a login node has none.
 
     The digests in `accepted_python` are for an image that is no stack's.
+
+    Raises:
+        ConfigurationError: The image is not in this checkout, or nothing says for which vendor it is.
     """
     image = subjects.find_image(name, root)
     policy = matrix.load_matrix(root / "matrix.yaml").policy
@@ -185,18 +199,21 @@ def _named_devices(subject: Subject) -> int | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """What a node says about itself: `state.json` in its folder."""
+    """What a node says about itself: `state.json` in its folder.
+
+    Attributes:
+        state: `running` from its first second; then `ended` (the run came to its end, with a result),
+            `failed` (with an error), or `stopped` by a signal.
+        result: The digest of the result.json that its own program read and handed over; None from a pod.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
     rank: int  # from 0
     node: str
-    # `running` from its first second; then `ended` (the run came to its end, with a result), `failed` (with
-    # an error), or `stopped` by a signal
     state: Literal["running", "ended", "failed", "stopped"]
     code: int = 0  # the exit code of the error
     error: str | None = None
-    # The digest of the result.json that its own program read and handed over; None from a pod
     result: str | None = None
 
     def write(self, folder: Path) -> None:

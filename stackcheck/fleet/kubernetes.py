@@ -44,7 +44,11 @@ class Kubernetes:
         return self.manifests.render(job)
 
     def submit(self, job: Job) -> str:
-        """Write the suites, each rank's run.json and the manifests, and create the objects; its name."""
+        """Write the suites, run.json for each rank and the manifests, and create the objects; the job's name.
+
+        Raises:
+            EngineError: The cluster refused it, or does not answer.
+        """
         inputs.freeze(job.checkout, job.folder / "suite")
         for rank in range(job.nodes):
             self._prepare(job, rank)
@@ -74,7 +78,11 @@ class Kubernetes:
         write_atomically(folder / "run.json", (json.dumps(facts, indent=2).encode(),))
 
     def state(self, job_id: str) -> JobState:
-        """How the Job or JobSet is now; one that is gone was deleted."""
+        """How the Job or JobSet is now; one that is gone was deleted.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
         group = "jobset.x-k8s.io/v1alpha2" if self.manifests.jobset else "batch/v1"
         kind = "jobsets" if self.manifests.jobset else "jobs"
         found = self._items(f"/apis/{group}", kind, f"fieldSelector=metadata.name%3D{job_id}")
@@ -100,7 +108,11 @@ class Kubernetes:
         return found
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
-        """What the cluster knows of nodes: readiness, pool, and the label that names the rack."""
+        """What the cluster knows of nodes: readiness, pool, and the label that names the rack.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
         if not names:
             return {}
         wanted = set(names)
@@ -108,7 +120,11 @@ class Kubernetes:
         return {fact.name: fact for fact in (node_facts(item, self.rack) for item in items)}
 
     def cancel(self, job_id: str) -> None:
-        """Delete the objects of a job."""
+        """Delete the objects of a job.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
         kinds = ("jobset",) if self.manifests.jobset else ("job", "service")
         for one in self._watched.values():
             one.close()
@@ -117,7 +133,11 @@ class Kubernetes:
             self._kubectl("delete", kind, job_id, "--ignore-not-found", "--wait=false")
 
     def drain(self, node: str, reason: str) -> None:
-        """Keep new pods away from a node (cordon), and say why in an annotation."""
+        """Keep new pods away from a node (cordon), and say why in an annotation.
+
+        Raises:
+            EngineError: The cluster refused.
+        """
         cordon(node, reason)
 
     def _pods(self, short: str) -> list[dict[str, Any]]:
@@ -150,7 +170,11 @@ class Kubernetes:
 
 
 def cordon(node: str, reason: str) -> None:
-    """Keep new pods away from a node, and say why in an annotation."""
+    """Keep new pods away from a node, and say why in an annotation.
+
+    Raises:
+        EngineError: The cluster refused.
+    """
     kubectl("annotate", "node", node, "--overwrite", f"{LABEL}/reason={reason}")
     kubectl("cordon", node)
 
@@ -163,7 +187,11 @@ def kubectl(*words: str, namespace: str | None = None) -> str:
 
 
 def require_registry(target: str) -> None:
-    """Refuse a target that no node can pull from."""
+    """Refuse a target that no node can pull from.
+
+    Raises:
+        ConfigurationError: It is a folder.
+    """
     if target.startswith("oci:"):
         raise ConfigurationError(
             "the nodes of a cluster pull the image from a registry",

@@ -34,10 +34,13 @@ EVERY_PAIR = 40  # nodes, up to which every pair is tried
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCulprit:
-    """What a bad pair comes from."""
+    """What a bad pair comes from.
 
-    # `node`: most pairs with it are bad; `switch`: most pairs between a leaf and the others are; `link`: only
-    # this pair is
+    Attributes:
+        kind: `node`: most pairs with it are bad; `switch`: most pairs between a leaf and the others are;
+            `link`: only this pair is.
+    """
+
     kind: Literal["node", "switch", "link"]
     names: tuple[str, ...]  # one node, one leaf switch, or the two ends of the link
     because: str  # the evidence, in words
@@ -189,12 +192,15 @@ class Report(Closed, strict=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What the links of a fleet showed."""
+    """What the links of a fleet showed.
+
+    Attributes:
+        whole_gb_per_s: The busbw of all nodes together; None if they were not tried, or failed.
+    """
 
     speeds: Mapping[Pair, float]  # pair -> busbw of the largest message in GB/s
     failed: Mapping[Pair, str]  # pair -> why
     culprits: tuple[LinkCulprit, ...]  # the nodes and links that explain what is bad
-    # The busbw of all nodes together; None if they were not tried, or failed
     whole_gb_per_s: float | None = None
     whole_error: str | None = None
 

@@ -33,18 +33,21 @@ QUEUE, TOPOLOGY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/podset-preferred-
 
 @dataclass(frozen=True, kw_only=True)
 class Manifests:
-    """What the manifests of a cluster have in common."""
+    """What the manifests of a cluster have in common.
+
+    Attributes:
+        claim: A PersistentVolumeClaim that holds the checkout; None: the nodes see its path themselves.
+        queue: Kueue's LocalQueue, which starts the job once it has quota for all nodes; None: no Kueue.
+        topology: The label of nodes whose values Kueue keeps together (a rack's), where it can.
+    """
 
     repository: str  # HOST/REPO that has the image; the manifest names it by its digest
     python: ReportedInterpreter  # the image's Python, identified on this host
     declared: tuple[str, ...] = ()  # names of the variables in the image's ENV
-    # A PersistentVolumeClaim that holds the checkout; None: the nodes see its path themselves
     claim: str | None = None
     jobset: bool = False  # whether to make a JobSet in place of a Job
     nodes_named: tuple[str, ...] = ()  # only nodes of these names; empty: any
-    # Kueue's LocalQueue, which starts the job once it has quota for all nodes; None: no Kueue
     queue: str | None = None
-    # The label of nodes whose values Kueue keeps together (a rack's), where it can
     topology: str | None = None
 
     def render(self, job: Job) -> str:

@@ -116,7 +116,11 @@ def _together(programs: Torchrun, folder: Path, report: Callable[[str], None]) -
 
 
 def connect(job: Job) -> Engine:
-    """This node's engine. podman answers Docker's API on a socket of its own."""
+    """This node's engine. podman answers Docker's API on a socket of its own.
+
+    Raises:
+        EngineError: It does not answer.
+    """
     if job.container == "podman" and "DOCKER_HOST" not in os.environ:
         sockets = [Path(path.format(uid=os.getuid())) for path in PODMAN_SOCKETS]
         found = next((path for path in sockets if path.is_socket()), None)
@@ -132,7 +136,11 @@ def connect(job: Job) -> Engine:
 
 
 def require_image(image: Image, job: Job) -> None:
-    """Refuse an image that is not the one of the job."""
+    """Refuse an image that is not the one of the job.
+
+    Raises:
+        ChecksFailedError: The checkout has another image now.
+    """
     if (image.config_digest, image.manifest_digest) != (job.config_digest, job.manifest_digest):
         raise ChecksFailedError(
             "the image in the checkout is not the one of this job",
@@ -144,7 +152,11 @@ def require_image(image: Image, job: Job) -> None:
 
 
 def load_image(image: Image, engine: Engine, report: Callable[[str], None]) -> None:
-    """Make sure that this node's engine has exactly this image; load it where it has none, or another one."""
+    """Make sure that this node's engine has exactly this image; load it where it has none, or another one.
+
+    Raises:
+        EngineError: What it has under the name is still another image.
+    """
     digests = {image.config_digest, image.manifest_digest}  # the id is either, by the kind of store
     if not engine.has(image.reference) or engine.inspect(image.reference).id not in digests:
         report(f"loading {image.reference} from {image.layout}")

@@ -250,7 +250,11 @@ def _in_parts(done: FleetRun) -> Iterator[bytes]:
 
 
 def again(root: Path, job_id: str, history: History | None) -> FleetRun:
-    """Judge the newest attempt of a run once more, from its files alone."""
+    """Judge the newest attempt of a run once more, from its files alone.
+
+    Raises:
+        ConfigurationError: There is no such run in this checkout.
+    """
     known = sorted(path.name for path in (root / FOLDER).glob("*") if path.is_dir())
     if job_id not in known:
         raise ConfigurationError(

@@ -53,13 +53,16 @@ DEAD = ("DOWN", "FAIL", "ERROR", "POWERED_DOWN", "NO_RESPOND", "UNKNOWN")
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """How this site's Slurm is asked."""
+    """How this site's Slurm is asked.
+
+    Attributes:
+        program: What starts `stackcheck.fleet.node` on a node.
+    """
 
     partition: str | None = None  # where the job goes; None: the site's default
     nodelist: tuple[str, ...] = ()  # the nodes, by name; empty: any
     exclude: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    # What starts `stackcheck.fleet.node` on a node
     program: tuple[str, ...] = ("python3", "-m", "stackcheck.fleet.node")
     _said: dict[tuple[str, int], dict[str, NodeState]] = field(
         default_factory=dict, compare=False, repr=False
@@ -137,13 +140,21 @@ class Slurm:
         }
 
     def submit(self, job: Job) -> str:
-        """Write the script, and hand it to Slurm; the id of its job."""
+        """Write the script, and hand it to Slurm; the id of its job.
+
+        Raises:
+            EngineError: Slurm refused it, or does not answer.
+        """
         script = job.folder / SCRIPT
         write_atomically(script, (self.render(job).encode(),))
         return _slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
 
     def state(self, job_id: str) -> JobState:
-        """How a job is now; one that Slurm no longer knows has ended."""
+        """How a job is now; one that Slurm no longer knows has ended.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
         try:
             text = _slurm("scontrol", "show", "job", "--oneliner", job_id)
         except EngineError as error:
@@ -169,14 +180,22 @@ class Slurm:
         return {state.rank: state for state in known.values()}
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeFacts]:
-        """What Slurm knows of nodes: state, partitions, and the switch that they hang on."""
+        """What Slurm knows of nodes: state, partitions, and the switch that they hang on.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
         if not names:
             return {}
         text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%R|%T|%E")
         return parse_nodes(text, parse_topology(_topology()))
 
     def addresses(self, names: Sequence[str]) -> dict[str, str]:
-        """Node -> the address by which the other nodes reach it."""
+        """Node -> the address by which the other nodes reach it.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
         text = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%o")
         return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
 
@@ -185,11 +204,19 @@ class Slurm:
         return dataclasses.replace(self, nodelist=tuple(names), exclude=())
 
     def cancel(self, job_id: str) -> None:
-        """End a job; one that has ended is left alone."""
+        """End a job; one that has ended is left alone.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
         _slurm("scancel", "--quiet", job_id)
 
     def drain(self, node: str, reason: str) -> None:
-        """Keep jobs away from a node; only when the user asked for it."""
+        """Keep jobs away from a node; only when the user asked for it.
+
+        Raises:
+            EngineError: Slurm refused: it takes an operator of the cluster.
+        """
         drain(node, reason)
 
 

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def require_store(url: str) -> None:
-    """Refuse a URL that this Python cannot open, or that tells everybody a password."""
+    """Refuse a URL that this Python cannot open, or that tells everybody a password.
+
+    Raises:
+        ConfigurationError: With the reason.
+    """
     problem = "" if "://" in url else url
     try:
         if urlsplit(url).password:
@@ -49,7 +53,12 @@ def url_of(job: Job, file: Path) -> str:
 
 
 def put(job: Job, file: Path, data: bytes) -> None:
-    """Store a file, whole or not at all."""
+    """Store a file, whole or not at all.
+
+    Raises:
+        EngineError: The store refused it.
+        FileError: The disk did.
+    """
     if job.results is None:
         write_atomically(file, (data,))
         return

@@ -45,12 +45,20 @@ class Watched:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """List the objects, and follow them from there until `close`."""
+        """List the objects, and follow them from there until `close`.
+
+        Raises:
+            EngineError: The cluster does not answer.
+        """
         self._list()
         threading.Thread(target=self._follow, daemon=True).start()
 
     def items(self) -> list[dict[str, Any]]:
-        """The objects as the server described them last."""
+        """The objects as the server described them last.
+
+        Raises:
+            EngineError: It does not answer any more.
+        """
         with self._lock:
             if self._error:
                 raise self._error

@@ -33,10 +33,14 @@ Rule = Literal["own nights", "step"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that got worse."""
+    """Something that got worse.
 
-    # `own nights`: a figure of the newest run against the last nights of the same chips. `step`: a change of
-    # level that two nodes or two metrics agree on.
+    Attributes:
+        rule: `own nights`: a figure of the newest run against the last nights of the same chips. `step`: a
+            change of level that two nodes or two metrics agree on.
+        against: What the newest value was compared with, and the value; only for one figure.
+    """
+
     rule: Rule
     stack: str
     device_model: str
@@ -44,7 +48,6 @@ class Finding:
     nodes: tuple[str, ...]  # anonymous ids of the machines that show it; of single chips `node/place`
     loss: float  # the largest loss, as a share; of a numeric margin, in shares of its gate
     since: dt.date  # the night from which on it holds
-    # What the newest value was compared with, and the value; only for one figure
     against: tuple[float, float, str] | None = None
     simulated: bool = False  # whether nobody ran it
 

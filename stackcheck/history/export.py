@@ -40,7 +40,12 @@ Write = Callable[[list[Row]], object]
 
 
 def export(history: History, query: Query, path: Path, table: Table = "metrics") -> int:
-    """Write what a query asks for, the oldest first, and return the number of rows."""
+    """Write what a query asks for, the oldest first, and return the number of rows.
+
+    Raises:
+        ConfigurationError: The file's name ends neither in .parquet nor in .csv, or pyarrow is not installed.
+        FileError: The file cannot be written.
+    """
     written = 0
     with _whole(path) as temporary, _writer(path, temporary, FIELDS[table]) as write:
         for rows in _windows(history, query, table):

@@ -67,7 +67,11 @@ class RecordIndex:
             schema.make(connection)
 
     def add(self, data: bytes, digest: str) -> None:
-        """Add the record of this digest. Of several records of one result, the newest verdict counts."""
+        """Add the record of this digest. Of several records of one result, the newest verdict counts.
+
+        Raises:
+            HistoryError: It is not a record, or the database cannot be written.
+        """
         kept = read_record(data, digest)
         with self._transaction() as connection:
             index_loader.add(connection, kept)
@@ -139,7 +143,11 @@ class RecordIndex:
 
 
 class History(RecordIndex):
-    """The records in a folder, or at a URL that fsspec knows, and their index at the URL of a database."""
+    """The records in a folder, or at a URL that fsspec knows, and their index at the URL of a database.
+
+    Raises:
+        HistoryError: One of them cannot be opened.
+    """
 
     def __init__(self, records_url: str, index_url: str) -> None:
         self.records = Records(records_url)
@@ -196,7 +204,13 @@ def _says(run: Run, verdict: Mapping[str, Any]) -> bool:
 
 
 def open_history(root: Path) -> History:
-    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`."""
+    """The history of a checkout: what `history:` in matrix.yaml names, else `build/history/`.
+
+    Raises:
+        HistoryError: It cannot be opened.
+        FileError: Its folder cannot be made.
+        ConfigurationError: matrix.yaml is wrong.
+    """
     file = root / "matrix.yaml"
     chosen = matrix.load_matrix(file).history if file.exists() else None
     folder = root / FOLDER

@@ -31,14 +31,17 @@ VERDICT_LIMIT_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What became of one file."""
+    """What became of one file.
+
+    Attributes:
+        fate: Kept; there already, with the same verdict; no result (another JSON file of a folder); refused.
+        judged: Who gave it: `here`, or `its own` for the verdict.json beside the result.
+    """
 
     file: Path
-    # Kept; there already, with the same verdict; no result (another JSON file of a folder); refused
     fate: Fate
     record: str | None = None  # the record's digest, if there is one
     status: Status | None = None
-    # Who gave it: `here`, or `its own` for the verdict.json beside the result
     judged: Literal["here", "its own"] | None = None
     error: StackcheckError | None = None
 
@@ -129,7 +132,11 @@ def _require_one_result(history: History, result: RunResult, body: bytes, path: 
 
 
 def _own_verdict(path: Path, result: RunResult) -> dict[str, Any] | None:
-    """The verdict.json that came with a result; `None` if that file does not exist."""
+    """The verdict.json that came with a result; `None` if that file does not exist.
+
+    Raises:
+        HistoryError: It is damaged, or about another result.
+    """
     folders = (path.parent, path.parent.parent) if path.parent.name == "run" else (path.parent,)
     file = next((folder / "verdict.json" for folder in folders if (folder / "verdict.json").exists()), None)
     if file is None:

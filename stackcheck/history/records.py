@@ -96,7 +96,11 @@ def result_of(data: bytes) -> bytes:
 
 
 class Records:
-    """The record files in a folder, or under a URL that fsspec knows."""
+    """The record files in a folder, or under a URL that fsspec knows.
+
+    Raises:
+        HistoryError: There is no such kind of store, or its library is not installed.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -113,7 +117,11 @@ class Records:
         self._local = isinstance(self._files, LocalFileSystem)
 
     def append(self, data: bytes) -> str:
-        """Keep a record and return its digest; a record that is there already is left as it is."""
+        """Keep a record and return its digest; a record that is there already is left as it is.
+
+        Raises:
+            HistoryError: The store refused it.
+        """
         packed = packed_record(data)
         digest = sha256(packed)
         path = self._path(digest)
@@ -127,15 +135,27 @@ class Records:
         return digest
 
     def read(self, digest: str) -> bytes:
-        """A record, checked against its digest."""
+        """A record, checked against its digest.
+
+        Raises:
+            HistoryError: It is missing, damaged, or not the record of this name.
+        """
         return self._unpacked(digest, members=2)
 
     def head(self, digest: str) -> bytes:
-        """The head of a record, one JSON object. The whole file is checked against its digest."""
+        """The head of a record, one JSON object. The whole file is checked against its digest.
+
+        Raises:
+            HistoryError: It is missing, damaged, or not the record of this name.
+        """
         return self._unpacked(digest, members=1) + b"}"
 
     def remove(self, digest: str) -> None:
-        """Remove a record's file, if it is there."""
+        """Remove a record's file, if it is there.
+
+        Raises:
+            HistoryError: The store refused it.
+        """
         with self._reported("cannot be pruned"):
             if self._files.exists(self._path(digest)):
                 self._files.rm_file(self._path(digest))
@@ -158,7 +178,11 @@ class Records:
         return data
 
     def __iter__(self) -> Iterator[str]:
-        """The digests of all records, in order of digest."""
+        """The digests of all records, in order of digest.
+
+        Raises:
+            HistoryError: The store does not answer.
+        """
         with self._reported("cannot be listed"):
             found = self._files.find(self._root) if self._files.exists(self._root) else ()
         matches = (_NAME.fullmatch(path.rpartition("/")[2]) for path in found)
@@ -219,12 +243,20 @@ class Kept:
 
 
 def read_record(data: bytes, digest: str) -> Kept:
-    """Read a record of this digest."""
+    """Read a record of this digest.
+
+    Raises:
+        HistoryError: It is not a record of this schema.
+    """
     return _read(head_of(data), digest, lambda: data)
 
 
 def read_kept(records: Records, digest: str) -> Kept:
-    """Read the record of this digest; only its head is unpacked if that says all."""
+    """Read the record of this digest; only its head is unpacked if that says all.
+
+    Raises:
+        HistoryError: It is missing or damaged, or not a record of this schema.
+    """
     return _read(records.head(digest), digest, lambda: records.read(digest))
 
 

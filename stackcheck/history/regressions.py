@@ -76,15 +76,18 @@ def floor(
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What a paired comparison says about one metric."""
+    """What a paired comparison says about one metric.
+
+    Attributes:
+        limit: The loss from which it counts: 1 %, or more on a noisy node, and twice what the reference loses
+            against itself.
+        verdict: `slower`, `equal`; `noisy` if no loss was found and 2 % could not have been.
+    """
 
     loss: float  # how much worse the candidate's median is than the reference's
-    # The loss from which it counts: 1 %, or more on a noisy node, and twice what the reference loses against
-    # itself
     limit: float
     noise: float  # the spread of one run on this node, from the runs of the reference against itself
     resolves: float  # the smallest loss that this pair finds in 95 of 100 cases
-    # `slower`, `equal`; `noisy` if no loss was found and 2 % could not have been
     verdict: Literal["slower", "equal", "noisy"]
 
 

@@ -26,15 +26,18 @@ class HistoryError(StackcheckError):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One judged run of the suites."""
+    """One judged run of the suites.
+
+    Attributes:
+        stack: The stack id; for an image from elsewhere the name under which it was tested, in old records
+            its digest; `no image` for pytest alone.
+    """
 
     record: str  # `sha256:…` of the record file
     run_id: str
     started: dt.datetime  # when it started (UTC)
     finished: dt.datetime  # when it ended (UTC); a run that never ended is kept with the time when it started
     tier: Tier  # how thorough the suites were
-    # The stack id; for an image from elsewhere the name under which it was tested, in old records its digest;
-    # `no image` for pytest alone
     stack: str
     image: str | None  # the image's manifest digest, else its config digest; None for pytest alone
     vendor: Vendor
@@ -52,21 +55,24 @@ class Run:
 
 @dataclass(frozen=True)
 class Point:
-    """One metric of one check of one run; the fields are in the order of the index's columns."""
+    """One metric of one check of one run.
+
+    Attributes:
+        name: The metric's name. Where a check reports a name several times, the conditions that tell them
+            apart follow: `gemm_tflops[m=8192 n=28672]`.
+        direction: `min` if more is better, `max` if less is; None if no bound judges it.
+        chips: Which of the machine's devices measured it: `0`, or `0,3`; None for all of them.
+    """
 
     record: str
     check: str
-    # The metric's name. Where a check reports a name several times, the conditions that tell them apart
-    # follow: `gemm_tflops[m=8192 n=28672]`.
     name: str
     unit: str
     value: float  # the number that the bound judges
     repeats: tuple[float, ...]  # the repeats that it comes from; empty if there was one measurement
-    # `min` if more is better, `max` if less is; None if no bound judges it
     direction: Literal["min", "max"] | None
     bound: float | None
     ceiling: float | None  # what the device could reach at most
-    # Which of the machine's devices measured it: `0`, or `0,3`; None for all of them
     chips: str | None = None
 
 
@@ -75,12 +81,14 @@ class Query:
     """Which runs or points; None means any.
 
     In text fields `*` stands for any text and `?` for one character; upper and lower case are equal.
+
+    Attributes:
+        check: Pattern on a check's id. For runs: those in which it failed, was invalid or was waived.
     """
 
     stack: str | None = None  # pattern on `Run.stack`
     device_model: str | None = None  # pattern on `Run.device_model`
     driver: str | None = None  # pattern on `Run.driver`
-    # Pattern on a check's id. For runs: those in which it failed, was invalid or was waived.
     check: str | None = None
     metric: str | None = None  # pattern on `Point.name`. For runs: those that measured it
     status: str | None = None  # pattern on `Run.status`

@@ -28,10 +28,13 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bake:
-    """What to build."""
+    """What to build.
+
+    Attributes:
+        owners: Stage key -> the plan whose Dockerfile it is built from; stages of the definition only.
+    """
 
     definition: Mapping[str, Any]  # the bake definition, as JSON takes it
-    # Stage key -> the plan whose Dockerfile it is built from; stages of the definition only
     owners: Mapping[str, BuildPlan]
     plans: Mapping[str, BuildPlan]  # target -> the same plan
     handed_over: Mapping[str, Path]  # stage key -> the folder that a stage's files are written to

@@ -23,17 +23,24 @@ DISTRIBUTIONS = (apt.DEBIAN,)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to get a base's packages."""
+    """One way to get a base's packages.
+
+    Attributes:
+        sources: apt's sources; "" for the archive that mmdebstrap itself knows as the distribution's own.
+    """
 
     name: str  # as messages and the provenance name it
-    # apt's sources; "" for the archive that mmdebstrap itself knows as the distribution's own
     sources: str = ""
     keyring: Path | None = None  # what verifies the packages, where the sources do not say it
     needs: str | None = None  # a package of this host that has to be installed first
 
 
 def distribution_of(suite: str) -> Distribution:
-    """The distribution that has this release."""
+    """The distribution that has this release.
+
+    Raises:
+        ConfigurationError: None that a base can be made of.
+    """
     for one in DISTRIBUTIONS:
         if suite in one.releases:
             return one

@@ -147,7 +147,11 @@ def bootstrap(
 
 
 def ready(suite: str, os_name: str, mirror: Sequence[str]) -> tuple[Way, ...]:
-    """The ways to make a base on this host; asks files only."""
+    """The ways to make a base on this host; asks files only.
+
+    Raises:
+        EngineError: This user can neither run mmdebstrap nor install what it lacks.
+    """
     found = base_sources.ways(suite, os_name, mirror)
     if os.geteuid() == 0:
         return found

@@ -29,12 +29,15 @@ from stackcheck.oci.tags import local_name
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user can choose about a build."""
+    """What a user can choose about a build.
 
-    # The only folder that wheels come from; no index is asked. None: wheels come from where the host's pip is
-    # configured to look.
+    Attributes:
+        wheelhouse: The only folder that wheels come from; no index is asked. None: wheels come from where the
+            host's pip is configured to look.
+        wheel_cache: A folder that keeps downloaded and built wheels, by hash; None to keep nothing.
+    """
+
     wheelhouse: Path | None = None
-    # A folder that keeps downloaded and built wheels, by hash; None to keep nothing
     wheel_cache: Path | None = None
     platform: str | None = None  # `linux/amd64` or `linux/arm64`; None for this host's own
     no_cache: bool = False  # build every step again, to show that the result is the same
@@ -52,7 +55,11 @@ def build(
     report: Callable[[str], None],
     options: Options = DEFAULTS,
 ) -> tuple[Image, ...]:
-    """Make the images of stacks, or keep those whose inputs did not change."""
+    """Make the images of stacks, or keep those whose inputs did not change.
+
+    Raises:
+        BuildError: A stack cannot be built here, a step failed, or an image is over its size budget.
+    """
     if options.wheelhouse:
         # First: a wrong folder is refused even if no image has to be built.
         host_settings.only(options.wheelhouse)
@@ -74,6 +81,9 @@ def adopt(reference: str, engine: Engine, *, folder: Path, report: Callable[[str
     """Make any image ready for tests: pull it if the engine does not have it, and write it as a layout.
 
     A tag may move at any moment: what it names is read once, and all that follows is by that id.
+
+    Raises:
+        EngineError: No registry has it, or the engine saved an image of another id.
     """
     start = time.monotonic()
     fixed = bring(reference, engine, report)

@@ -33,12 +33,15 @@ class InstalledPackage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A name that several packages offer a program for: what `update-alternatives` made of it."""
+    """A name that several packages offer a program for: what `update-alternatives` made of it.
+
+    Attributes:
+        choices: Path -> its priority, and the slaves' paths by name.
+    """
 
     name: str
     link: str  # the path that programs use
     slaves: Mapping[str, str]  # name -> link of what follows the choice
-    # Path -> its priority, and the slaves' paths by name
     choices: Mapping[str, tuple[int, Mapping[str, str]]]
 
 
@@ -50,7 +53,11 @@ class Database:
 
     @cached_property
     def packages(self) -> Mapping[str, InstalledPackage]:
-        """The installed packages of this host's architecture, by name."""
+        """The installed packages of this host's architecture, by name.
+
+        Raises:
+            BuildError: This host has no dpkg.
+        """
         path = self.admin / "status"
         try:
             text = path.read_text(encoding="utf-8")
@@ -84,7 +91,11 @@ class Database:
         )
 
     def closure(self, names: Sequence[str]) -> tuple[InstalledPackage, ...]:
-        """The named packages, the essential ones, and what they need; sorted by name."""
+        """The named packages, the essential ones, and what they need; sorted by name.
+
+        Raises:
+            BuildError: One is not installed.
+        """
         essential = [name for name, package in self.packages.items() if package.essential]
         chosen: dict[str, InstalledPackage] = {}
         queue: list[tuple[tuple[str, ...], str]] = [((name,), "the stack") for name in names]
@@ -129,7 +140,11 @@ class Database:
         return found
 
     def files(self, package: InstalledPackage) -> tuple[str, ...]:
-        """Every path of a package: folders, files and links."""
+        """Every path of a package: folders, files and links.
+
+        Raises:
+            BuildError: dpkg's list of it is missing.
+        """
         path = self.admin / "info" / f"{package.key}.list"
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

@@ -43,7 +43,11 @@ class Forecast:
 
 
 def forecast(stacks: Sequence[Stack], root: Path, options: Options) -> Iterator[Forecast]:
-    """What a build would do with each stack."""
+    """What a build would do with each stack.
+
+    Raises:
+        ConfigurationError: The wheelhouse does not exist.
+    """
     if options.wheelhouse:
         host_settings.only(options.wheelhouse)
     here = build.recorded(root / "build", root)

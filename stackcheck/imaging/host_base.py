@@ -53,16 +53,19 @@ _SHOWN = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A base that was cut."""
+    """A base that was cut.
+
+    Attributes:
+        left_out: Configuration files that the host's administrator removed; the base lacks them too.
+        changed: Configuration files that differ from their packages, where the user said to keep them.
+    """
 
     path: Path
     digest: str  # sha256 of the tar, "sha256:…"
     packages: Mapping[str, str]  # version of each package in it
     asked: tuple[str, ...]  # the packages that were named
     system: str  # what the host calls its release
-    # Configuration files that the host's administrator removed; the base lacks them too
     left_out: tuple[str, ...]
-    # Configuration files that differ from their packages, where the user said to keep them
     changed: tuple[str, ...]
     size_bytes: int
 
@@ -75,12 +78,15 @@ class Cut:
 
 @dataclasses.dataclass
 class _Tree:
-    """What goes into the tar: path without the first slash -> where it comes from."""
+    """What goes into the tar: path without the first slash -> where it comes from.
+
+    Attributes:
+        problems: What is wrong with files of the host, one line each.
+    """
 
     sources: dict[str, Path] = dataclasses.field(default_factory=dict)
     links: dict[str, str] = dataclasses.field(default_factory=dict)
     texts: dict[str, bytes] = dataclasses.field(default_factory=dict)  # bytes of a file that is made here
-    # What is wrong with files of the host, one line each
     problems: list[str] = dataclasses.field(default_factory=list)
     broken: set[str] = dataclasses.field(default_factory=set)
     left_out: list[str] = dataclasses.field(default_factory=list)
@@ -123,7 +129,11 @@ def cut(
 
 
 def load_host_base(stack: Stack, folder: Path) -> RootFs:
-    """The base that a stack's pins name, as it was cut on this host or copied to it."""
+    """The base that a stack's pins name, as it was cut on this host or copied to it.
+
+    Raises:
+        BuildError: It is not here.
+    """
     digest = str(stack.base.digest)
     path = folder / f"host-{digest.removeprefix('sha256:')[:16]}.tar"
     if not path.is_file() or f"sha256:{sha256_of(path)}" != digest:

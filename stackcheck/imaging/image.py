@@ -34,18 +34,25 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageUse:
-    """Where one stage of an image came from."""
+    """Where one stage of an image came from.
+
+    Attributes:
+        how: `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once
+            for several images of this build; `handed over` by the wheel cache.
+    """
 
     name: str
     key: str  # equal for equal stages, in any stack
-    # `built` in this build; `cached`: the engine had every step of it; `shared`: built or found once for
-    # several images of this build; `handed over` by the wheel cache
     how: How
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image in the engine and, with exactly the same manifest, in a layout."""
+    """An image in the engine and, with exactly the same manifest, in a layout.
+
+    Attributes:
+        shared_bytes: Size of its layers that images of other stacks here have too: they are stored once.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # of image.json
     stack_id: str | None  # the stack it was built from; None for an image from elsewhere
@@ -62,7 +69,6 @@ class Image:
     built: str = ""  # when, RFC 3339
     engine: str = ""
     stages: tuple[StageUse, ...] = ()  # where each stage came from when it was built
-    # Size of its layers that images of other stacks here have too: they are stored once
     shared_bytes: int = 0
     base_from: str = ""  # where the packages of a base that was made here came from
 
@@ -132,7 +138,11 @@ def save_image(image: Image, path: Path) -> None:
 
 
 def load_image(path: Path) -> Image:
-    """Read `image.json`; the layout is the folder `oci` beside it."""
+    """Read `image.json`; the layout is the folder `oci` beside it.
+
+    Raises:
+        ConfigurationError: The file does not exist, or was not written by this version of stackcheck.
+    """
     here = {"layout": str(path.parent / "oci"), "reused": True}
     try:
         stored = json.loads(path.read_bytes())

@@ -27,20 +27,23 @@ COMPRESSION = "compression=zstd,oci-mediatypes=true"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """One image to build."""
+    """One image to build.
+
+    Attributes:
+        folder: Where its files go: build/<stack-id>, with -arm64 or -amd64 when not for this host's platform.
+        files: Name -> bytes of the stack's committed files. They were read once: what was checked is what is
+            hashed, and what is hashed is what the builder gets.
+        stages: The Dockerfile's, the last one last; empty in a dry run when the base is not made yet.
+    """
 
     stack: Stack
-    # Where its files go: build/<stack-id>, with -arm64 or -amd64 when not for this host's platform
     folder: Path
-    # Name -> bytes of the stack's committed files. They were read once: what was checked is what is hashed,
-    # and what is hashed is what the builder gets.
     files: Mapping[str, bytes]
     rootfs: bootstrap.RootFs | None  # the bootstrapped base; None where the base is an image of a registry
     inputs: Mapping[str, str]  # URI -> digest of everything that decides the image
     key: str  # one value for all of them; empty in a dry run when the base is not made yet
     engine: str
     platform: str  # `linux/amd64`, …
-    # The Dockerfile's, the last one last; empty in a dry run when the base is not made yet
     stages: tuple[Stage, ...]
 
     @property
@@ -101,7 +104,11 @@ def make_plan(
 
 
 def checked_files(stack: Stack, root: Path) -> Mapping[str, bytes]:
-    """The committed files of a stack, if its image may be built from them."""
+    """The committed files of a stack, if its image may be built from them.
+
+    Raises:
+        BuildError: The stack is not rendered or not locked.
+    """
     files = _read_files(root / "images" / stack.id)
     absent = [name for name in render.GENERATED if name not in files]
     if absent:

@@ -90,12 +90,20 @@ def target(stack: Stack, platform: str) -> InstallTarget:
 
 
 def native() -> str:
-    """This host's own platform."""
+    """This host's own platform.
+
+    Raises:
+        ConfigurationError: Images are not built for such a machine.
+    """
     return checked(f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(host.machine(), host.machine()) }")
 
 
 def checked(name: str) -> str:
-    """A platform that images are built for."""
+    """A platform that images are built for.
+
+    Raises:
+        ConfigurationError: Images are not built for it.
+    """
     if name not in MACHINES:
         raise ConfigurationError(
             "images are not built for this platform",

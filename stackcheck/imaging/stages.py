@@ -52,7 +52,11 @@ class _StageText:
 
 
 def read_stages(dockerfile: str, files: Mapping[str, str], *, platform: str) -> tuple[Stage, ...]:
-    """The stages that the last one is made from, each after those that it needs; the last one last."""
+    """The stages that the last one is made from, each after those that it needs; the last one last.
+
+    Raises:
+        BuildError: There is no stage, or a stage copies a file that is not there.
+    """
     head, parts = _parts(dockerfile)
     if not parts:
         raise BuildError("the Dockerfile has no stage", expected="FROM … AS …", next_step="stackcheck render")

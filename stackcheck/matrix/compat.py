@@ -97,7 +97,11 @@ class _CompatFile(Closed):
 
 
 def load_rules(path: Path) -> RuleSet:
-    """Read compat.yaml."""
+    """Read compat.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
     return _of_bytes(yamlfile.read_bytes(path), path.name)
 
 

@@ -33,19 +33,22 @@ KINDNESS = ("allowed", "unknown", "refused")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The answer for one combination."""
+    """The answer for one combination.
+
+    Attributes:
+        nearest: Allowed combinations that differ in the fewest axes, nearest versions first.
+        excluded: The stacks that the matrix leaves out by choice: id -> its reason.
+        experimental: The matrix accepts a stack with unknown combinations; its certificate states that.
+        environment: Of a stack: what its vendor's containers set, and the image's values, if any.
+    """
 
     asked: Mapping[str, str]
     judgement: RuleJudgement
-    # Allowed combinations that differ in the fewest axes, nearest versions first
     nearest: tuple[Mapping[str, str], ...]
     stacks: tuple[str, ...] = ()  # the stacks of the matrix that are such a combination
-    # The stacks that the matrix leaves out by choice: id -> its reason
     excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
     known_issues: tuple[KnownIssue, ...] = ()  # reported faults of this combination
-    # The matrix accepts a stack with unknown combinations; its certificate states that
     experimental: bool = False
-    # Of a stack: what its vendor's containers set, and the image's values, if any
     environment: tuple[tuple[Variable, str | None], ...] = ()
     names: tuple[Renamed, ...] = ()  # of a stack: what the other vendor's variables are called
 
@@ -228,6 +231,9 @@ def parse_question(texts: Sequence[str], rules: RuleSet, stacks: Iterable[str] =
 
     A text in the form of a stack id (`rocm7.2.4-torch2.6.0-py3.12-ubuntu24.04`) is all that it names.
     `stacks` are the ids of the matrix: a wrong text may be meant as one of them.
+
+    Raises:
+        ConfigurationError: A text is not `axis=value`, or its axis is not known.
     """
     asked: dict[str, str] = {}
     for text in (part for whole in texts for part in _parts(whole, rules)):

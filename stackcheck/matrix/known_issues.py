@@ -37,18 +37,21 @@ def _as_list(value: object) -> object:
 
 
 class KnownIssue(Closed):
-    """One reported fault: a row of the file."""
+    """One reported fault: a row of the file.
+
+    Attributes:
+        when: Axis -> patterns, as in a rule: any of them must match, on every axis.
+        checks: The checks that fail because of it, as a waiver names them; none if no run shows it.
+        first_good: Axis -> the first version without it; None if no release is known to be without it.
+    """
 
     id: str = Field(pattern=r"^K-[a-z0-9]+([.-][a-z0-9]+)*$", max_length=60)
-    # Axis -> patterns, as in a rule: any of them must match, on every axis
     when: Condition = Field(min_length=1)
     symptom: Sentence  # what a user sees, in one sentence
     issue: Link  # where it is tracked: a URL, or OWNER/REPOSITORY#NUMBER
     source: Sentence  # how the versions are known
     severity: Severity  # `refuse`: the combination is not allowed. `warn`: it is allowed, with a warning
-    # The checks that fail because of it, as a waiver names them; none if no run shows it
     checks: Annotated[tuple[CheckName, ...], BeforeValidator(_as_list)] = Field(default=(), alias="check")
-    # Axis -> the first version without it; None if no release is known to be without it
     first_good: Annotated[Mapping[Axis, _FixedVersion], Field(min_length=1, max_length=1)] | None = Field(
         default=None, alias="fixed_in"
     )
@@ -142,7 +145,11 @@ def _cases(
 
 
 def load_known_issues(path: Path) -> KnownIssues:
-    """Read known-issues.yaml."""
+    """Read known-issues.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
     return _of_bytes(yamlfile.read_bytes(path), path.name)
 
 

@@ -178,14 +178,17 @@ class HistoryUrls(Closed):
 
 
 class Foreign(Closed):
-    """An image that was not built here, which `stackcheck nightly` validates and certifies like a stack's."""
+    """An image that was not built here, which `stackcheck nightly` validates and certifies like a stack's.
+
+    Attributes:
+        follow: Whether each image that the tag comes to name is validated, regardless of who pushed it.
+        accept_python: Digests of the files that may be its Python although no package owns them.
+    """
 
     reference: ForeignReference  # as `docker pull` takes it: rocm/pytorch@sha256:…, or a tag that is followed
     vendor: Vendor
     device: Token  # the device model on whose hosts it is validated
-    # Digests of the files that may be its Python although no package owns them
     accept_python: Annotated[tuple[Digest, ...], Field(max_length=10)] = ()
-    # Whether each image that the tag comes to name is validated, regardless of who pushed it
     follow: bool = False
 
     @model_validator(mode="after")
@@ -230,7 +233,11 @@ class Matrix(Closed):
 
 
 def load_matrix(path: Path) -> Matrix:
-    """Read matrix.yaml."""
+    """Read matrix.yaml.
+
+    Raises:
+        ConfigurationError: One line a problem, each with its place.
+    """
     found = _of_bytes(yamlfile.read_bytes(path), path.name)
     problems = [*found.policy.problems(listed)] if (listed := _listed_checks(path.parent)) else []
     if problems:

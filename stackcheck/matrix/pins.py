@@ -40,21 +40,28 @@ class HostBase(_Lenient):
 
 
 class Pins(_Lenient):
-    """The lock of one stack."""
+    """The lock of one stack.
+
+    Attributes:
+        missing: What could not be found out, one reason each; empty when the stack is locked.
+        bases: Image name and tag -> digest; None where the registry was out of reach.
+        wheels_from: Where its wheels come from, if that is no index: one sentence for people.
+    """
 
     schema_: Literal[1] = Field(alias="schema")
-    # What could not be found out, one reason each; empty when the stack is locked
     missing: Annotated[tuple[Reason, ...], Field(strict=False)]
-    # Image name and tag -> digest; None where the registry was out of reach
     bases: Mapping[Reference, Digest | None] = Field(default_factory=dict)
     sources: Mapping[Token, Source] = Field(default_factory=dict)  # package name -> its source archive
     rootfs: HostBase | None = None  # what replaces the base of the matrix, if a site has cut one from a host
-    # Where its wheels come from, if that is no index: one sentence for people
     wheels_from: Reason | None = None
 
 
 def read_pins(root: Path) -> dict[str, Pins]:
-    """Stack id -> what `lock` wrote for it."""
+    """Stack id -> what `lock` wrote for it.
+
+    Raises:
+        ConfigurationError: A file is not readable, or holds what `lock` does not write.
+    """
     return {path.parent.name: _pins(path) for path in sorted((root / "images").glob("*/pins.json"))}
 
 

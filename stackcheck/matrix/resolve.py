@@ -70,7 +70,11 @@ def _named(stack: Stack, selectors: Sequence[str]) -> bool:
 
 
 def load_stack(root: Path, name: str, where: str) -> Stack:
-    """The one stack that a name selects; `where` is the place of the name in a command line."""
+    """The one stack that a name selects; `where` is the place of the name in a command line.
+
+    Raises:
+        ConfigurationError: It selects several.
+    """
     found = load_stacks(root, (name,))
     if len(found) != 1:
         raise ConfigurationError(

@@ -62,12 +62,15 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
-    """One compatibility fact."""
+    """One compatibility fact.
+
+    Attributes:
+        when: Axis -> patterns, any of which must match, on every axis, for the rule to apply.
+        require: Axis -> patterns, any of which must match, on every axis that the combination names.
+    """
 
     id: str
-    # Axis -> patterns, any of which must match, on every axis, for the rule to apply
     when: Mapping[str, tuple[str, ...]]
-    # Axis -> patterns, any of which must match, on every axis that the combination names
     require: Mapping[str, tuple[str, ...]]
     because: str
     source: str

@@ -42,11 +42,14 @@ class Replacement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlashAttention:
-    """FlashAttention's version, and where it comes from."""
+    """FlashAttention's version, and where it comes from.
+
+    Attributes:
+        form: `wheel`: an official wheel of a release fits; `source`: it is compiled; `index`: a wheel of the
+            package index, installed with the image's other Python packages (FlashAttention 4).
+    """
 
     version: str
-    # `wheel`: an official wheel of a release fits; `source`: it is compiled; `index`: a wheel of the package
-    # index, installed with the image's other Python packages (FlashAttention 4)
     form: Literal["wheel", "source", "index"]
     backend: Literal["ck", "triton"] | None  # ROCm's kernels: `ck` or `triton`; None on CUDA
     sha256: str | None  # of the source archive; None while the stack is unlocked
@@ -64,10 +67,13 @@ def flash_attention_package(version: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Base:
-    """What an image, or a stage that compiles, starts from."""
+    """What an image, or a stage that compiles, starts from.
 
-    # `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages; `host`:
-    # one that was cut from the packages of a host
+    Attributes:
+        kind: `registry`: an image by digest; `bootstrap`: a root file system made from distribution packages;
+            `host`: one that was cut from the packages of a host.
+    """
+
     kind: Literal["registry", "bootstrap", "host"]
     reference: str | None = None  # the image's name and tag, where there is one
     digest: str | None = None  # `sha256:…`; None while it is not known here
@@ -77,7 +83,17 @@ class Base:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """One resolved cell of the matrix: everything that decides an image and its proof."""
+    """One resolved cell of the matrix: everything that decides an image and its proof.
+
+    Attributes:
+        builder: The image in which parts are compiled; None if nothing is compiled, or if the compiler comes
+            from Python packages.
+        tested_on: The machines that certify it; None: any with a complete set of bounds. Empty: none.
+        matrix_digest: `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that
+            was not read from a file.
+        values: The combination that it was resolved from, axis -> value, without architecture and driver.
+        wheels_from: Where the locked wheels come from, if that is no index: one sentence for people.
+    """
 
     id: str
     vendor: Vendor
@@ -92,27 +108,20 @@ class Stack:
     collective: Package | None
     flash_attn: FlashAttention | None
     base: Base
-    # The image in which parts are compiled; None if nothing is compiled, or if the compiler comes from Python
-    # packages
     builder: Base | None
     layout: str | None  # how ROCm installs: `classic` up to 7.2, `amdrocm` after it (rule R11)
     cxx11abi: str | None
     requirements: tuple[str, ...]  # direct pip requirements, each at one version
     env: Mapping[str, str]
-    # The machines that certify it; None: any with a complete set of bounds. Empty: none.
     tested_on: tuple[TestTarget, ...] | None
     size_budget_bytes: int
     experimental: bool
     missing: tuple[str, ...]  # what the lock lacks, one reason each; empty when the stack is locked
     extensions: tuple[Package, ...] = ()  # what is compiled beside FlashAttention, each in a stage of its own
     replacements: tuple[Replacement, ...] = ()  # what the matrix chose instead of torch's own pins
-    # `sha256:…` of the matrix.yaml that the stack was resolved from; None for a matrix that was not read from
-    # a file
     matrix_digest: str | None = None
     known_issues: tuple[KnownIssue, ...] = ()  # reported faults of its versions on its architectures
-    # Where the locked wheels come from, if that is no index: one sentence for people
     wheels_from: str | None = None
-    # The combination that it was resolved from, axis -> value, without architecture and driver
     values: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -36,7 +36,13 @@ class Workplace:
 
 
 def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
-    """The image of an item in the engine, as the suites run in it: exactly the published bytes."""
+    """The image of an item in the engine, as the suites run in it: exactly the published bytes.
+
+    Raises:
+        ConfigurationError: The matrix does not have the image's stack any more.
+        CertificateError: The store does not hold what was certified.
+        EngineError: The engine refused the image.
+    """
     settings, engine = place.settings, place.engine
     policy = matrix.load_matrix(settings.flow.root / "matrix.yaml").policy
     if item.image_id:

@@ -231,15 +231,18 @@ class Email(Closed):
 
 
 class Addressees(Closed):
-    """What alerts.yaml says."""
+    """What alerts.yaml says.
+
+    Attributes:
+        when: `trouble`: only if somebody has to act; `always`: after each night.
+        ping: Asked for after each night that ran: a dead man's switch calls when it stops.
+    """
 
     schema_: Literal["1"] = Field(alias="schema")  # YAML files are read as texts
-    # `trouble`: only if somebody has to act; `always`: after each night
     when: Literal["trouble", "always"] = "trouble"
     runbook: str = "docs/guides/runbook.md"  # address of docs/guides/runbook.md, for the links
     webhooks: tuple[Webhook, ...] = ()
     emails: tuple[Email, ...] = ()
-    # Asked for after each night that ran: a dead man's switch calls when it stops
     ping: Address | None = None
 
 
@@ -247,7 +250,11 @@ NOBODY = Addressees(schema="1")
 
 
 def load_addressees(named: Path | None = None) -> Addressees:
-    """The addressees of a file: the named one, else the environment's, else the user's; else nobody."""
+    """The addressees of a file: the one that is named, else the environment's, else the user's; else nobody.
+
+    Raises:
+        ConfigurationError: A named file is not there, others can read it, or it is wrong.
+    """
     path = named or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is None:
         path = users.folder("XDG_CONFIG_HOME") / "stackcheck" / "alerts.yaml"

@@ -29,10 +29,13 @@ GOOD: frozenset[Action] = frozenset({"renew", "widen", "certify"})
 
 
 class Certified(Closed):
-    """What an image's certificates say about this host."""
+    """What an image's certificates say about this host.
 
-    # `same`: a certificate names this configuration. `changed`: one names this driver, and something else has
-    # changed. `new driver`: none names it. `new image`: it has no certificate.
+    Attributes:
+        standing: `same`: a certificate names this configuration. `changed`: one names this driver, and
+            something else has changed. `new driver`: none names it. `new image`: it has no certificate.
+    """
+
     standing: Standing = "same"
     changes: tuple[str, ...] = ()  # how this host differs from the nearest certificate, in words
     passed: tuple[str, ...] = ()  # the checks that this certificate names as passed
@@ -41,11 +44,14 @@ class Certified(Closed):
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Who has to agree before an image is revoked."""
+    """Who has to agree before an image is revoked.
 
-    # How many different nodes, this one included; None: no night revokes, a person does
+    Attributes:
+        nodes: How many different nodes, this one included; None: no night revokes, a person does.
+        others: Node -> the checks that fail there, of the same image on the same configuration.
+    """
+
     nodes: int | None = 2
-    # Node -> the checks that fail there, of the same image on the same configuration
     others: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
@@ -69,12 +75,15 @@ class RunOutcome(Closed):
 
 
 class Decision(Closed):
-    """What to do with an image's certificate, and why."""
+    """What to do with an image's certificate, and why.
+
+    Attributes:
+        rollout: What must not be rolled out: `driver 6.14 -> 6.16`. Empty unless the action is `warn`.
+    """
 
     action: Action  # what is done; `error` if no verdict was reached
     because: str
     failed: tuple[str, ...] = ()  # the failing checks, to be named to people
-    # What must not be rolled out: `driver 6.14 -> 6.16`. Empty unless the action is `warn`.
     rollout: tuple[str, ...] = ()
     flaky: bool = False  # whether one run failed, and two others passed; such an image is due again
 

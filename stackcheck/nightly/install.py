@@ -61,7 +61,11 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class TimerSettings:
-    """What the files say."""
+    """What the files say.
+
+    Attributes:
+        environment: Variables of the shell that name files and folders (`CARRIED`); not on GitHub.
+    """
 
     root: Path
     program: str  # the stackcheck that is called there
@@ -72,7 +76,6 @@ class TimerSettings:
     labels: tuple[str, ...] = ()  # labels of the self-hosted runners, one for each machine (GitHub)
     nodes: tuple[str, ...] = ()  # names of the nodes (Kubernetes)
     image: str = ""  # any image with nsenter and a shell, by digest (Kubernetes)
-    # Variables of the shell that name files and folders (`CARRIED`); not on GitHub
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -85,7 +88,11 @@ class Installation:
 
 
 def installation(kind: Kind, wanted: TimerSettings, folder: Path | None = None) -> Installation:
-    """The files of one kind of timer; `folder` takes them instead of their usual places. Pure."""
+    """The files of one kind of timer; `folder` takes them instead of their usual places. Pure.
+
+    Raises:
+        ConfigurationError: A path, label or node has a character that such a file cannot hold, or is missing.
+    """
     _check(kind, wanted)
     found = {}
     for template, usual in FILES[kind].items():
@@ -140,7 +147,11 @@ def _label(node: str) -> str:
 
 
 def require_plain(texts: Mapping[str, str]) -> None:
-    """Refuse what cannot stand unquoted in a unit file, a shell and YAML; by the name of its option."""
+    """Refuse what cannot stand unquoted in a unit file, a shell and YAML; by the name of its option.
+
+    Raises:
+        ConfigurationError: One has another character.
+    """
     for where, text in texts.items():
         if not _PLAIN.fullmatch(text):
             raise ConfigurationError(

@@ -51,13 +51,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NightSettings:
-    """What a user can choose."""
+    """What a user can choose.
+
+    Attributes:
+        force: Run everything that is certified for hosts like this one, also while a reboot is pending.
+    """
 
     flow: FlowSettings  # the checkout, the publish target, how it is reached
     key: Signer  # the key that signed the certificates; it signs the new ones
     vendor: Vendor | None = None  # the vendor whose devices count; None: what `vendors.detect` finds
     select: tuple[str, ...] = ()  # patterns on tags; empty: all
-    # Run everything that is certified for hosts like this one, also while a reboot is pending
     force: bool = False
     clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
 

@@ -23,14 +23,17 @@ PLAN = "plan.json"
 
 
 class LastNight(Closed):
-    """The last night that came to its end."""
+    """The last night that came to its end.
+
+    Attributes:
+        unsettled: Digest of an image -> why it is due again: no verdict, or one that is not PASSED.
+        foreign: Reference of an image from elsewhere -> the engine's id of what was published for it.
+    """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     ended: AwareDatetime
     fingerprint: Fingerprint  # the host that it validated
-    # Digest of an image -> why it is due again: no verdict, or one that is not PASSED
     unsettled: Mapping[str, str] = Field(default_factory=dict)
-    # Reference of an image from elsewhere -> the engine's id of what was published for it
     foreign: Mapping[str, str] = Field(default_factory=dict)
 
 
@@ -59,16 +62,19 @@ class Ended(Decision):
 
 
 class Item(Certified):
-    """One image of the night, what its nearest certificate says of this host, and its finished steps."""
+    """One image of the night, what its nearest certificate says of this host, and its finished steps.
+
+    Attributes:
+        reference: By digest, so that a tag that moves during the night changes nothing; of an image that is
+            not published yet, as `docker pull` takes it.
+        accept_python: Digests of the files that may be its Python although no package owns them, as
+            matrix.yaml has them; of a published image `python` says it.
+    """
 
     tag: str
-    # By digest, so that a tag that moves during the night changes nothing; of an image that is not published
-    # yet, as `docker pull` takes it
     reference: str
     digest: str = ""  # of the manifest; empty for an image that is not published yet
     image_id: str | None = None  # the engine's id of an image that is not published yet
-    # Digests of the files that may be its Python although no package owns them, as matrix.yaml has them; of a
-    # published image `python` says it
     accept_python: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     stack_id: str | None = None
@@ -94,7 +100,12 @@ class NotRun(Closed):
 
 
 class Plan(Closed):
-    """A night: what it is about, and how far it got."""
+    """A night: what it is about, and how far it got.
+
+    Attributes:
+        revoke_nodes: How many nodes have to agree before an image is revoked; None: no night revokes.
+        foreign: As in `LastNight`; what this night publishes is added.
+    """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     night: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
@@ -104,12 +115,10 @@ class Plan(Closed):
     fingerprint: Fingerprint
     changes: tuple[str, ...] = ()  # what changed on the host since the last night
     notes: tuple[str, ...] = ()  # what a reader should know of the host
-    # How many nodes have to agree before an image is revoked; None: no night revokes
     revoke_nodes: int | None = 2
     reboot_pending: str | None = None  # what runs and what is installed, if these differ: then nothing is run
     items: tuple[Item, ...] = ()
     skipped: tuple[NotRun, ...] = ()
-    # As in `LastNight`; what this night publishes is added
     foreign: Mapping[str, str] = Field(default_factory=dict)
 
     def with_item(self, item: Item) -> Plan:
@@ -122,7 +131,11 @@ _Kept = TypeVar("_Kept", LastNight, Plan)
 
 
 def load_state(path: Path, kind: type[_Kept]) -> _Kept | None:
-    """A file of the nights; `None` if it does not exist."""
+    """A file of the nights; `None` if it does not exist.
+
+    Raises:
+        ConfigurationError: It is damaged, or from a different version.
+    """
     if not path.exists():
         return None
     return load_json(

@@ -30,7 +30,11 @@ class Credentials:
 
 
 def find(host: str) -> Credentials | None:
-    """The credentials for a registry; None without a login."""
+    """The credentials for a registry; None without a login.
+
+    Raises:
+        ConfigurationError: docker's config.json is broken, or its credential helper failed.
+    """
     path = Path(os.environ.get("DOCKER_CONFIG") or users.home() / ".docker") / "config.json"
     if not path.exists():
         return None

@@ -90,7 +90,11 @@ class Manifest:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The bytes as JSON."""
+        """The bytes as JSON.
+
+        Raises:
+            RegistryError: They are not a JSON object.
+        """
         return json_object(self.body, self.digest)
 
     def descriptors(self, key: str) -> tuple[Descriptor, ...]:

@@ -40,16 +40,19 @@ _HEADERS = {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, b"L", b"K
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A path of an image."""
+    """A path of an image.
+
+    Attributes:
+        privileged: Whether it runs with other rights than its caller's: setuid, setgid or a capability.
+        sums: Algorithm -> hexadecimal sum, of the files that `read` was asked for.
+    """
 
     kind: Kind
     layer: int  # the number of the layer that has it, from 0
-    # Whether it runs with other rights than its caller's: setuid, setgid or a capability
     privileged: bool = False
     target: str = ""  # of a link, as it is written there
     elf: bool = False  # whether it is a program or a library
     rights: tuple[object, ...] = ()  # mode, user, group and extended attributes
-    # Algorithm -> hexadecimal sum, of the files that `read` was asked for
     sums: tuple[tuple[str, str], ...] = ()
 
 
@@ -175,6 +178,9 @@ def search(
 
     It finds words in a piece of a layer; the next piece begins with the last bytes of the one before. The
     digests are of the layers as they are unpacked, which the image's config names.
+
+    Raises:
+        RegistryError: The layout is damaged.
     """
     store, found, digests = OciLayout(layout), set[str](), []
     for name in _layers(store, digest)[:count]:
@@ -194,7 +200,11 @@ def _layers(store: OciLayout, digest: str) -> list[str]:
 
 
 def read_tar(path: Path, wanted: Callable[[str], Hashing]) -> Tree:
-    """The files of one tar, as if an image had this layer alone."""
+    """The files of one tar, as if an image had this layer alone.
+
+    Raises:
+        RegistryError: It cannot be read in one way only.
+    """
     tree = Tree()
     with path.open("rb") as stream:
         _add(tree, 0, stream, wanted, where=path)

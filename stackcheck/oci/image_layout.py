@@ -122,7 +122,12 @@ class ImageLayout(OciLayout):
                 raise failed[0]
 
     def export(self, reference: str, path: Path) -> None:
-        """Write the image as one tar for docker, podman and Apptainer, whole or not at all."""
+        """Write the image as one tar for docker, podman and Apptainer, whole or not at all.
+
+        Raises:
+            RegistryError: A blob of the layout is missing or is not what its digest names.
+            FileError: The disk is full or the folder is not writable; no partial file is left.
+        """
         write_atomically(path, self._streamed(reference))
 
     def keep_only(self, digest: str) -> None:
@@ -213,6 +218,9 @@ def unpack(chunks: Iterable[bytes], place: Path, *, architecture: str, image_id:
     """Make a layout from a saved tar, whole or not at all, and return the manifest's digest.
 
     `image_id` is the engine's: the digest of the config, of the manifest, or of an index above it.
+
+    Raises:
+        EngineError: The tar does not hold the image with this id, or has no image for this architecture.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=place.parent) as scratch:

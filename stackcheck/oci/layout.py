@@ -228,7 +228,11 @@ class OciLayout:
             pass
 
     def only_manifest(self) -> Manifest:
-        """The manifest of a layout that holds one image."""
+        """The manifest of a layout that holds one image.
+
+        Raises:
+            RegistryError: The layout has no image, or several.
+        """
         digests = {entry.digest for entry in self._entries()}
         if len(digests) != 1:
             raise RegistryError(

@@ -49,7 +49,11 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """What the store looks up: the digest when there is one, else the tag."""
+        """What the store looks up: the digest when there is one, else the tag.
+
+        Raises:
+            ConfigurationError: The reference names a target only.
+        """
         found = self.digest or self.tag
         if found is None:
             raise ConfigurationError(
@@ -101,7 +105,11 @@ class Store(Protocol):
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference."""
+    """Read a reference.
+
+    Raises:
+        ConfigurationError: It is neither `oci:DIR[:TAG][@DIGEST]` nor `HOST/REPO[:TAG][@DIGEST]`.
+    """
     if "://" in text:
         raise _unreadable(text, "leave the scheme out, and log in with docker login")
     rest, at, digest = text.partition("@")
@@ -116,7 +124,11 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_target(text: str) -> str:
-    """Read where images are published to."""
+    """Read where images are published to.
+
+    Raises:
+        ConfigurationError: It is neither `oci:DIR` nor `HOST/REPO`, or names a tag or digest as well.
+    """
     found = parse_reference(text)
     if found.tag or found.digest:
         raise ConfigurationError(

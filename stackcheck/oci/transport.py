@@ -288,6 +288,9 @@ def _tls(host: str) -> ssl.SSLContext | None:
     """Trust the authorities in `certs.d/HOST[:PORT]/*.crt` as docker and podman do; None if there are none.
 
     A client certificate there is used too: `NAME.cert` with `NAME.key`.
+
+    Raises:
+        ConfigurationError: A file there is not a certificate, or a client certificate has no key.
     """
     files = [file for folder in _folders(host) for file in sorted(folder.glob("*")) if file.is_file()]
     if not any(file.suffix in {".crt", ".cert"} for file in files):

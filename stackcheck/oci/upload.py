@@ -53,7 +53,11 @@ class Uploading:
     blob: Descriptor
 
     def send(self, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Send the blob."""
+        """Send the blob.
+
+        Raises:
+            RegistryError: The registry refused it, or broke off too often.
+        """
         if self.blob.size <= WHOLE_BYTES:
             self._finish(self._begin(), lambda: _Body(chunks(), self.blob.size))
             return

@@ -15,7 +15,11 @@ RUN_AGAIN = "run the suites again: stackcheck test IMAGE --tier standard"
 
 
 def require_comparable(runs: Sequence[RunResult], fewest: int = FEWEST_RUNS) -> None:
-    """Refuse too few runs, a run given twice, and runs that differ in more than chance."""
+    """Refuse too few runs, a run given twice, and runs that differ in more than chance.
+
+    Raises:
+        ConfigurationError: With the first difference.
+    """
     if len(runs) < fewest:
         raise ConfigurationError(
             "too few runs to tell an outlier from a typical figure",

@@ -73,7 +73,11 @@ class Contributors:
     identities: Identities | None = None
 
     def open(self, body: bytes, path: Path) -> statement.Envelope:
-        """The statement in a bundle, if one of them signed it."""
+        """The statement in a bundle, if one of them signed it.
+
+        Raises:
+            CertificateError: Somebody else signed it, or nobody.
+        """
         bundle = keyless.is_bundle(body)
         if bundle and self.identities:
             return keyless.open_bundle(body, self.identities)
@@ -98,7 +102,11 @@ class Bundle:
 
 
 def of_result(path: Path, root: Path) -> Contribution:
-    """What may leave this host of a run, with this checkout's verdict."""
+    """What may leave this host of a run, with this checkout's verdict.
+
+    Raises:
+        ConfigurationError: The file is no result of GPUs that devices.json knows.
+    """
     result = results.load_result(path)
     models = {device.model for device in result.host.devices}
     if result.host.vendor == "cpu" or len(models) != 1:
@@ -127,7 +135,12 @@ def of_result(path: Path, root: Path) -> Contribution:
 
 
 def contributors(path: Path | None) -> Contributors:
-    """Who may contribute: by a file of public keys, or by the files of both kinds in a folder."""
+    """Who may contribute: by a file of public keys, or by the files of both kinds in a folder.
+
+    Raises:
+        CertificateError: There is no such file.
+        ConfigurationError: A file is wrong, or others can replace it.
+    """
     if path is None or not path.is_dir():
         return Contributors(keys=keys.load_public(path))
     named, own = path / IDENTITIES, path / KEYS

@@ -77,14 +77,17 @@ class FaultRun(Closed, strict=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What all parts show together."""
+    """What all parts show together.
+
+    Attributes:
+        partial: Whether a pattern chose some of the tests; then healthy runs of the rest are not missed.
+    """
 
     faults: tuple[Fault, ...]
     healthy: tuple[Healthy, ...]  # the runs without a fault
     failed: tuple[str, ...]  # tests of tests/faults that plant nothing and failed
     checks: tuple[str, ...]  # all checks of the suites
     unproven: tuple[str, ...]  # the checks for which no fault is planted
-    # Whether a pattern chose some of the tests; then healthy runs of the rest are not missed
     partial: bool = False
 
     @property
@@ -123,7 +126,11 @@ def _only(pattern: str | None) -> tuple[str, ...]:
 
 
 def suite_python() -> str:
-    """The Python of this host that has torch and pytest: STACKCHECK_SUITE_PYTHON, or else this one."""
+    """The Python of this host that has torch and pytest: STACKCHECK_SUITE_PYTHON, or else this one.
+
+    Raises:
+        ConfigurationError: The environment names a program that does not exist.
+    """
     python = os.environ.get(SUITE_PYTHON, sys.executable)
     if shutil.which(python) is None:
         raise ConfigurationError(
@@ -139,7 +146,11 @@ def suite_python() -> str:
 def here(
     arguments: Sequence[str], *, root: Path, report: Callable[[str], None], python: str = sys.executable
 ) -> FaultRun:
-    """Run one part on this host, and wait for it."""
+    """Run one part on this host, and wait for it.
+
+    Raises:
+        ChecksFailedError: It ended without its line of JSON.
+    """
     reader = FaultRunReader(report)
     with _started([python, *arguments], root, subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -212,7 +223,11 @@ class FaultRunReader:
             self._report(text)
 
     def finished(self, where: str) -> FaultRun:
-        """The line of JSON, at the end of the output; `where` is the command, for messages."""
+        """The line of JSON, at the end of the output; `where` is the command, for messages.
+
+        Raises:
+            ChecksFailedError: There was no such line, or it is malformed.
+        """
         try:
             return FaultRun.model_validate_json(self._line)
         except ValidationError as error:

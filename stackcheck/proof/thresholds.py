@@ -66,10 +66,13 @@ class MetricRule(Closed, strict=True, allow_inf_nan=False):
 
 
 class Rules(Open, strict=True, allow_inf_nan=False):
-    """The suites' answer about entries and figures; what it says of a run is for verdicts."""
+    """The suites' answer about entries and figures; what it says of a run is for verdicts.
+
+    Attributes:
+        ceilings: What the hardware cannot exceed, for each figure asked about; null if not known.
+    """
 
     metrics: dict[str, MetricRule]  # every metric by name
-    # What the hardware cannot exceed, for each figure asked about; null if not known
     ceilings: tuple[Number | None, ...]
     reached: tuple[bool, ...]  # whether a check compares the figure with a bound, for each figure asked about
     lowest_share: FiniteFloat  # the share of its ceiling below which a bound is useless
@@ -102,7 +105,11 @@ class ThresholdsFile:
 
 
 def load_thresholds(root: Path, vendor: str, model: str) -> ThresholdsFile:
-    """The committed thresholds of a device model."""
+    """The committed thresholds of a device model.
+
+    Raises:
+        ConfigurationError: The file exists and is not a valid thresholds file.
+    """
     path = root / "tests" / "acceptance" / "thresholds" / vendor / f"{model}.json"
     if not path.exists():
         return ThresholdsFile(path=path, text="", entries=())
@@ -132,7 +139,11 @@ def ask_suites(
 
 
 def require_clean(root: Path, model: str, entries: Sequence[Entry], where: Path) -> None:
-    """Refuse entries that the suites' lint refuses; `where` names them in the message."""
+    """Refuse entries that the suites' lint refuses; `where` names them in the message.
+
+    Raises:
+        ConfigurationError: With every problem that the lint finds.
+    """
     problems = ask_suites(root, model, entries=entries).problems
     if problems:
         raise ConfigurationError(

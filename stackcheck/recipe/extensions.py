@@ -26,14 +26,17 @@ _NVCC = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extension:
-    """A package whose wheel is made in a stage of its own."""
+    """A package whose wheel is made in a stage of its own.
+
+    Attributes:
+        form: `source`: made from the source archive; `wheel`: downloaded from the project's releases.
+        env: Variables of the stage that makes it: architectures are always among them, where it has any.
+    """
 
     name: str  # its name in the index, in its stage's and in its lock's name
     version: str
-    # `source`: made from the source archive; `wheel`: downloaded from the project's releases
     form: Literal["wheel", "source"]
     because: str  # why it is made in this way: a comment of the Dockerfile
-    # Variables of the stage that makes it: architectures are always among them, where it has any
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     wheel: str | None = None  # the official wheel's file name, for `wheel`
     needs: tuple[str, ...] = ()  # what it imports at run time, beyond torch: part of the image's own lock
@@ -99,7 +102,11 @@ def _needs_of_flash_attn_4(stack: Stack) -> tuple[str, ...]:
 
 
 def toolchain(stack: Stack) -> tuple[str, ...]:
-    """What the stage that compiles asks for: torch, the tools, and a compiler where no image has one."""
+    """What the stage that compiles asks for: torch, the tools, and a compiler where no image has one.
+
+    Raises:
+        ConfigurationError: The matrix names no image with a compiler, and no package has one.
+    """
     sources = [extension for extension in extensions(stack) if extension.form == "source"]
     if not sources:
         return ()

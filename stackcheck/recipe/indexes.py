@@ -113,7 +113,12 @@ class IndexFile:
 
 
 def files(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """Package -> file name -> SHA-256, of the wheels that fit this platform and of source archives."""
+    """Package -> file name -> SHA-256, of the wheels that fit this platform and of source archives.
+
+    Raises:
+        ConfigurationError: uv is missing.
+        UnresolvedError: A package is in none of the places, or a place does not answer.
+    """
     found = listed(pins, python=python, places=places)
     return {name: {file.name: file.sha256 for file in of} for name, of in found.items()}
 
@@ -122,6 +127,10 @@ def listed(pins: Sequence[str], *, python: str, places: Sequence[str]) -> Mappin
     """Package -> its files, of the wheels that fit this platform and of source archives.
 
     Nothing is built to learn what a source archive needs: its set-up may run only where torch is.
+
+    Raises:
+        ConfigurationError: uv is missing.
+        UnresolvedError: A package is in none of the places, or a place does not answer.
     """
     entries = (pin.split("==", 1) for pin in pins)
     metadata = "".join(

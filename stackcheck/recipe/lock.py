@@ -278,10 +278,13 @@ def covers(path: Path, wanted: Sequence[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Downloads:
-    """How a user downloads the files of a lock by hand."""
+    """How a user downloads the files of a lock by hand.
+
+    Attributes:
+        by_hand: A package that no index has as a wheel -> what `pip download` takes in place of a lock.
+    """
 
     options: str  # pip's options that name the places of torch's makers
-    # A package that no index has as a wheel -> what `pip download` takes in place of a lock
     by_hand: Mapping[str, str]
 
 
@@ -294,7 +297,11 @@ def downloads(stack: Stack) -> Downloads:
 
 
 class WheelFolder:
-    """A folder of wheels; each file is read once."""
+    """A folder of wheels; each file is read once.
+
+    Raises:
+        BuildError: The folder lacks a wheel of a requirement, or of a package that one needs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

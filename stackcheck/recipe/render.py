@@ -29,7 +29,11 @@ _ENVIRONMENT = jinja2.Environment(  # noqa: S701  # Dockerfiles, not HTML; value
 
 
 def render(stack: Stack, images: Path) -> Mapping[str, str]:
-    """The generated files of a stack, file name -> text; `images` holds the templates."""
+    """The generated files of a stack, file name -> text; `images` holds the templates.
+
+    Raises:
+        ConfigurationError: A template is missing or wrong.
+    """
     template, wheels = template_name(stack), stack.wheel_tag
     try:
         dockerfile = _compiled(_template(images, template)).render(
@@ -208,7 +212,11 @@ def check(stacks: Iterable[Stack], images: Path, *, whole: bool = True) -> tuple
 
 
 def require_fresh(stack: Stack, images: Path, committed: Mapping[str, bytes]) -> None:
-    """Refuse generated files that are not what `render` would write for this stack now."""
+    """Refuse generated files that are not what `render` would write for this stack now.
+
+    Raises:
+        ConfigurationError: A file differs; the message has the first line that does.
+    """
     for name, text in render(stack, images).items():
         if committed[name] != text.encode():
             found = committed[name].decode(errors="surrogateescape")

@@ -52,7 +52,11 @@ def takes_runtime(stack: Stack) -> bool:
 
 
 def suite(stack: Stack) -> str:
-    """The archive's name for the stack's distribution."""
+    """The archive's name for the stack's distribution.
+
+    Raises:
+        ConfigurationError: AMD has no packages for it, as far as this tool knows.
+    """
     if stack.os not in SUITES:
         raise ConfigurationError(
             f"this tool knows no packages of AMD for {stack.os}",

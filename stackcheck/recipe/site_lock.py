@@ -75,6 +75,9 @@ def ready(stack: Stack, wheelhouse: Path, root: Path, report: Callable[[str], No
     """A stack, locked to the folder that `stackcheck wheelhouse` made if it is not yet.
 
     A folder that was downloaded for the lock of the indexes has no list, and nothing is done.
+
+    Raises:
+        BuildError: The folder lacks a wheel; nothing was written.
     """
     listed = origins.load_origins(wheelhouse)
     if listed is None:

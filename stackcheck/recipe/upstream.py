@@ -121,7 +121,11 @@ class Upstream:
         )
 
     def reach(self, url: str) -> None:
-        """Check that a host can be connected to; any answer is enough."""
+        """Check that a host can be connected to; any answer is enough.
+
+        Raises:
+            OutOfReachError: It cannot be reached.
+        """
         self._ask(
             self._host(url),
             lambda: self._session.head(self.mirrors.url(url), timeout=self._timeout_s).close(),

@@ -46,20 +46,29 @@ class Detail:
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """The images that a target offers."""
+    """The images that a target offers.
+
+    Attributes:
+        problem: Why the images are not known; then nothing can be said about certificates.
+    """
 
     target: str
     images: tuple[PublishedImage, ...] = ()
-    # Why the images are not known; then nothing can be said about certificates
     problem: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a report says."""
+    """What a report says.
+
+    Attributes:
+        here: The machine that is shown first; None if there is nothing to show.
+        details: Record of a run -> what it tells; only of the runs that are looked at most.
+        below: Figures of last night that are worse than the last nights of the same chips.
+        refresh_s: A page for a wall: it begins with the fleet, and a browser loads it again so often.
+    """
 
     made: dt.datetime
-    # The machine that is shown first; None if there is nothing to show
     here: standing.StandingMachine | None
     machines: tuple[standing.StandingMachine, ...]
     offered: Offered
@@ -68,16 +77,13 @@ class Content:
     warnings: tuple[str, ...]
     night: night.Night
     groups: tuple[speed.SpeedGroup, ...]
-    # Record of a run -> what it tells; only of the runs that are looked at most
     details: dict[str, Detail]
     band: LossBand | None
     campaign: Campaign | None
     nightly: NightlyFile | None
-    # Figures of last night that are worse than the last nights of the same chips
     below: tuple[Finding, ...]
     problems: tuple[str, ...]
     fleets: tuple[FleetFile, ...] = ()
-    # A page for a wall: it begins with the fleet, and a browser loads it again so often
     refresh_s: int | None = None
     others: tuple[Others, ...] = ()
 

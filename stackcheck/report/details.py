@@ -152,7 +152,11 @@ def losses(result: RunResult) -> tuple[float | None, ...]:
 
 
 def loss_band(root: Path) -> LossBand | None:
-    """The reference curve of this checkout; None where the trainers are not there."""
+    """The reference curve of this checkout; None where the trainers are not there.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
     path = root / REFERENCE
     if not path.is_file():
         return None

@@ -17,28 +17,34 @@ LENGTH = dt.timedelta(hours=24)
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """A run that did not pass, and how many runs in a row did not, on this stack and machine."""
+    """A run that did not pass, and how many runs in a row did not, on this stack and machine.
+
+    Attributes:
+        since: When the series of runs without a pass began, on this stack and machine; None: it is new.
+        others: How many earlier runs of this night did not pass either, on the same stack and machine.
+    """
 
     run: Run
-    # When the series of runs without a pass began, on this stack and machine; None: it is new
     since: dt.datetime | None
     nights: int
     first: bool = False
-    # How many earlier runs of this night did not pass either, on the same stack and machine
     others: int = 0
     nodes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """The runs of one night, counted by verdict."""
+    """The runs of one night, counted by verdict.
 
-    # Whether no run started in the last 24 hours
+    Attributes:
+        missing: Whether no run started in the last 24 hours.
+        troubles: The newest run of each stack and machine that did not pass, FAILED first.
+    """
+
     missing: bool
     newest: dt.datetime | None
     counts: dict[str, int]
     runs: tuple[Run, ...]
-    # The newest run of each stack and machine that did not pass, FAILED first
     troubles: tuple[Trouble, ...]
 
 

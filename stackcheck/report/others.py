@@ -36,7 +36,12 @@ class Others:
 
 
 def load_others(folder: Path, root: Path) -> tuple[Others, ...]:
-    """What the bundles of a folder say, signed by the contributors that it names."""
+    """What the bundles of a folder say, signed by the contributors that it names.
+
+    Raises:
+        CertificateError: A bundle is not signed by one of them.
+        ChecksFailedError: A bundle says more than it may; or the folder has none.
+    """
     found = list(contribution.folder(folder, root))
     return tuple(of_model(found, model) for model in sorted({bundle.told.model for bundle in found}))
 

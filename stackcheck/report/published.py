@@ -26,35 +26,41 @@ _ANY_AGE = dt.timedelta(days=36500)
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedFor:
-    """One machine that an image is certified for, with the waivers and bounds of that certificate."""
+    """One machine that an image is certified for, with the waivers and bounds of that certificate.
+
+    Attributes:
+        expires: From when on `stackcheck verify` refuses it.
+        bounds: Class of bounds -> how many figures they judged.
+    """
 
     device_model: str
     device_count: int
     driver: str | None
     tier: str
     verified: dt.datetime
-    # From when on `stackcheck verify` refuses it
     expires: dt.datetime
     run_id: str
     warned: tuple[str, ...] = ()
     waivers: tuple[dict[str, Any], ...] = ()
-    # Class of bounds -> how many figures they judged
     bounds: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedImage:
-    """One image in a target."""
+    """One image in a target.
+
+    Attributes:
+        current: Whether the floating tag of its stack names it.
+        stack: The stack id; for another image its tag.
+        machines: What it is or was certified for, the newest verdict for each.
+    """
 
     digest: str
     reference: str
-    # Whether the floating tag of its stack names it
     current: bool
-    # The stack id; for another image its tag
     stack: str
     standing: Standing
     reason: str | None = None
-    # What it is or was certified for, the newest verdict for each
     machines: tuple[CertifiedFor, ...] = ()
     known_issues: tuple[dict[str, Any], ...] = ()
     experimental: bool = False

@@ -33,7 +33,12 @@ class Shift:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedSeries:
-    """One metric of one check over the runs of a group."""
+    """One metric of one check over the runs of a group.
+
+    Attributes:
+        values: One for each run of the group; None where the run has no such figure.
+        month: The median of the figures a month before the newest; `None` without such figures.
+    """
 
     check: str
     name: str
@@ -41,9 +46,7 @@ class SpeedSeries:
     direction: Direction | None
     bound: float | None
     ceiling: float | None
-    # One for each run of the group; None where the run has no such figure
     values: tuple[float | None, ...]
-    # The median of the figures a month before the newest; `None` without such figures
     month: float | None
     shifts: tuple[Shift, ...] = ()
 
@@ -68,14 +71,17 @@ class SpeedSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedGroup:
-    """One stack on one number of one device model, with its runs, oldest first."""
+    """One stack on one number of one device model, with its runs, oldest first.
+
+    Attributes:
+        warned: The steps to the worse that two nodes or two figures agree on; `night` counts days since 1970.
+    """
 
     stack: str
     device_model: str
     device_count: int
     runs: tuple[Run, ...]
     series: tuple[SpeedSeries, ...]
-    # The steps to the worse that two nodes or two figures agree on; `night` counts days since 1970
     warned: tuple[regressions.Warned, ...] = ()
 
     @property

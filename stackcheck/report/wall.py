@@ -51,14 +51,17 @@ class WallNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Wall:
-    """The fleet: its stacks in order, and its nodes, the worst first."""
+    """The fleet: its stacks in order, and its nodes, the worst first.
+
+    Attributes:
+        hidden: How many more nodes there are, none worse than those shown.
+        counts: Outcome -> how many nodes, of all.
+    """
 
     made: dt.datetime
     stacks: tuple[str, ...]
     nodes: tuple[WallNode, ...]
-    # How many more nodes there are, none worse than those shown
     hidden: int
-    # Outcome -> how many nodes, of all
     counts: Mapping[Outcome, int]
 
     @property

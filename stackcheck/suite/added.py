@@ -63,7 +63,12 @@ class Added:
 
 
 def look(layout: Path, digest: str, below: Mapping[str, Any], suites: Path) -> Added:
-    """Compare an image with the one below it; the frozen suites must not name what was added either."""
+    """Compare an image with the one below it; the frozen suites must not name what was added either.
+
+    Raises:
+        ConfigurationError: The image was not made from the one below.
+        RegistryError: The layout is damaged.
+    """
     config = config_of(layout, digest)
     expected = [str(each) for each in below["rootfs"]["diff_ids"]]
     count = len(expected)

@@ -68,22 +68,25 @@ class _BoundsAnswer(Open):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of a run."""
+    """The bounds of a run.
 
-    # Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
+    Attributes:
+        of: Gated metric -> its bound; None if the checkout has none. Metrics that no bound judges are absent.
+        defaults: Why the backend that attention took by default is not the one of this device and torch.
+        missing: Figures that such a run judges on this model and count, and that have no bound here.
+        unmeasured: Committed bounds of this device model and count that the run did not measure.
+        driver: What this checkout's drivers.json says about the host's driver; None if the run did not tell
+            the runtime, as on a CPU.
+        ceilings: Metric with a bound -> what the hardware cannot exceed, by devices.json, where that says it.
+        limits_are_guessed: Whether the limits of time on this vendor are a multiple of another vendor's.
+    """
+
     of: Mapping[Key, Bound | None] = field(default_factory=dict)
-    # Why the backend that attention took by default is not the one of this device and torch
     defaults: tuple[str, ...] = ()
-    # Figures that such a run judges on this model and count, and that have no bound here
     missing: tuple[str, ...] = ()
-    # Committed bounds of this device model and count that the run did not measure
     unmeasured: tuple[str, ...] = ()
-    # What this checkout's drivers.json says about the host's driver; None if the run did not tell the
-    # runtime, as on a CPU
     driver: DriverSupport | None = None
-    # Metric with a bound -> what the hardware cannot exceed, by devices.json, where that says it
     ceilings: Mapping[Key, float] = field(default_factory=dict)
-    # Whether the limits of time on this vendor are a multiple of another vendor's
     limits_are_guessed: bool = False
 
     def classes(self) -> dict[str, int]:
@@ -100,6 +103,9 @@ def look_up(result: RunResult, root: Path, ask: Ask | None = None) -> Bounds:
 
     A run on a processor gates nothing: it proves the flow and the numerics. `ask` replaces `ask_suites`, for
     a caller that judges many runs and caches the answers.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
     """
     models = {device.model for device in result.host.devices}
     keys = [(check.id, index) for check in result.checks for index in range(len(check.metrics))]
@@ -141,7 +147,11 @@ def _read(answer: str) -> _BoundsAnswer:
 
 
 def missing(root: Path, model: str, devices: int, tier: str) -> tuple[str, ...]:
-    """The figures without a bound that a run of a tier judges on a number of devices of a model."""
+    """The figures without a bound that a run of a tier judges on a number of devices of a model.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or devices.json does not know the device model.
+    """
     asked = {"model": model, "entries": [], "figures": [], "devices": devices, "nvls": None, "tier": tier}
     return _BoundsAnswer.model_validate_json(ask_suites(root, asked)).missing
 
@@ -168,7 +178,11 @@ def _shown(result: RunResult) -> Mapping[str, Any]:
 
 
 def ask_suites(root: Path, question: Mapping[str, Any]) -> str:
-    """The answer of the suites' program `harness.bounds`, as JSON."""
+    """The answer of the suites' program `harness.bounds`, as JSON.
+
+    Raises:
+        ConfigurationError: The checkout has no suites, or they do not know the device model.
+    """
     suites = root / "tests" / "acceptance"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(suites)],

@@ -19,7 +19,11 @@ RUN_AGAIN = "run the suites again: stackcheck test"
 
 
 def require_same_run(result: RunResult, run_file: Mapping[str, Any], path: Path) -> None:
-    """Refuse a result whose image, inputs, tier, stack or host are not those of run.json."""
+    """Refuse a result whose image, inputs, tier, stack or host are not those of run.json.
+
+    Raises:
+        ChecksFailedError: With the first field that differs.
+    """
     written = result.model_dump(mode="json", include={"image", "inputs", "tier", "stack_id", "host"})
     # A virtual machine's memory may grow.
     expected = {**run_file, "host": run_file["host"] | {"memory_bytes": written["host"]["memory_bytes"]}}
@@ -35,7 +39,11 @@ def require_same_run(result: RunResult, run_file: Mapping[str, Any], path: Path)
 
 
 def require_interpreter(result: RunResult, found: Mapping[str, Any], path: Path) -> None:
-    """Refuse a result from a Python that is not the one that this host found in the image and started."""
+    """Refuse a result that another Python wrote than the one that this host found in the image and started.
+
+    Raises:
+        ChecksFailedError: The result names another one, or none; or it does not say which devices it saw.
+    """
     if result.seen_devices is None:
         raise ChecksFailedError(
             "result.json does not say which devices the suites saw",
@@ -58,6 +66,9 @@ def require_exit_code(result: RunResult, code: int, path: Path) -> None:
     """Refuse a result if its container did not end as pytest ends after these outcomes.
 
     https://docs.pytest.org/en/stable/reference/exit-codes.html: 0, everything passed; 1, something failed.
+
+    Raises:
+        ChecksFailedError: The container ended in another way: by a signal, by an error of pytest.
     """
     bad = sum(check.outcome in NOT_GOOD for check in result.checks)
     fitting = 1 if bad else 0
@@ -97,6 +108,9 @@ def require_times_within(result: RunResult, before: dt.datetime, after: dt.datet
 
     The tool relies on these times for how long a result may be used again, and for whether a run is later
     than a revocation.
+
+    Raises:
+        ChecksFailedError: The result began before the container or ended after it.
     """
     # Results have whole milliseconds, rounded down.
     earliest = before.replace(microsecond=before.microsecond // 1000 * 1000)

@@ -56,10 +56,13 @@ _NOT_OF_THE_IMAGE = re.compile(r"/(dev|proc|sys|run|tmp)/")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the comparison found."""
+    """What the comparison found.
 
-    # Package manager -> how many files are as it recorded them; `source`: how many of these are also as the
-    # wheels of the image's lock, or the root file system below it, have them
+    Attributes:
+        owned: Package manager -> how many files are as it recorded them; `source`: how many of these are
+            also as the wheels of the image's lock, or the root file system below it, have them.
+    """
+
     owned: Mapping[str, int]
     byte_code: int  # how many compiled modules came in one layer with their source; they are not compared
     privileged: Sequence[str]  # the setuid programs and those with capabilities, all of packages
@@ -68,7 +71,12 @@ class Contents:
 
 
 def require(subject: Subject, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """What a certificate says of an image's files; compared once, then kept in `folder`."""
+    """What a certificate says of an image's files; compared once, then kept in `folder`.
+
+    Raises:
+        ChecksFailedError: A file is not as a package recorded it, and nobody allowed it.
+        RegistryError: The layout is damaged.
+    """
     image = subject.image
     path, key = folder / FILE, {"image": image.manifest_digest, "rules": _rules()}
     kept = stored_json(path)

@@ -76,7 +76,11 @@ class Controller:
         end_container()
 
     def require_end(self, tail: Iterable[str]) -> int:
-        """The exit code. `tail`: the last lines of container and controller, for the message."""
+        """The exit code. `tail`: the last lines of container and controller, for the message.
+
+        Raises:
+            ChecksFailedError: The container ended before it.
+        """
         if self.code is None:
             raise ChecksFailedError(
                 "the container was killed or ended early, so its result does not count",
@@ -138,7 +142,11 @@ def group() -> int:
 
 
 def folders(vendor: str) -> tuple[Path, ...]:
-    """The lease folder, which is made if it is missing; none for a CPU, which runs may share."""
+    """The lease folder, which is made if it is missing; none for a CPU, which runs may share.
+
+    Raises:
+        ConfigurationError: Its path exists and is not a folder, or others own it.
+    """
     if vendor == "cpu":
         return ()
     with contextlib.suppress(FileExistsError):

@@ -23,7 +23,11 @@ _LISTING = TypeAdapter(dict[str, dict[str, Tier]])
 
 
 def check_ids(root: Path, *, vendor: Vendor, tier: Tier, count: int) -> tuple[str, ...]:
-    """The ids of all checks of a tier and the lower ones, sorted; some depend on the number of devices."""
+    """The ids of all checks of a tier and the lower ones, sorted; some depend on the number of devices.
+
+    Raises:
+        ConfigurationError: The file is missing or malformed, or has no list for this number of devices.
+    """
     path = root / "tests" / "acceptance" / "checks.json"
     try:
         listing = _LISTING.validate_json(path.read_bytes(), strict=True)

@@ -25,6 +25,9 @@ def freeze(root: Path, target: Path) -> ReportedInputs:
 
     Of `trainers/`, `tools/` stays behind: what is not there cannot decide a result, and is not hashed.
     An earlier copy in `target` is replaced.
+
+    Raises:
+        ConfigurationError: The checkout has no acceptance suites.
     """
     suites = root / "tests" / "acceptance"
     if not suites.is_dir():
@@ -83,7 +86,11 @@ _COLOURED = ("__init__.py", "_mapping.py", "python.py", "diff.py")
 
 
 def freeze_tools(target: Path) -> None:
-    """Copy the launcher and the packages to `target`, readable by every user."""
+    """Copy the launcher and the packages to `target`, readable by every user.
+
+    Raises:
+        ConfigurationError: A package is not installed beside stackcheck.
+    """
     shutil.rmtree(target, ignore_errors=True)
     (target / "pytest").mkdir(parents=True)
     shutil.copy2(LAUNCHER, target / "launcher.py")

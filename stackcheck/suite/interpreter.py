@@ -100,7 +100,11 @@ def _unneeded(found: ReportedInterpreter, accepted: Collection[str]) -> Iterator
 
 
 def require_listed(found: ReportedInterpreter, document: dict[str, Any]) -> None:
-    """Refuse an interpreter whose Debian package is not in the image's SBOM."""
+    """Refuse an interpreter whose Debian package is not in the image's SBOM.
+
+    Raises:
+        ChecksFailedError: The SBOM has no such package and version.
+    """
     kind, _, named = (found.package or "").partition(":")
     listed = {
         f"{item['name']} {item.get('version')}"

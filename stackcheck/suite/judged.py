@@ -98,7 +98,11 @@ def run_and_judge(
 def measure(
     plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], None], only: str | None = None
 ) -> RunResult:
-    """Run a plan without a verdict; `only` selects checks (pytest's -k)."""
+    """Run a plan without a verdict; `only` selects checks (pytest's -k).
+
+    Raises:
+        ChecksFailedError: The run has no valid result.
+    """
     return run.run(dataclasses.replace(plan, only=only), engine, out=out, report=report)
 
 

@@ -32,6 +32,10 @@ def require(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
     """Refuse an image whose Python does not find what the suites need.
 
     The engine asks it as the user who runs the suites, who may not enter every folder.
+
+    Raises:
+        ChecksFailedError: A package of `NEEDED` is in no place of the image, or in one that the first Python
+            on its PATH does not search, or that Python cannot be started.
     """
     found = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
     missing = [package for package in NEEDED if package not in found]

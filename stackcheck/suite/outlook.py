@@ -102,7 +102,11 @@ class Outlook:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What this checkout knows of a machine."""
+    """What this checkout knows of a machine.
+
+    Attributes:
+        drivers: Runtime -> what the documents say of the machine's driver with it.
+    """
 
     policy: Policy  # waivers and advisory checks
     today: dt.date  # decides which waivers hold
@@ -110,7 +114,6 @@ class Known:
     checks: tuple[str, ...] = ()  # the ids that a certifying run on this machine must hold
     missing_bounds: tuple[str, ...] = ()  # the figures of such a run that have no bound
     no_checks: str | None = None  # why there is no such list; None if there is
-    # Runtime -> what the documents say of the machine's driver with it
     drivers: Mapping[str, DriverSupport] = field(default_factory=dict)
     site_locks: bool = False  # whether a folder of wheels will lock the stacks
 
@@ -131,7 +134,11 @@ def of_host(host: Host) -> Machine:
 
 
 def named(text: str, driver: str | None = None) -> Machine:
-    """The machine that a user names as `MODEL` or `MODEL:COUNT`."""
+    """The machine that a user names as `MODEL` or `MODEL:COUNT`.
+
+    Raises:
+        ConfigurationError: devices.json has no such model, or the count is no number from 1 on.
+    """
     model, colon, number = text.partition(":")
     rows = {str(row["model"]).lower(): row for row in vendors.device_table()}
     models = ", ".join(str(row["model"]) for row in rows.values())
@@ -157,7 +164,11 @@ def named(text: str, driver: str | None = None) -> Machine:
 def of_all(
     stacks: Sequence[Stack], machine: Machine, root: Path, policy: Policy, *, site_locks: bool = False
 ) -> tuple[Outlook, ...]:
-    """What this checkout says of each stack on a machine."""
+    """What this checkout says of each stack on a machine.
+
+    Raises:
+        ConfigurationError: A file of the checkout is wrong.
+    """
     known = known_of(stacks, machine, root, policy, site_locks=site_locks)
     return tuple(outlook(stack, machine, known) for stack in stacks)
 

@@ -25,27 +25,31 @@ from stackcheck.vendors.seen import Seen
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a run must show."""
+    """What a run must show.
+
+    Attributes:
+        machines: The machines that the stack names; a run on any other is UNFIT. None: any with a
+            complete set of bounds.
+        seen: What this host itself saw of its devices after the run; None: the run was on another host.
+        same_thresholds: Whether the run used this checkout's thresholds, so that the bounds that it reports
+            must be these. False only for the file of an old run, which certifies nothing.
+        carried: Ids of `checks` that another certificate vouches for, so that the run may leave them out.
+        known_issues: The reported faults of the versions in the image; one that says `refuse` fails the run.
+    """
 
     checks: tuple[str, ...]  # the ids that the result must hold, exactly
     image_config_digest: str  # the config digest of the image that is to be certified
-    # The machines that the stack names; a run on any other is UNFIT. None: any with a complete set of bounds.
     machines: Sequence[TestTarget] | None = None
     vendor: Vendor | None = None  # the vendor whose checks run; None: any
     devices: tuple[str, ...] | None = None  # the ids of this host's devices; None: not compared
     facts: skips.Facts = field(default_factory=lambda: skips.Facts(rows=()))  # what confirms a skip
-    # What this host itself saw of its devices after the run; None: the run was on another host
     seen: Seen | None = None
     advisory: tuple[Advisory, ...] = ()  # checks that do not decide
-    # Whether the run used this checkout's thresholds, so that the bounds that it reports must be these. False
-    # only for the file of an old run, which certifies nothing.
     same_thresholds: bool = True
     made_up: bool = False  # whether a made-up result may pass: only in this project's tests
     waivers: tuple[Waiver, ...] = ()  # the waivers that hold today
-    # Ids of `checks` that another certificate vouches for, so that the run may leave them out
     carried: frozenset[str] = frozenset()
     expired: tuple[Waiver, ...] = ()  # the waivers of this stack whose date has passed
-    # The reported faults of the versions in the image; one that says `refuse` fails the run
     known_issues: tuple[KnownIssue, ...] = ()
 
 

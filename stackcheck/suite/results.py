@@ -273,6 +273,9 @@ def parse_to_judge(text: bytes, *, where: str, strict: bool) -> RunResult:
     """The same run for a verdict: without the machine's readings, half of the file, if no check is invalid.
 
     `strict` says that nobody outside the image has found the bytes to be strict JSON.
+
+    Raises:
+        ResultError: As `parse`.
     """
     if strict:
         _require_strict(text, where)
@@ -305,6 +308,9 @@ def read_result_file(path: Path, read: Callable[[Path, int], bytes] | None = Non
     """The bytes of a result file. The image may have put a link or a pipe in its place: those are refused.
 
     `read` gets the first bytes of the file from where it is stored; without it, from this disk.
+
+    Raises:
+        ResultError: There is no regular file, or it exceeds 32 MiB.
     """
     try:
         most = SIZE_LIMIT_BYTES + 1

@@ -159,7 +159,11 @@ def busy_s(out: Path) -> dict[str, float | None]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the files of an earlier run, also folders that it left without permissions."""
+    """Remove the files of an earlier run, also folders that it left without permissions.
+
+    Raises:
+        FileError: Something cannot be removed.
+    """
     if not os.path.lexists(folder):
         return
     try:

@@ -36,6 +36,9 @@ def load_or_create(
     """The SBOM of an image: the one in `folder` if it is of this image, else a new one, written there.
 
     `accepted` has the digests of files that may be the image's Python although no package owns them.
+
+    Raises:
+        ChecksFailedError: The image's Python belongs to no package, or could not list the packages.
     """
     path = folder / "sbom.json"
     if _is_of(stored := stored_json(path), image):
@@ -61,7 +64,11 @@ def load_or_create(
 
 
 def load_sbom(image: Image, folder: Path) -> dict[str, Any]:
-    """The SBOM that `load_or_create` wrote for an image."""
+    """The SBOM that `load_or_create` wrote for an image.
+
+    Raises:
+        ConfigurationError: The file is missing, or it is of a different image or version of stackcheck.
+    """
     path = folder / "sbom.json"
     document = stored_json(path)
     if not _is_of(document, image):
@@ -79,6 +86,9 @@ def list_packages(reference: str, found: ReportedInterpreter, engine: Engine) ->
     """The records of an image's packages, as `stackcheck.suite.inventory` prints them.
 
     It runs as root without capabilities: it may read files that only root can read, and can change nothing.
+
+    Raises:
+        ChecksFailedError: The image has no usable python3, or the list is incomplete.
     """
     spec = RunSpec(
         image=reference,

@@ -19,15 +19,18 @@ NO_DECLARATION = "declaration"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What this host knows of a run, apart from its result."""
+    """What this host knows of a run, apart from its result.
 
-    # The rows of devices.json for the device models of this host, one for each device
+    Attributes:
+        rows: The rows of devices.json for the device models of this host, one for each device.
+        packages: Normalised package -> version that the stack declares; None for an image without a stack,
+            which declares nothing.
+        unreadable: What this machine and the image's library cannot tell (`unreadable.readings`).
+    """
+
     rows: Sequence[Mapping[str, Any]]
-    # Normalised package -> version that the stack declares; None for an image without a stack, which declares
-    # nothing
     packages: Mapping[str, str] | None = None
     archs: Sequence[str] = field(default_factory=tuple)  # the architectures that the stack declares
-    # What this machine and the image's library cannot tell (`unreadable.readings`)
     unreadable: Collection[str] = ()
 
 

@@ -39,7 +39,12 @@ def run_some(
     out: Path,
     report: Callable[[str], None],
 ) -> SomeChecks:
-    """Run the checks that `only` (pytest's -k) names; None: those that failed in the newest run in `out`."""
+    """Run the checks that `only` (pytest's -k) names; None: those that failed in the newest run in `out`.
+
+    Raises:
+        NothingSelectedError: There is no run whose failures could be run again, or nothing failed in it.
+        ChecksFailedError: The run has no valid result.
+    """
     chosen = only or expression(last_failed(out))
     folder = out / FOLDER
     plan = run.plan(subject, tier=tier, root=root, out=folder)
@@ -48,7 +53,11 @@ def run_some(
 
 
 def last_failed(out: Path) -> list[str]:
-    """Ids of the checks that did not pass in the newest run in a folder, whole or of some checks."""
+    """Ids of the checks that did not pass in the newest run in a folder, whole or of some checks.
+
+    Raises:
+        NothingSelectedError: There is no readable run, or nothing failed in it.
+    """
     files = [path for path in (out / "run/result.json", out / FOLDER / "run/result.json") if path.is_file()]
     bad: list[str] = []
     if files:

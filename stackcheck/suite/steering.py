@@ -62,7 +62,11 @@ SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 
 
 def uid() -> int:
-    """The user and group id of the container."""
+    """The user and group id of the container.
+
+    Raises:
+        ConfigurationError: The host uses every number of the range.
+    """
     if os.geteuid() != 0:
         return os.geteuid()
     lent = [ids for path in SUBORDINATE for ids in _ranges(path)]

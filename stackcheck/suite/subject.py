@@ -27,20 +27,23 @@ from stackcheck.vendors import Vendor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An image under test."""
+    """An image under test.
+
+    Attributes:
+        stack: The stack that the image was built from, or that its label names; None for any other image.
+        machines: The machines (device model and count) that the stack names: the run must be on one of them.
+            None, also for an image without a stack: any machine with a complete set of bounds.
+        accepted_python: Digests of the files that may be the image's Python although no package owns them.
+    """
 
     name: str  # stack id, or the reference in a form that is valid as a tag; also the folder under `build/`
     image: Image
     vendor: Vendor
     policy: Policy  # what a certificate requires
-    # The stack that the image was built from, or that its label names; None for any other image
     stack: Stack | None
-    # The machines (device model and count) that the stack names: the run must be on one of them. None, also
-    # for an image without a stack: any machine with a complete set of bounds.
     machines: tuple[TestTarget, ...] | None
     provenance: Provenance  # how the image was built
     experimental: bool = False  # whether the matrix marks the combination as experimental
-    # Digests of the files that may be the image's Python although no package owns them
     accepted_python: tuple[str, ...] = ()
 
     @property
@@ -105,7 +108,11 @@ def of_image(
 
 
 def labelled_stack(labels: Mapping[str, str], root: Path, reference: str) -> Stack | None:
-    """The stack that an image's label names; None if it has no such label."""
+    """The stack that an image's label names; None if it has no such label.
+
+    Raises:
+        ConfigurationError: The matrix has no such stack, or a rule refuses it.
+    """
     name = labels.get(STACK_LABEL)
     if not name:
         return None
@@ -181,7 +188,12 @@ def find_stack(name: str, root: Path) -> Stack | None:
 
 
 def find_image(name: str, root: Path) -> Image:
-    """The image that `stackcheck build` or `stackcheck test` exported under `build/`."""
+    """The image that `stackcheck build` or `stackcheck test` exported under `build/`.
+
+    Raises:
+        NothingSelectedError: The name matches no stack, or several.
+        ConfigurationError: The image was not built or tested in this checkout.
+    """
     folder = root / "build" / label(name)
     # The folder comes first: an image may be older than a change that removed its stack from the matrix.
     if not (folder / "image.json").exists():
@@ -204,12 +216,15 @@ SITE_SOURCES = ("baseFrom", "wheelsFrom")
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """How an image was built."""
+    """How an image was built.
+
+    Attributes:
+        dependencies: URI -> digest (`sha256:…`) of each input: Dockerfile, lock, base image, matrix.
+        builder: URI of the builder; the default means "a stackcheck on some machine".
+    """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)  # the cell of the matrix that was built
-    # URI -> digest (`sha256:…`) of each input: Dockerfile, lock, base image, matrix
     dependencies: Mapping[str, str] = field(default_factory=dict)
-    # URI of the builder; the default means "a stackcheck on some machine"
     builder: str = "urn:stackcheck:builder:v1"
     started: dt.datetime | None = None  # when the build began; None when it is not known
     finished: dt.datetime | None = None

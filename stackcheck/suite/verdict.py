@@ -37,7 +37,17 @@ MADE_UP = "the result is made up by a test: no device ran its checks"
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a run says about an image."""
+    """What a run says about an image.
+
+    Attributes:
+        unbounded: Ids of those `failed` checks whose only fault is that a figure has no bound on this model.
+        guessed: Ids of the checks whose only fault is beyond a guess: a derived bound, or a limit of time.
+        bounds: Class of the bounds that judged the figures (measured, published, …) -> how many.
+        driver: What the documents say about the host's driver: its state and a sentence; empty for a CPU.
+        clock: What this host's clock and the devices' own counters say about the speed; empty for a CPU.
+        only_bounds: The same of missing and derived bounds that are not far away: measure this machine's own.
+        baselines: The stack's best certified figures, which held this run beside the bounds.
+    """
 
     status: Status  # PASSED, FAILED (the image failed, or the evidence is incomplete), or UNFIT (the machine)
     reasons: tuple[str, ...]  # why it is not PASSED; empty if it is
@@ -48,22 +58,15 @@ class Verdict:
     warned: tuple[str, ...]  # ids of the checks that a waiver accepts
     required: tuple[str, ...]  # the ids of the checks that had to pass
     waivers: tuple[Waiver, ...] = ()
-    # Ids of those `failed` checks whose only fault is that a figure has no bound on this model
     unbounded: tuple[str, ...] = ()
-    # Ids of the checks whose only fault is beyond a guess: a derived bound, or a limit of time
     guessed: tuple[str, ...] = ()
     lacks_only_bounds: bool = False  # whether missing bounds are all that keeps the run from PASSED
-    # The same of missing and derived bounds that are not far away: measure this machine's own
     only_bounds: bool = False
     known_issues: tuple[KnownIssue, ...] = ()  # the reported faults of the versions in the image
     checks_digest: str = ""  # digest of the ids that this checkout's suites have, the advisory ones included
-    # Class of the bounds that judged the figures (measured, published, …) -> how many
     bounds: Mapping[str, int] = field(default_factory=dict)
-    # What the documents say about the host's driver: its state and a sentence; empty for a CPU
     driver: Mapping[str, str] = field(default_factory=dict)
-    # What this host's clock and the devices' own counters say about the speed; empty for a CPU
     clock: str = ""
-    # The stack's best certified figures, which held this run beside the bounds
     baselines: tuple[Mapping[str, Any], ...] = ()
 
     def words(self, checks: int) -> str:

@@ -81,13 +81,16 @@ class Bind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContainerNeeds:
-    """What a container needs to use the devices, and nothing more."""
+    """What a container needs to use the devices, and nothing more.
+
+    Attributes:
+        ulimits: Limits to raise: a device's driver pins what is copied, and Docker allows 8 MiB.
+    """
 
     devices: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()  # numeric group ids that own those nodes
     binds: tuple[Bind, ...] = ()  # driver libraries of the host, read-only
     env: tuple[tuple[str, str], ...] = ()
-    # Limits to raise: a device's driver pins what is copied, and Docker allows 8 MiB
     ulimits: tuple[tuple[str, int], ...] = ()
     remark: str  # how the devices reach the container, in one sentence for the log
 
@@ -166,7 +169,11 @@ def kernel_record() -> tuple[Mapping[str, object], tuple[str, ...]]:
 
 
 def detect() -> Vendor:
-    """The vendor of this host's devices; `cpu` where there is no GPU."""
+    """The vendor of this host's devices; `cpu` where there is no GPU.
+
+    Raises:
+        ConfigurationError: GPUs of both vendors are visible, so the user has to choose.
+    """
     found: list[Vendor] = [vendor for vendor in ("amd", "nvidia") if module(vendor).present()]
     if len(found) > 1:
         raise ConfigurationError(

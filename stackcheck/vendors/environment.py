@@ -16,16 +16,19 @@ from stackcheck.vendors import Vendor
 
 
 class Variable(Closed):
-    """A variable that changes how fast a job is, as the vendor's containers set it."""
+    """A variable that changes how fast a job is, as the vendor's containers set it.
+
+    Attributes:
+        where: `image`: it holds for every job, so the image sets it. `job`: the vendor's own recipes differ,
+            so a job sets it, and results record it.
+        archs: The architectures that it is for; empty for all. An image sets it if it is for all of its own.
+    """
 
     name: str
     values: tuple[str, ...]  # what the vendor sets, the most common first
-    # `image`: it holds for every job, so the image sets it. `job`: the vendor's own recipes differ, so a job
-    # sets it, and results record it.
     where: Literal["image", "job"]
     because: str
     source: str
-    # The architectures that it is for; empty for all. An image sets it if it is for all of its own.
     archs: tuple[str, ...] = ()
     torch_below: str | None = None  # the first torch that no longer reads it
 

@@ -37,14 +37,17 @@ class HostLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What this host sees after a run."""
+    """What this host sees after a run.
 
-    # Of each device the link to its processor; None where the kernel does not show it
+    Attributes:
+        links: Of each device the link to its processor; None where the kernel does not show it.
+        busy_s: Device id -> the seconds that it worked during the run, by its driver; None: not read.
+    """
+
     links: tuple[HostLink | None, ...] = ()
     memory_bytes: tuple[int, ...] = ()  # of each device
     unlisted: tuple[str, ...] = ()  # PCI addresses of GPUs on the bus that the driver does not list
     gone: tuple[str, ...] = ()  # ids of devices that were there when the run began
-    # Device id -> the seconds that it worked during the run, by its driver; None: not read
     busy_s: Mapping[str, float | None] = field(default_factory=dict)
 
 

@@ -209,7 +209,12 @@ _INTERPRETER = re.compile(
 
 
 def write(distribution: InstalledDistribution, folder: Path) -> tuple[Path, str]:
-    """Write a distribution's wheel into a folder; its path and SHA-256."""
+    """Write a distribution's wheel into a folder; its path and SHA-256.
+
+    Raises:
+        BuildError: A file is missing or is not what RECORD says.
+        FileError: The disk is full, or the folder cannot be written.
+    """
     target = folder / distribution.file
     with unfinished(target) as temporary:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_STORED, strict_timestamps=True) as archive:

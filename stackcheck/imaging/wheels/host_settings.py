@@ -99,7 +99,11 @@ def host_settings() -> HostSettings:
 
 
 def ca_bundle(settings: Mapping[str, tuple[str, ...]]) -> Path | None:
-    """The file of trusted certificates that the host's clients use."""
+    """The file of trusted certificates that the host's clients use.
+
+    Raises:
+        ConfigurationError: It is larger than a build secret may be.
+    """
     path = certificates(settings)
     if path and path.stat().st_size > SECRET_LIMIT_BYTES:
         raise ConfigurationError(

@@ -87,7 +87,11 @@ def _failure(error: OSError | subprocess.SubprocessError | ValueError) -> str:
 
 
 def environment(interpreter: Path) -> Environment:
-    """Ask an interpreter where its packages are."""
+    """Ask an interpreter where its packages are.
+
+    Raises:
+        ConfigurationError: It is not a Python that runs here.
+    """
     command = [str(interpreter), "-I", "-c", _ASK]
     try:
         done = subprocess.run(command, capture_output=True, errors="replace", check=True, timeout=TIMEOUT_S)
@@ -127,7 +131,11 @@ def read(found: Environment, names: Sequence[str]) -> tuple[InstalledDistributio
 
 
 def refuse(problems: Sequence[BuildError], prefix: Path) -> None:
-    """Raise one error for all problems of an environment, if there is any."""
+    """Raise one error for all problems of an environment, if there is any.
+
+    Raises:
+        BuildError: There is a problem.
+    """
     if not problems:
         return
     lines = [f"{error.where}: {error.what}: {error.got}" for error in problems[:_SHOWN]]

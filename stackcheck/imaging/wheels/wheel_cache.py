@@ -62,7 +62,11 @@ class WheelCache:
 
     @functools.cached_property
     def _secret(self) -> bytes:
-        """The user's secret, made on first use."""
+        """The user's secret, made on first use.
+
+        Raises:
+            FileError: It cannot be made or read, or others can read it.
+        """
         path = secret_path()
         with self._changing():
             if not path.exists():

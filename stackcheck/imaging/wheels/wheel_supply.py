@@ -185,7 +185,11 @@ def _from_cache(
 
 
 def check_folder(plan: BuildPlan, folder: Path) -> None:
-    """Hold one folder of wheels to a stack's lock."""
+    """Hold one folder of wheels to a stack's lock.
+
+    Raises:
+        BuildError: It lacks wheels for the target; the message has the command that fetches them.
+    """
     wanted = all_packages(plan)
     target = platforms.target(plan.stack, plan.platform)
     lacking = wheelhouse.look(wanted, host_settings.only(folder), {}).missing(wanted, target)
@@ -298,7 +302,11 @@ def gather(
     mirrors: Mirrors,
     report: Callable[[str], None],
 ) -> Mapping[Pinned, Path]:
-    """The files of a plan; what this host lacks is downloaded into the cache."""
+    """The files of a plan; what this host lacks is downloaded into the cache.
+
+    Raises:
+        BuildError: The archive has another file under that version than the lock says.
+    """
     wanted = pinned(plan)
     found = find(wanted, folders, cache.folder if cache else None)
     for one in wanted:
