@@ -93,7 +93,13 @@ def attach(
         PublishError: The key did not sign an envelope: nothing is written.
         RegistryError: The store refused, or other writers undid it ten times.
     """
-    _require_signed(envelopes, public_key, where=f"{store.target}@{subject.digest}")
+    where = f"{store.target}@{subject.digest}"
+    try:
+        for envelope in envelopes:
+            open_envelope(envelope.body, public_key)
+    except CertificateError as error:
+        next_step = "give the key that signed the certificate, or certify the image again with this one"
+        raise error.but(PublishError, where=where, next_step=next_step) from error
     reader = Reader(store, subject.digest, public_key)
     for attempt in range(ATTEMPTS):
         seen = _look(reader)
@@ -110,15 +116,6 @@ def attach(
         expected=f"{len(envelopes)} attestations in every form",
         next_step="check who else writes to this repository, then run the same command again",
     )
-
-
-def _require_signed(envelopes: Iterable[Envelope], public_key: Pinned, *, where: str) -> None:
-    try:
-        for envelope in envelopes:
-            open_envelope(envelope.body, public_key)
-    except CertificateError as error:
-        next_step = "give the key that signed the certificate, or certify the image again with this one"
-        raise error.but(PublishError, where=where, next_step=next_step) from error
 
 
 def read_envelopes(store: Store, digest: str, public_key: Pinned) -> tuple[Envelope, ...]:

@@ -39,7 +39,20 @@ def _from_address(address: str) -> Pinned:
         raise ConfigurationError(
             "a public key is fetched over https only", where=address, got=parts.scheme, expected="https"
         )
-    wanted = _fingerprint(address, parts.fragment)
+    name, _, text = parts.fragment.partition("=")
+    try:
+        raw = bytes.fromhex(text) if len(text) == 2 * SHA256_BYTES else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        raw = b""
+    if name != "sha256" or len(raw) != SHA256_BYTES:
+        raise ConfigurationError(
+            "the address of a public key has no fingerprint",
+            where=address,
+            got=parts.fragment or "nothing after the address",
+            expected=FINGERPRINT,
+            next_step="ask the publisher for it, over another channel",
+        )
+    wanted = base64.b64encode(raw).decode()
     try:
         found = keyring.parse(_fetched(address.partition("#")[0]))
     except (requests.RequestException, ValueError) as error:
@@ -59,23 +72,6 @@ def _from_address(address: str) -> Pinned:
             next_step="ask the publisher for the fingerprint, over another channel",
         )
     return found
-
-
-def _fingerprint(address: str, fragment: str) -> str:
-    name, _, text = fragment.partition("=")
-    try:
-        raw = bytes.fromhex(text) if len(text) == 2 * SHA256_BYTES else base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error):
-        raw = b""
-    if name != "sha256" or len(raw) != SHA256_BYTES:
-        raise ConfigurationError(
-            "the address of a public key has no fingerprint",
-            where=address,
-            got=fragment or "nothing after the address",
-            expected=FINGERPRINT,
-            next_step="ask the publisher for it, over another channel",
-        )
-    return base64.b64encode(raw).decode()
 
 
 def _fetched(address: str) -> str:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stackcheck.certificate import attachments
-from stackcheck.certificate.floating import move_back
 from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import MAX_AGE, admit, age_text, supersede_revocation
+from stackcheck.certificate.revoke import move_back
 from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import (
     Envelope,

@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,18 @@ from stackcheck.certificate.keyring import Pinned
 from stackcheck.certificate.policy import MAX_AGE, check_complete, check_subject, valid_verdicts
 from stackcheck.certificate.reader import Reader
 from stackcheck.certificate.statement import (
+    SBOM,
+    VSA,
     Envelope,
     Statement,
     carried_from,
+    evidence,
     facts,
+    lifts,
     name_of,
     newest,
+    revocations,
+    status,
     subject_digests,
     time_verified,
 )
@@ -273,3 +279,37 @@ def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
         expected=f"a certificate for {tags.floating(parsed.tag)}",
         next_step=f"if you want this image, name it by its digest: {parsed.target}@{digest}",
     )
+
+
+def attached_sbom(
+    reference: str, *, public_key: Pinned, plain_http: bool = False, warn: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """The SBOM that an image's newest certificate names; `warn` gets one line if the image was revoked."""
+    parsed = parse_reference(reference)
+    try:
+        store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)
+        digest = store.read_manifest(parsed.name).digest
+        known = [item.statement for item in attachments.read_envelopes(store, digest, public_key)]
+    except RegistryError as error:
+        raise as_certificate_error(error, reference) from error
+    if warn is not None:
+        _warn_if_revoked(known, warn)
+    summaries = sorted((item for item in known if item.predicate_type == VSA), key=time_verified)
+    latest = {name: time_verified(item) for item in summaries for name in evidence(item)}
+    documents = [item for item in known if item.predicate_type == SBOM and item.digest in latest]
+    if not documents:
+        raise CertificateError(
+            "there is no SBOM signed with the pinned key",
+            where=reference,
+            got=f"{len(known)} statements of this key, no SBOM that a certificate names",
+            expected="an SBOM and a certificate that names it",
+            next_step="name the publisher's public key: --key PATH; or certify the image again",
+        )
+    return max(documents, key=lambda item: latest[item.digest]).predicate
+
+
+def _warn_if_revoked(known: Sequence[Statement], warn: Callable[[str], None]) -> None:
+    latest, revoked = newest(known), revocations(known)
+    if latest is not None and revoked and (status(latest) == "FAILED" or not lifts(latest, revoked)):
+        reasons = "; ".join(facts(latest).get("reasons", ())) or "no reason is signed"
+        warn(f"this image was revoked (FAILED) at {revoked.last}: {reasons}")

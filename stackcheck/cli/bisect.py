@@ -54,7 +54,7 @@ def bisect_stacks(
     from stackcheck.cli import build as building
     from stackcheck.cli.images import settings_of
     from stackcheck.compare import bisect
-    from stackcheck.files.checkout_lock import exclusive
+    from stackcheck.files.checkout import exclusive
     from stackcheck.recipe.upstream import Upstream
 
     folder = root.resolve()

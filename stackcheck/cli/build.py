@@ -18,7 +18,7 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.engine import host_setup
 from stackcheck.engine.client import Engine
 from stackcheck.errors import NothingSelectedError
-from stackcheck.files.checkout_lock import exclusive
+from stackcheck.files.checkout import exclusive
 from stackcheck.imaging import build, forecast, platforms
 from stackcheck.imaging.image import Image
 from stackcheck.imaging.wheels.wheel_cache import OFF, default_folder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from stackcheck.cli import options as opt
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
 from stackcheck.errors import ChecksFailedError, ConfigurationError
-from stackcheck.files.checkout_lock import exclusive
+from stackcheck.files.checkout import exclusive
 from stackcheck.policy import Tier as TierName
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from stackcheck.certificate import key_sources, keyring
 from stackcheck.certificate.for_host import Wanted
 from stackcheck.certificate.keyring import Pinned
 from stackcheck.cli import options as opt
+from stackcheck.cli.options import duration
 from stackcheck.cli.output import (
     Progress,
     counted,
@@ -21,7 +22,6 @@ from stackcheck.cli.output import (
     print_styled,
     print_table,
 )
-from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Certifying as TierName
 
@@ -147,9 +147,9 @@ def print_sbom(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the packages of a published image, from the signed document that is attached to it."""
-    from stackcheck.certificate import attached_sbom
+    from stackcheck.certificate.verify import attached_sbom
 
-    document = attached_sbom.attached(
+    document = attached_sbom(
         reference, public_key=key_sources.public(key), plain_http=plain_http, warn=print_note
     )
     if as_json:

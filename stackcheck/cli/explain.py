@@ -1,6 +1,5 @@
 """The verbs about compatibility rules: explain, compat. In: a combination. Out: rules with sources."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
@@ -78,7 +77,7 @@ def _document(answer: Explanation) -> dict[str, object]:
             }
             for one, value in answer.environment
         ],
-        "names": [dataclasses.asdict(name) for name in answer.names],
+        "names": [name.model_dump() for name in answer.names],
     }
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from stackcheck.certificate import key_sources
 from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import AUTO, Devices, LowestTier, MaxAge, NoWaivers, machine
+from stackcheck.cli.options import duration
 from stackcheck.cli.output import counted, print_fitted, print_json
-from stackcheck.cli.times import duration
 from stackcheck.errors import CertificateError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from stackcheck.cli import options
 from stackcheck.cli import options as opt
-from stackcheck.cli import times
 from stackcheck.cli.output import Progress, counted, print_facts, print_fitted, print_json, print_table
 from stackcheck.errors import ConfigurationError, NothingSelectedError
 from stackcheck.history import alerts, export, recorder
@@ -78,7 +78,7 @@ def _query(
         driver=driver,
         check=check,
         metric=metric,
-        since=times.since(since, "--since") if since else None,
+        since=options.since(since, "--since") if since else None,
     )
 
 

@@ -15,10 +15,10 @@ from stackcheck.cli import build as building
 from stackcheck.cli import options as opt
 from stackcheck.cli.consumer import against_words
 from stackcheck.cli.output import Progress, counted, print_facts, print_json, print_table
-from stackcheck.compare import paired_gate
+from stackcheck.compare import paired_runs
 from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, ConfigurationError
-from stackcheck.files.checkout_lock import exclusive
+from stackcheck.files.checkout import exclusive
 from stackcheck.imaging import plans
 from stackcheck.imaging.build import Options as BuildOptions
 from stackcheck.policy import Tier as TierName
@@ -245,14 +245,14 @@ def _below(name: str, reference: str, settings: flow.FlowSettings) -> Below:
             expected="the reference of an image that was made FROM a certified one",
             next_step="leave the option out",
         )
-    wanted = paired_gate.this_host(settings)
+    wanted = paired_runs.this_host(settings)
     key = settings.signer().public_key()
     return derived.read(reference, wanted, public_key=key, plain_http=settings.plain_http)
 
 
 def _reference(name: str, settings: flow.FlowSettings) -> Verified:
 
-    return paired_gate.certified(name, settings, settings.signer().public_key())
+    return paired_runs.certified(name, settings, settings.signer().public_key())
 
 
 def _paired(
@@ -269,7 +269,7 @@ def _paired(
     if judged.verdict.status != "PASSED":
         report(f"{subject.name}: not compared with {reference.reference}, as it did not pass")
         return judged, None
-    return paired_gate.gate(subject, judged, reference, engine, settings=settings, report=report)
+    return paired_runs.gate(subject, judged, reference, engine, settings=settings, report=report)
 
 
 def settings_of(

@@ -20,7 +20,7 @@ from stackcheck.cli.build import gigabytes
 from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import NothingSelectedError
 from stackcheck.files import origins
-from stackcheck.files.checkout_lock import exclusive
+from stackcheck.files.checkout import exclusive
 from stackcheck.imaging import forecast
 from stackcheck.imaging.build import Options as BuildOptions
 from stackcheck.matrix.stack import Stack

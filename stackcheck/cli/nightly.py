@@ -18,7 +18,7 @@ from stackcheck.cli.output import Progress, print_json, print_table
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files import users
 from stackcheck.files.atomic import write_atomically
-from stackcheck.files.checkout_lock import exclusive
+from stackcheck.files.checkout import exclusive
 from stackcheck.oci.store import parse_target
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""The options and arguments that several verbs share, and the one style of help.
+"""The options and arguments that several verbs share, the times in them, and the one style of help.
 
 In: nothing. Out: annotated types for Typer, each declared once, and `new_app` for the verbs of a module.
 Every verb lists its options in this order: what to do, where to (--to, --key, --plain-http), how to build,
 how to report (--json, --dry-run, --root).
 """
 
+import datetime as dt
 import inspect
 import re
 import shlex
@@ -281,3 +282,51 @@ def key_path(key: Path | None, sign_with: str | None) -> Path:
 
     path = key or keys.default_path()
     return keys.public_path(path) if sign_with is not None and path.suffix == ".key" else path
+
+
+_DURATION = re.compile(r"(?P<number>\d+)(?P<unit>[dhms])")
+_DAYS = {"today": 0, "yesterday": 1}
+_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+
+def duration(text: str, option: str) -> dt.timedelta:
+    """The duration that an option names.
+
+    Raises:
+        ConfigurationError: The text is not a duration.
+    """
+    match = _DURATION.fullmatch(text)
+    try:
+        if match:
+            return dt.timedelta(**{_UNITS[match["unit"]]: int(match["number"])})
+    except OverflowError:
+        pass
+    raise ConfigurationError(
+        "invalid duration",
+        where=option,
+        got=text,
+        expected="a number and d, h, m or s, such as 30d; at most 999999999d",
+    )
+
+
+def since(text: str, option: str) -> dt.datetime:
+    """The moment that an option names: a duration before now, `today`, `yesterday`, or an ISO time (UTC).
+
+    Raises:
+        ConfigurationError: The text is neither a duration, nor a date or time.
+    """
+    try:
+        if _DURATION.fullmatch(text):
+            return dt.datetime.now(dt.UTC) - duration(text, option)
+        if text in _DAYS:
+            begin = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+            return begin - dt.timedelta(days=_DAYS[text])
+        found = dt.datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            "invalid time",
+            where=option,
+            got=text,
+            expected="a number and d, h, m or s, such as 30d; today, yesterday; or a date such as 2026-11-01",
+        ) from error
+    return found if found.tzinfo else found.replace(tzinfo=dt.UTC)

@@ -5,8 +5,8 @@ from typing import Annotated
 from stackcheck.certificate import cluster_policies, key_sources, keyring, keys
 from stackcheck.certificate.cluster_policies import Demand, Form
 from stackcheck.cli import options as opt
+from stackcheck.cli.options import duration
 from stackcheck.cli.output import print_facts, print_json
-from stackcheck.cli.times import duration
 from stackcheck.errors import ConfigurationError
 from stackcheck.policy import Certifying as TierName
 

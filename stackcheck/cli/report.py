@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from stackcheck import vendors
 from stackcheck.certificate.policy import MAX_AGE
+from stackcheck.cli import options
 from stackcheck.cli import options as opt
-from stackcheck.cli import times
 from stackcheck.cli.output import Progress, print_json
 from stackcheck.errors import ConfigurationError, StackcheckError
 from stackcheck.files.atomic import write_atomically
-from stackcheck.report import campaign, nightly_file
-from stackcheck.report.campaign import Campaign
-from stackcheck.report.nightly_file import NightlyFile
+from stackcheck.report import verb_files
 from stackcheck.report.standing import StandingMachine
+from stackcheck.report.verb_files import Campaign, NightlyFile
 
 if TYPE_CHECKING:
     from stackcheck.history.history import History
@@ -104,8 +103,8 @@ def write_report(
     root = root.resolve()
     offered, problem = _offered(source, root, key, plain_http=plain_http)
     asked = _machine(machine) if machine else None
-    begin = times.since(since, "--since")
-    often = round(times.duration(refresh, "--refresh").total_seconds()) if refresh else None
+    begin = options.since(since, "--since")
+    often = round(options.duration(refresh, "--refresh").total_seconds()) if refresh else None
     kept = opened_history(history, root)
     found = _gathered(kept, offered, root, begin, asked=asked, faults=faults, refresh_s=often, others=others)
     file = out or (root / PAGE if form == "html" else None)
@@ -126,7 +125,7 @@ def write_page(root: Path, source: str, key: Path, *, plain_http: bool) -> Path:
             written, and says so.
     """
     offered, problem = _offered(source, root, key, plain_http=plain_http)
-    found = _gathered(opened_history(None, root), offered, root, times.since(SINCE, "--since"))
+    found = _gathered(opened_history(None, root), offered, root, options.since(SINCE, "--since"))
     _write(_rendered(found, "html"), root / PAGE, to_stdout=False)
     if problem:
         raise problem
@@ -225,13 +224,13 @@ def _campaign(path: Path | None, root: Path) -> Campaign | None:
     default = root / "build" / "faults.json"
     if path is None and not default.is_file():
         return None
-    return campaign.load_campaign(path or default)
+    return verb_files.load_campaign(path or default)
 
 
 def _nightly(root: Path) -> NightlyFile | None:
 
     path = root / "build" / "nightly" / "night.json"
-    return nightly_file.load_night(path) if path.is_file() else None
+    return verb_files.load_night(path) if path.is_file() else None
 
 
 def _rendered(found: Content, form: Format) -> bytes:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+from stackcheck.cli import options
 from stackcheck.cli import options as opt
 from stackcheck.cli import report as page
-from stackcheck.cli import times
 from stackcheck.cli.output import counted, fitted, print_json, print_table, shown
 from stackcheck.errors import ConfigurationError
 from stackcheck.history.runs import Query, named
@@ -46,7 +46,7 @@ def show_status(
 
     A node whose newest run is older than 36 hours is late. The exit code is 0, whatever the nodes say.
     """
-    every = times.duration(watch, "--watch") if watch else None
+    every = options.duration(watch, "--watch") if watch else None
     if every and (as_json or not sys.stdout.isatty() or every < LEAST_EVERY):
         raise ConfigurationError(
             "this cannot be watched",
@@ -70,7 +70,7 @@ def show_status(
 
 def _wall(history: History, since: str) -> Wall:
 
-    runs = history.runs(Query(since=times.since(since, "--since"), newest_first=False))
+    runs = history.runs(Query(since=options.since(since, "--since"), newest_first=False))
     return wall(runs, dt.datetime.now(dt.UTC))
 
 

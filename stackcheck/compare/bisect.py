@@ -140,7 +140,9 @@ class Search:
             )
         out = self._settings.root / FOLDER / subject.name
         plan = run.plan(subject, tier=self._tier, root=self._settings.root, out=out)
-        only = _expression(self._check)
+        # Pytest's -k for one check: its file, and its name.
+        file, _, name = self._check.partition("::")
+        only = f"{file} and {name}"
         result = measure(plan, self._engine, out=out, report=lambda _line: None, only=only)
         found = next((each for each in result.checks if each.id == self._check), None)
         if found is None or found.outcome == "skipped":
@@ -223,12 +225,6 @@ def scratch(root: Path) -> Path:
             shutil.copytree(path, place / "images" / path.name, dirs_exist_ok=True)
     shutil.copy(root / "matrix.yaml", place)
     return place
-
-
-def _expression(check: str) -> str:
-    """Pytest's -k for one check: its file, and its name."""
-    file, _, name = check.partition("::")
-    return f"{file} and {name}"
 
 
 def _tried(kept: dict[str, Any]) -> Tried:

@@ -12,11 +12,11 @@ from typing import Any
 
 from stackcheck.errors import ConfigurationError, NothingSelectedError, did_you_mean
 from stackcheck.matrix import expand, resolve
-from stackcheck.matrix.combination import packages_of
 from stackcheck.matrix.expand import Cell
 from stackcheck.matrix.known_issues import KnownIssues
 from stackcheck.matrix.matrix import Block, Matrix
 from stackcheck.matrix.pins import Pins
+from stackcheck.matrix.resolve import packages_of
 from stackcheck.matrix.rules import RuleSet
 from stackcheck.matrix.stack import Stack
 

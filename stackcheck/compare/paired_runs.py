@@ -1,25 +1,44 @@
-"""Run two images in turn on this node. In: two subjects. Out: for each metric, whether B is slower than A.
+"""Run two images in turn on this node, or gate one by a certified one.
+
+In: two subjects. Out: for each metric, whether B is slower than A.
 
 First A runs against itself: that tells how much one run differs from the next on this node, today. Then A
 and B take turns. Each run is a new container with the same devices, so what a night, a chip or the room does
-to one image it does to the other.
+to one image it does to the other. Bounds allow the slowest chip of a model, so an image that is 5 % slower
+can pass them on a good chip; a pair finds 2 %, and what it found is signed into the certificate.
 """
 
+from __future__ import annotations
+
 import dataclasses
+import datetime as dt
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from stackcheck import vendors
+from stackcheck.certificate.for_host import Wanted
+from stackcheck.certificate.keyring import Pinned
+from stackcheck.certificate.pull import pulled_subject
+from stackcheck.certificate.verify import Verified, verify
 from stackcheck.engine.client import Engine
 from stackcheck.errors import ChecksFailedError, ConfigurationError, MachineUnfitError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.history import metrics, regressions
+from stackcheck.matrix import matrix
+from stackcheck.oci.tags import label
 from stackcheck.policy import Tier
 from stackcheck.suite import results, run
-from stackcheck.suite.judged import measure
+from stackcheck.suite.judged import JudgedRun, measure
 from stackcheck.suite.results import RunResult
 from stackcheck.suite.subject import Subject
+
+if TYPE_CHECKING:
+    from stackcheck.flow import FlowSettings
+
 
 SPEED = "speed or busbw or bandwidth or throughput or latency"
 ROUNDS = 5
@@ -99,7 +118,15 @@ def _measured(subject: Subject, engine: Engine, root: Path, tier: Tier, only: st
     # Twenty runs would hide the rounds.
     result = measure(plan, engine, out=out, report=lambda _line: None, only=only)
     _require_measured(result, subject.name, out)
-    return _values(results.read_result_file(out / "run" / "result.json"))
+    # Every metric of a result for which less or more is better.
+    body = results.read_result_file(out / "run" / "result.json")
+    found: Values = {}
+    for check, rows in metrics.of(json.loads(body))["points"].items():
+        for name, unit, value, repeats, direction, _, _ in rows:
+            better = regressions.better(unit, direction)
+            if better and repeats and value:
+                found[check, name, unit] = value, better
+    return found
 
 
 def _require_measured(result: RunResult, name: str, out: Path) -> None:
@@ -124,17 +151,6 @@ def _require_measured(result: RunResult, name: str, out: Path) -> None:
         )
 
 
-def _values(body: bytes) -> Values:
-    """Every metric of a result for which less or more is better."""
-    found: Values = {}
-    for check, rows in metrics.of(json.loads(body))["points"].items():
-        for name, unit, value, repeats, direction, _, _ in rows:
-            better = regressions.better(unit, direction)
-            if better and repeats and value:
-                found[check, name, unit] = value, better
-    return found
-
-
 def judged(arms: Mapping[str, Sequence[Values]]) -> tuple[PairedMetric, ...]:
     """What the runs of all arms say of each metric that every run measured.
 
@@ -149,11 +165,11 @@ def judged(arms: Mapping[str, Sequence[Values]]) -> tuple[PairedMetric, ...]:
             expected="checks with repeated figures of speed",
             next_step="choose others: --checks, an expression for pytest's -k",
         )
-    metrics = [_metric(key, arms) for key in keys]
+    metrics = [_of_arms(key, arms) for key in keys]
     return tuple(sorted(metrics, key=lambda each: (ORDER[each.pair.verdict], -each.pair.loss)))
 
 
-def _metric(key: Key, arms: Mapping[str, Sequence[Values]]) -> PairedMetric:
+def _of_arms(key: Key, arms: Mapping[str, Sequence[Values]]) -> PairedMetric:
     first, again, a, b = (
         tuple(values[key][0] for values in arms[name]) for name in ("A", "A again", "A beside B", "B")
     )
@@ -172,3 +188,110 @@ def _metric(key: Key, arms: Mapping[str, Sequence[Values]]) -> PairedMetric:
 
 def _write(found: PairedRuns, path: Path) -> None:
     write_atomically(path, (json.dumps(dataclasses.asdict(found), indent=2).encode(),))
+
+
+def certified(reference: str, settings: FlowSettings, public_key: Pinned) -> Verified:
+    """The certified image that gates others on this host.
+
+    Raises:
+        CertificateError: It is not certified for this host.
+    """
+    return verify(reference, this_host(settings), public_key=public_key, plain_http=settings.plain_http)
+
+
+def this_host(settings: FlowSettings) -> Wanted:
+    """What a certificate has to say to count on this host."""
+    host = vendors.host(settings.vendor)
+    return Wanted(
+        device_model=host.devices[0].model if host.devices else "none",
+        driver=host.driver,
+        devices=len(host.devices),
+    )
+
+
+def gate(
+    candidate: Subject,
+    judged: JudgedRun,
+    reference: Verified,
+    engine: Engine,
+    *,
+    settings: FlowSettings,
+    report: Callable[[str], None],
+) -> tuple[JudgedRun, dict[str, Any]]:
+    """Run a candidate that passed and its reference in turn; a slow-down makes the verdict FAILED.
+
+    What the pair found is returned as the certificate says it.
+
+    Raises:
+        MachineUnfitError: No figure was resolved on this node, so nothing is shown.
+        ChecksFailedError: A run of the pair has no valid result.
+    """
+    name = label(str(reference.reference))
+    other = pulled_subject(
+        reference,
+        engine,
+        matrix.load_matrix(settings.root / "matrix.yaml").policy,
+        name=name,
+        vendor=candidate.vendor,
+        layout=settings.folder(name) / "oci",
+        report=report,
+        plain_http=settings.plain_http,
+    )
+    found = paired(other, candidate, engine, root=settings.root, tier=judged.result.tier, report=report)
+    _require_resolved(found, settings)
+    return _with_verdict(judged, found, reference), statement(found, reference)
+
+
+def statement(found: PairedRuns, reference: Verified) -> dict[str, Any]:
+    """What a certificate says of a pair."""
+    verdicts = [each.pair.verdict for each in found.metrics]
+    return {
+        "reference": str(reference.reference),
+        "digest": reference.digest,
+        "stackId": reference.stack_id,
+        "driver": reference.driver,
+        "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "runs": found.rounds,
+        **{verdict: verdicts.count(verdict) for verdict in ("slower", "equal", "noisy")},
+        "metrics": [_metric(each) for each in found.metrics],
+    }
+
+
+def _metric(each: PairedMetric) -> dict[str, Any]:
+    pair = each.pair
+    return {
+        "check": each.check,
+        "name": each.name,
+        "unit": each.unit,
+        "reference": statistics.median(each.a),
+        "candidate": statistics.median(each.b),
+        "loss": pair.loss,
+        "countsFrom": pair.limit,
+        "finds": pair.resolves,
+        "verdict": pair.verdict,
+    }
+
+
+def _with_verdict(judged: JudgedRun, found: PairedRuns, reference: Verified) -> JudgedRun:
+    slower = tuple(
+        f"{each.name} of {each.check}: {each.pair.loss:.1%} slower than {reference.reference} in a pair"
+        for each in found.slower()
+    )
+    if not slower:
+        return judged
+    verdict = dataclasses.replace(judged.verdict, status="FAILED", reasons=(*judged.verdict.reasons, *slower))
+    return judged.judged_as(verdict)
+
+
+def _require_resolved(found: PairedRuns, settings: FlowSettings) -> None:
+    """A node on which every figure is noisy shows nothing, and shows it of a slow image too."""
+    if any(each.pair.verdict != "noisy" for each in found.metrics):
+        return
+    best = min(found.metrics, key=lambda each: each.pair.resolves)
+    raise MachineUnfitError(
+        "this node is too noisy for a pair: no figure could show a loss of 2 %",
+        where=settings.root.name,
+        got=f"the steadiest, {best.name} of {best.check}, shows {best.pair.resolves:.1%}",
+        expected="one figure or more that differs by less than 0.5 % from run to run",
+        next_step="run the same command on an idle machine; or certify without --against",
+    )

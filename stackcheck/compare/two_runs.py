@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic_core import from_json
 
 from stackcheck.errors import ConfigurationError, NothingSelectedError
-from stackcheck.history import metrics, record_reader, records, regressions
+from stackcheck.history import metrics, records, regressions
 from stackcheck.history.runs import Point, Query, Run
 from stackcheck.suite import results
 
@@ -255,7 +255,7 @@ def of_result(body: bytes, label: str) -> Side:
     """The side of a result.json."""
     result = from_json(body)
     found = metrics.of(result)
-    points = tuple(record_reader.points(found, label))
+    points = tuple(records.points(found, label))
     return Side(label=label, node=found["run"]["node"], points=points, facts=facts_of(result))
 
 

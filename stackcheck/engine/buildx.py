@@ -147,7 +147,12 @@ def _run(
         return process.wait(timeout=30)
     finally:
         timer.cancel()
-        _end(process)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def platforms() -> tuple[str, ...]:
@@ -181,15 +186,6 @@ def _spawn_bake(targets: Sequence[str]) -> subprocess.Popen[str]:
         )
     except OSError as error:
         raise host_setup.missing_engine(f"the docker client cannot be started: {error}") from error
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 def _error(seen: BuildLog, log: Path | None, ran_out_after_s: float | None) -> BuildError | EngineError:

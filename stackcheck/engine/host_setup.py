@@ -343,24 +343,21 @@ def free_build_cache(enough: Callable[[], bool], report: Callable[[str], None]) 
         if enough() or daemon_pid() is None:
             return
         report(f"disk space is short: removing build cache until {kept / 1e9:.0f} GB of it are left")
-        _prune(["docker", "builder", "prune", "--all", "--force", f"--keep-storage={kept}"])
-
-
-def _prune(command: list[str]) -> None:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, errors="replace", check=False, timeout=PRUNE_TIMEOUT_S
-        )
-        problem = done.stderr.strip() if done.returncode else None
-    except subprocess.TimeoutExpired as error:
-        problem = f"no end within {error.timeout:g} s"
-    if problem is not None:
-        raise EngineError(
-            "the build cache was not removed",
-            where=" ".join(command),
-            got=problem,
-            next_step="free disk space by hand, then run: stackcheck doctor --fix",
-        )
+        command = ["docker", "builder", "prune", "--all", "--force", f"--keep-storage={kept}"]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, errors="replace", check=False, timeout=PRUNE_TIMEOUT_S
+            )
+            problem = done.stderr.strip() if done.returncode else None
+        except subprocess.TimeoutExpired as error:
+            problem = f"no end within {error.timeout:g} s"
+        if problem is not None:
+            raise EngineError(
+                "the build cache was not removed",
+                where=" ".join(command),
+                got=problem,
+                next_step="free disk space by hand, then run: stackcheck doctor --fix",
+            )
 
 
 def stop_daemon(timeout_s: float = 30.0) -> bool:

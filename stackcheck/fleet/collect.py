@@ -235,17 +235,11 @@ class Judge:
 
 @functools.lru_cache(maxsize=64)
 def _of_kind(judge: Judge, models: tuple[str, ...]) -> requirements.Requirements:
-    some = _machine_of(judge.job.vendor, models)
-    return requirements.of(judge.subject, some, judge.job.tier, judge.root)
-
-
-def _machine_of(vendor: Any, models: tuple[str, ...]) -> Host:
-
     devices = tuple(
         HostDevice(model=model, arch="", id=str(n), memory_bytes=0) for n, model in enumerate(models)
     )
-    return Host(
-        vendor=vendor,
+    some = Host(
+        vendor=judge.job.vendor,
         devices=devices,
         driver=None,
         kernel="",
@@ -254,6 +248,7 @@ def _machine_of(vendor: Any, models: tuple[str, ...]) -> Host:
         cpu="",
         memory_bytes=0,
     )
+    return requirements.of(judge.subject, some, judge.job.tier, judge.root)
 
 
 @functools.lru_cache(maxsize=256)

@@ -265,7 +265,9 @@ def _require_torch(python: str) -> None:
 def _fitness(
     image: str | None, result: RunResult, verdict: Verdict, compared: NodePast, seconds: float
 ) -> Fitness:
-    addresses = _addresses(result)
+    # The PCI address of each device of the run, "" where nothing tells it.
+    known = vendors.module(result.host.vendor).addresses()
+    addresses = [known.get(device.id, "") for device in result.host.devices]
     parts = [
         _part(found.kind, found.words, found.device, addresses)
         for check in result.checks
@@ -283,12 +285,6 @@ def _fitness(
         reasons=verdict.reasons,
         seconds=seconds,
     )
-
-
-def _addresses(result: RunResult) -> list[str]:
-    """The PCI address of each device of the run, "" where nothing tells it."""
-    known = vendors.module(result.host.vendor).addresses()
-    return [known.get(device.id, "") for device in result.host.devices]
 
 
 def _part(kind: str, words: str, device: int | None, addresses: Sequence[str]) -> Part:

@@ -120,7 +120,18 @@ class _Watch:
     def look(self) -> bool:
         """Look once; whether nothing more can come."""
         self._job()
-        self._nodes()
+        attempt = self.found.state.attempt
+        for rank, told in self.engine.node_states(self.job, attempt).items():
+            if self.job.nodes <= MOST_WITH_LINES:
+                self._progress(self.job.attempt(attempt) / str(rank) / "progress.log", told)
+            if told != self.found.nodes.get(rank):
+                self.found.nodes[rank] = told
+                first = (told.error or "").partition("\n")[0]
+                self.report(f"{told.node}: {told.state}{f': {first}' if first else ''}{self._count()}")
+        # A node can begin and end between two looks: then it is the first to say its name.
+        names = list(filter(None, dict.fromkeys((*self.found.state.nodes, *self.found.names()))))
+        if names and (len(self.found.ended()) < self.job.nodes or not self.found.facts.keys() >= {*names}):
+            self.found.facts = self.engine.nodes(names)
         everyone = len(self.found.ended()) == self.job.nodes
         return everyone or self._is_over() or self._is_stuck()
 
@@ -145,20 +156,6 @@ class _Watch:
             self.since = time.monotonic()
         self.over = (self.over or time.monotonic()) if now.is_over else None
         self.found.state = now
-
-    def _nodes(self) -> None:
-        attempt = self.found.state.attempt
-        for rank, told in self.engine.node_states(self.job, attempt).items():
-            if self.job.nodes <= MOST_WITH_LINES:
-                self._progress(self.job.attempt(attempt) / str(rank) / "progress.log", told)
-            if told != self.found.nodes.get(rank):
-                self.found.nodes[rank] = told
-                first = (told.error or "").partition("\n")[0]
-                self.report(f"{told.node}: {told.state}{f': {first}' if first else ''}{self._count()}")
-        # A node can begin and end between two looks: then it is the first to say its name.
-        names = list(filter(None, dict.fromkeys((*self.found.state.nodes, *self.found.names()))))
-        if names and (len(self.found.ended()) < self.job.nodes or not self.found.facts.keys() >= {*names}):
-            self.found.facts = self.engine.nodes(names)
 
     def _count(self) -> str:
         return f" ({len(self.found.ended())} of {self.job.nodes} nodes have ended)"

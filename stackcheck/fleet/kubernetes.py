@@ -20,7 +20,7 @@ from stackcheck.fleet.engines import JobState, NodeFacts, Phase, ask
 from stackcheck.fleet.job import Job, NodeState
 from stackcheck.fleet.manifests import LABEL, Manifests, name_of
 from stackcheck.fleet.watching import Watched
-from stackcheck.suite import container_user, inputs
+from stackcheck.suite import inputs, steering
 
 MANIFEST = "job.yaml"
 ZONE = "topology.kubernetes.io/zone"
@@ -58,7 +58,7 @@ class Kubernetes:
         return name_of(job)
 
     def _prepare(self, job: Job, rank: int) -> None:
-        folder, user = job.attempt(0) / str(rank), container_user.uid()
+        folder, user = job.attempt(0) / str(rank), steering.uid()
         out = folder / "out"
         out.mkdir(parents=True)
         if os.geteuid() == 0:
@@ -233,10 +233,7 @@ def pod_state(pod: Mapping[str, Any], manifest_digest: str) -> NodeState | None:
         return _failed(rank, node, says)
     if "running" in state:
         return NodeState(rank=rank, node=node, state="running")
-    return _terminated(rank, node, status, state["terminated"])
-
-
-def _terminated(rank: int, node: str, status: Mapping[str, Any], end: Mapping[str, Any]) -> NodeState:
+    end = state["terminated"]
     code = int(end["exitCode"])
     if code in PYTEST_CODES and status.get("reason") != "DeadlineExceeded":
         return NodeState(rank=rank, node=node, state="ended", code=code)

@@ -16,7 +16,7 @@ from stackcheck.engine import launch_lines
 from stackcheck.engine.container import USER_ENV
 from stackcheck.errors import ConfigurationError
 from stackcheck.fleet.rendezvous import JOB, NODES, SERVICE
-from stackcheck.suite import container_user, inputs, run, steering
+from stackcheck.suite import inputs, run, steering
 
 if TYPE_CHECKING:
     from stackcheck.fleet.job import Job
@@ -102,7 +102,7 @@ class Manifests:
         return {"labels": {LABEL: job.id}, **together}
 
     def _pod(self, job: Job) -> dict[str, Any]:
-        user = container_user.uid()
+        user = steering.uid()
         return launch_lines.pod(
             self._container(job),
             self._mounts(job),

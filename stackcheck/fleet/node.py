@@ -25,7 +25,7 @@ from stackcheck.files import strictjson
 from stackcheck.files.regular import read_regular
 from stackcheck.fleet import rendezvous, stored
 from stackcheck.fleet.job import Job, NodeState, subject_of
-from stackcheck.fleet.torchrun import Torchrun
+from stackcheck.fleet.together import Torchrun
 from stackcheck.imaging.image import Image
 from stackcheck.oci.documents import sha256
 from stackcheck.suite import run

@@ -49,7 +49,14 @@ def find(variables: Mapping[str, str]) -> Rendezvous:
     for source in (_torchrun, _master, _skypilot, _slurm, _indexed_job):
         found = source(variables)
         if found:
-            _require_sane(found)
+            if found.rank >= found.nodes:
+                raise ConfigurationError(
+                    "this node's rank is not one of the job's",
+                    where=found.source,
+                    got=f"rank {found.rank} of {found.nodes} nodes",
+                    expected=f"0 to {found.nodes - 1}",
+                    next_step="start as many nodes as the variables say",
+                )
             return found
     return Rendezvous(nodes=1, rank=0, address="127.0.0.1", port=PORT, source="no variable: one node alone")
 
@@ -126,17 +133,6 @@ def _number(variables: Mapping[str, str], name: str, least: int, kind: Callable[
     if text is None or not text.isascii() or not text.isdecimal() or kind(text) < least:
         raise _incomplete(name, text, f"a whole number from {least} on", variables)
     return kind(text)
-
-
-def _require_sane(found: Rendezvous) -> None:
-    if found.rank >= found.nodes:
-        raise ConfigurationError(
-            "this node's rank is not one of the job's",
-            where=found.source,
-            got=f"rank {found.rank} of {found.nodes} nodes",
-            expected=f"0 to {found.nodes - 1}",
-            next_step="start as many nodes as the variables say",
-        )
 
 
 def _incomplete(

@@ -86,20 +86,28 @@ class Slurm:
             )
         directives = [*sbatch_lines(self._head(job)), *(f"#SBATCH {line}" for line in self.options)]
         task, log = shlex.join([*self.program, str(job.folder)]), f"task-%{'a' if job.array else 't'}.log"
-        return _script(
-            [
-                "#!/bin/sh",
-                *directives,
-                f"# {job.name}: {job.tier} suites on {job.nodes} nodes, by {job.container}",
-                f"# image manifest {job.manifest_digest}",
-                f"# image config   {job.config_digest}: compared on each node before the start",
-                *(self._once(job) if job.array else ()),
-                "# A node that dies does not end the others; who leaves no result has failed.",
-                "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \\",
-                f"  --output={shlex.quote(str(job.folder / log))} --open-mode=append \\",
-                f"  {task}",
-            ]
-        )
+        lines = [
+            "#!/bin/sh",
+            *directives,
+            f"# {job.name}: {job.tier} suites on {job.nodes} nodes, by {job.container}",
+            f"# image manifest {job.manifest_digest}",
+            f"# image config   {job.config_digest}: compared on each node before the start",
+            *(self._once(job) if job.array else ()),
+            "# A node that dies does not end the others; who leaves no result has failed.",
+            "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \\",
+            f"  --output={shlex.quote(str(job.folder / log))} --open-mode=append \\",
+            f"  {task}",
+        ]
+        for line in lines:
+            if not line.isprintable():
+                raise ConfigurationError(
+                    "a batch script cannot hold this text",
+                    where="an option of Slurm, or the folder of the checkout",
+                    got=repr(line),
+                    expected="text in one line, without control characters",
+                    next_step="repeat the command without them",
+                )
+        return "".join(f"{line}\n" for line in lines)
 
     def _once(self, job: Job) -> Iterator[str]:
         """Lines by which elements that still wait get other nodes: Slurm would give them this one once more.
@@ -275,19 +283,6 @@ def _topology() -> str:
         return _slurm("scontrol", "show", "topology")
     except EngineError:
         return ""  # a site without the plug-in
-
-
-def _script(lines: Sequence[str]) -> str:
-    for line in lines:
-        if not line.isprintable():
-            raise ConfigurationError(
-                "a batch script cannot hold this text",
-                where="an option of Slurm, or the folder of the checkout",
-                got=repr(line),
-                expected="text in one line, without control characters",
-                next_step="repeat the command without them",
-            )
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _slurm(*command: str) -> str:

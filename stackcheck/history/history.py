@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from stackcheck.files.atomic import file_error
-from stackcheck.history import index_loader, record_reader, schema
+from stackcheck.history import index_loader, schema
 from stackcheck.history import records as records_of
-from stackcheck.history.records import Records
+from stackcheck.history.records import Records, read_record
 from stackcheck.history.runs import HistoryError, Point, Query, Run
 from stackcheck.history.schema import (
     NOTABLE,
@@ -72,7 +72,7 @@ class RecordIndex:
         Raises:
             HistoryError: It is not a record, or the database cannot be written.
         """
-        kept = record_reader.read(data, digest)
+        kept = read_record(data, digest)
         with self._transaction() as connection:
             index_loader.add(connection, kept)
 

@@ -16,9 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from stackcheck.files.many_documents import without_collector
-from stackcheck.history import record_reader, schema
-from stackcheck.history.record_reader import Kept
-from stackcheck.history.records import Records
+from stackcheck.history import schema
+from stackcheck.history.records import Kept, Records, read_kept
 from stackcheck.history.runs import HistoryError
 from stackcheck.history.schema import NOTABLE, POINTS, RUNS, SERIES, micros, point_rows, run_row
 
@@ -169,7 +168,7 @@ def _read(records: Records, digests: Iterable[str]) -> _Chunk:
     chunk = _Chunk()
     for digest in digests:
         try:
-            chunk.add(record_reader.read_kept(records, digest))
+            chunk.add(read_kept(records, digest))
         except HistoryError as error:
             chunk.damaged.append(error)
     return chunk

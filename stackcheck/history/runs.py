@@ -53,7 +53,7 @@ class Run:
     simulated: bool  # whether no host ran it: a demonstration made it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Point:
     """One metric of one check of one run.
 

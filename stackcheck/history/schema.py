@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 from stackcheck.history.runs import Point, Run
 
 if TYPE_CHECKING:
-    from stackcheck.history.record_reader import Kept
+    from stackcheck.history.records import Kept
 
 WAIT_S = 600  # for another writer of the same SQLite file; a rebuild is the longest
 
@@ -194,20 +194,10 @@ def to_run(row: Sequence[Any]) -> Run:
 
 def to_point(record: str, key: Sequence[str], row: Sequence[Any]) -> Point:
     """The point of a series (check, name, unit) and the columns that `point_rows` made."""
-    value, packed, direction, bound, ceiling, chips = row
+    check, name, unit = key
+    value, packed, *judged = row
     repeats = struct.unpack(f"<{len(packed) // 8}d", packed) if packed else ()
-    return Point(
-        record=record,
-        check=key[0],
-        name=key[1],
-        unit=key[2],
-        value=value,
-        repeats=repeats,
-        direction=direction,
-        bound=bound,
-        ceiling=ceiling,
-        chips=chips,
-    )
+    return Point(record, check, name, unit, value, repeats, *judged)
 
 
 def micros(time: dt.datetime) -> int:

@@ -277,7 +277,15 @@ def uses(
     plans: Sequence[BuildPlan], bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]
 ) -> dict[str, tuple[StageUse, ...]]:
     """Stack id -> where each stage of its image came from."""
-    worked = _worked(bake, ran)
+    # The keys of the stages in which a step ran; the builder may name any target that needs the stage
+    keys = {(name, stage.name): stage.key for name, plan in bake.plans.items() for stage in plan.stages}
+    keys |= {(name, ""): plan.stages[0].key for name, plan in bake.plans.items() if len(plan.stages) == 1}
+    alone = bake.targets[0] if len(bake.targets) == 1 else ""
+    worked = frozenset(
+        keys[target or alone, stage]
+        for (target, stage), (steps, _cached) in ran.items()
+        if steps and (target or alone, stage) in keys
+    )
     return {
         plan.stack.id: tuple(
             StageUse(name=stage.name, key=stage.key, how=_how(stage.key, plan, bake, worked))
@@ -285,18 +293,6 @@ def uses(
         )
         for plan in plans
     }
-
-
-def _worked(bake: Bake, ran: Mapping[tuple[str, str], tuple[int, int]]) -> frozenset[str]:
-    """The keys of the stages in which a step ran; the builder may name any target that needs the stage."""
-    keys = {(name, stage.name): stage.key for name, plan in bake.plans.items() for stage in plan.stages}
-    keys |= {(name, ""): plan.stages[0].key for name, plan in bake.plans.items() if len(plan.stages) == 1}
-    alone = bake.targets[0] if len(bake.targets) == 1 else ""
-    return frozenset(
-        keys[target or alone, stage]
-        for (target, stage), (steps, _cached) in ran.items()
-        if steps and (target or alone, stage) in keys
-    )
 
 
 def _how(key: str, plan: BuildPlan, bake: Bake, worked: frozenset[str]) -> How:

@@ -238,14 +238,7 @@ def _make(tree: _Tree, chosen: Sequence[InstalledPackage], database: Database, r
     ]
     if parts:
         tree.texts[bundle] = b"".join(part.read_bytes().rstrip(b"\n") + b"\n" for part in parts)
-    _choose_alternatives(tree, database, root)
-    _copy_database(tree, chosen, database)
-    tree.texts.setdefault("etc/hostname", b"localhost\n")
-    tree.texts.setdefault("etc/resolv.conf", b"")
-
-
-def _choose_alternatives(tree: _Tree, database: Database, root: Path) -> None:
-    """Of each name's programs the best that the base has."""
+    # Of each name's programs the best that the base has.
     for one in database.alternatives:
         here = {
             path: choice
@@ -259,6 +252,9 @@ def _choose_alternatives(tree: _Tree, database: Database, root: Path) -> None:
         for slave, target in here[best][1].items():
             if tree.has(_merged(tree, target.lstrip("/"), root)):
                 _link(tree, slave, one.slaves[slave], target, root)
+    _copy_database(tree, chosen, database)
+    tree.texts.setdefault("etc/hostname", b"localhost\n")
+    tree.texts.setdefault("etc/resolv.conf", b"")
 
 
 def _link(tree: _Tree, name: str, link: str, target: str, root: Path) -> None:
@@ -292,7 +288,13 @@ def _write(tree: _Tree, folder: Path, root: Path) -> Path:
         require_room(folder, needed, "the base")
         with tarfile.open(temporary, "x", format=tarfile.PAX_FORMAT) as archive:
             for entry, data in _entries(tree, root):
-                _add(archive, entry, data)
+                if data is None:
+                    archive.addfile(entry)
+                elif isinstance(data, bytes):
+                    archive.addfile(entry, io.BytesIO(data))
+                else:
+                    with data.open("rb") as file:
+                        archive.addfile(entry, file)
         target = folder / f"host-{sha256_of(temporary)[:16]}.tar"
         temporary.chmod(0o644)
         temporary.replace(target)
@@ -331,16 +333,6 @@ def _from_host(entry: tarfile.TarInfo, name: str, path: Path) -> tuple[tarfile.T
     if status and name not in FOLDERS:
         entry.uid, entry.gid = status.st_uid, status.st_gid
     return entry, None
-
-
-def _add(archive: tarfile.TarFile, entry: tarfile.TarInfo, data: Path | bytes | None) -> None:
-    if data is None:
-        archive.addfile(entry)
-    elif isinstance(data, bytes):
-        archive.addfile(entry, io.BytesIO(data))
-    else:
-        with data.open("rb") as file:
-            archive.addfile(entry, file)
 
 
 def release_words(release: Mapping[str, str]) -> str:

@@ -231,7 +231,7 @@ def contradictions(rules: RuleSet) -> tuple[tuple[Rule, Rule, str], ...]:
         (first, second, axis)
         for axis, asking in _by_required_axis(rules).items()
         for first, second in itertools.combinations(asking, 2)
-        if _nested(first, second)
+        if (first.when.keys() <= second.when.keys() or second.when.keys() <= first.when.keys())
         if _both_apply(first, second, fitting) and not _agree(first, second, axis, fitting)
     )
 
@@ -274,10 +274,6 @@ def _named(axis: str, patterns: tuple[str, ...]) -> Iterator[str]:
             for version in re.findall(r"[0-9][0-9A-Za-z.]*", pattern):
                 yield version
                 yield f"{version}.999"
-
-
-def _nested(first: Rule, second: Rule) -> bool:
-    return first.when.keys() <= second.when.keys() or second.when.keys() <= first.when.keys()
 
 
 def _both_apply(first: Rule, second: Rule, fitting: _Fitting) -> bool:

@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 from stackcheck.errors import ConfigurationError, did_you_mean
 from stackcheck.matrix import expand, resolve
-from stackcheck.matrix.combination import chosen, combination, complete, judge_cell, packages_of, replaced
 from stackcheck.matrix.expand import Cell
 from stackcheck.matrix.known_issues import NO_ISSUES, KnownIssue, KnownIssues
 from stackcheck.matrix.matrix import Matrix
+from stackcheck.matrix.resolve import chosen, combination, complete, judge_cell, packages_of, replaced
 from stackcheck.matrix.rules import Axis, RuleFinding, RuleJudgement, RuleSet
 from stackcheck.matrix.stack import Stack
 from stackcheck.vendors import environment

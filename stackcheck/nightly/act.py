@@ -20,7 +20,6 @@ from stackcheck.nightly.decide import Decision
 from stackcheck.nightly.planning import NightSettings
 from stackcheck.nightly.state import Item, Plan
 from stackcheck.oci.store import parse_reference
-from stackcheck.policy import Policy
 from stackcheck.suite import foreign, interpreter, sbom
 from stackcheck.suite import subject as subjects
 from stackcheck.suite.judged import JudgedRun
@@ -47,7 +46,21 @@ def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
     settings, engine = place.settings, place.engine
     policy = matrix.load_matrix(settings.flow.root / "matrix.yaml").policy
     if item.image_id:
-        return _foreign_subject(item, plan, policy, place)
+        # An image that is not published yet, with the layout that will be.
+        flow_settings = place.settings.flow
+        folder = flow_settings.folder(item.tag)
+        _require_known_python(item, place.engine)  # before minutes are spent on a layout
+        image = build.adopt(item.reference, place.engine, folder=folder, report=place.report)
+        labels = place.engine.inspect(image.reference).labels
+        stack = subjects.labelled_stack(labels, flow_settings.root, item.reference)
+        return subjects.of_image(
+            image,
+            policy,
+            stack,
+            name=item.tag,
+            vendor=plan.fingerprint.vendor,
+            accepted_python=item.accept_python,
+        )
     stack = _stack(item, settings)
     verified = Verified(
         reference=parse_reference(item.reference),
@@ -69,24 +82,6 @@ def subject_of(item: Item, plan: Plan, place: Workplace) -> Subject:
         stack=stack,
         report=place.report,
         plain_http=settings.flow.plain_http,
-    )
-
-
-def _foreign_subject(item: Item, plan: Plan, policy: Policy, place: Workplace) -> Subject:
-    """An image that is not published yet, with the layout that will be."""
-    flow_settings = place.settings.flow
-    folder = flow_settings.folder(item.tag)
-    _require_known_python(item, place.engine)  # before minutes are spent on a layout
-    image = build.adopt(item.reference, place.engine, folder=folder, report=place.report)
-    labels = place.engine.inspect(image.reference).labels
-    stack = subjects.labelled_stack(labels, flow_settings.root, item.reference)
-    return subjects.of_image(
-        image,
-        policy,
-        stack,
-        name=item.tag,
-        vendor=plan.fingerprint.vendor,
-        accepted_python=item.accept_python,
     )
 
 

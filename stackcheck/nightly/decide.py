@@ -133,7 +133,14 @@ def decide(certified: Certified, runs: Sequence[RunOutcome], agreement: Agreemen
     if nothing := _nothing(runs):
         return nothing
     if len(runs) == 1 and not last.bad:
-        return _passed(certified)
+        actions: dict[Standing, tuple[Action, str]] = {
+            "same": ("renew", "this configuration passed again"),
+            "changed": ("renew", f"it passed with {_changes(certified)}"),
+            "new driver": ("widen", f"it passed with {_changes(certified)}"),
+            "new image": ("certify", "an image without a certificate passed"),
+        }
+        action, why = actions[certified.standing]
+        return Decision(action=action, because=why)
     if agreed:
         return _failed(certified, runs, agreed, agreement or Agreement())
     if len(runs) < RUNS:
@@ -164,17 +171,6 @@ def _agreed(runs: Sequence[RunOutcome]) -> tuple[str, ...]:
 
 def _named(runs: Sequence[RunOutcome]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for run in runs for name in run.bad))
-
-
-def _passed(certified: Certified) -> Decision:
-    actions: dict[Standing, tuple[Action, str]] = {
-        "same": ("renew", "this configuration passed again"),
-        "changed": ("renew", f"it passed with {_changes(certified)}"),
-        "new driver": ("widen", f"it passed with {_changes(certified)}"),
-        "new image": ("certify", "an image without a certificate passed"),
-    }
-    action, why = actions[certified.standing]
-    return Decision(action=action, because=why)
 
 
 def _passed_in_the_end(certified: Certified, runs: Sequence[RunOutcome]) -> Decision:

@@ -83,13 +83,9 @@ def configuration_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
         if before[name] != now[name]:
             yield f"{name} {_shown(before[name])} -> {_shown(now[name])}"
     for name, words in OF_DEVICES.items():
-        old, new = (_of_devices(host, name) for host in (before, now))
+        old, new = (Counter(_shown(device[name]) for device in host["devices"]) for host in (before, now))
         if old != new:
             yield f"{words} {_counted(old)} -> {_counted(new)}"
-
-
-def _of_devices(host: Mapping[str, Any], name: str) -> Counter[str]:
-    return Counter(_shown(device[name]) for device in host["devices"])
 
 
 def _counted(values: Counter[str]) -> str:

@@ -4,7 +4,6 @@ In: which of them, and the gate's options. Out: an `Installation`. Nothing is st
 a file take a node out of service: Slurm drains a node by itself when a prolog fails, so without it none does.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,60 +15,16 @@ import yaml
 from stackcheck import vendors
 from stackcheck.engine import launch_lines
 from stackcheck.errors import ConfigurationError
-from stackcheck.nightly.install import Installation, require_plain
-from stackcheck.suite import container_user, run
+from stackcheck.nightly.install import Installation, render, require_plain
+from stackcheck.suite import run, steering
 from stackcheck.vendors import Vendor
 
 Kind = Literal["slurm", "health", "kubernetes", "npd", "systemd"]
 UNIT = "stackcheck-gate"
-UNFIT, FAILED = 9, 6  # exit codes of `stackcheck gate`
-CONDITION, FIT, REFUSED = "NodeUnfitForTraining", "GateFit", "GateUnfit"
 # slurmd kills a health program after 60 s (HealthCheckProgram in slurm.conf).
 HEALTH_S = 55
 HEALTH_WITHIN_S = 50  # to start Python, and to write the answer
 CHECKOUT = "/stackcheck"
-
-PROLOG = """\
-#!/bin/sh
-# Slurm's {use}. {says}
-PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
-said=$({line} 2>>{log})
-code=$?
-echo "$said" >>{log}
-{end}
-"""
-PLUGIN = """\
-#!/bin/sh
-# A plug-in of node-problem-detector: 0 fit, 1 not fit, 2 not known; one line.
-exec {line} 2>/dev/null
-"""
-SERVICE = """\
-# Whether this node is fit for training. Exit code 9: a part of it is not (docs/guides/gate.md).
-[Unit]
-Description=Is this node fit for training?
-Documentation=file://{root}/docs/guides/gate.md
-After=docker.service
-
-[Service]
-Type=oneshot
-WorkingDirectory={root}
-ExecStart={line}
-TimeoutStartSec=10min
-"""
-TIMER = """\
-# Each hour, at another minute on each node.
-[Unit]
-Description=Ask each hour whether this node is fit for training
-
-[Timer]
-OnCalendar=hourly
-RandomizedDelaySec=30min
-FixedRandomDelay=true
-Unit={unit}.service
-
-[Install]
-WantedBy=timers.target
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,21 +67,7 @@ Made = tuple[dict[str, str], tuple[str, ...]]
 
 
 def _slurm(wanted: GateSettings) -> Made:
-    if wanted.drain:
-        says = "A node with a broken part is drained with the reason, and the job goes to another one."
-        end = (
-            "case $said in *'\"drains\": true'*) exit 1 ;; esac\n"
-            "exit 0 # neither a check of a faulty image nor a GPU in use by another job drains a node"
-        )
-    else:
-        says = "It only writes the log: Slurm drains a node whose prolog fails (--drain slurm)."
-        end = (
-            f"if [ $code -eq {UNFIT} ] || [ $code -eq {FAILED} ]; then\n"
-            '  logger -t stackcheck-gate "not fit: code $code" || :\nfi\nexit 0'
-        )
-    text = PROLOG.format(
-        use="Prolog", says=says, line=" ".join((*wanted.words, "--json")), end=end, log=wanted.log
-    )
+    text = render("gate-prolog.sh", wanted=wanted, line=" ".join((*wanted.words, "--json")))
     steps = (
         "chmod 755 {path}",
         "in slurm.conf: Prolog={path}, PrologFlags=Alloc, SchedulerParameters=nohold_on_prolog_fail",
@@ -137,48 +78,27 @@ def _slurm(wanted: GateSettings) -> Made:
 
 def _health(wanted: GateSettings) -> Made:
     line = " ".join(("timeout", str(HEALTH_S), *wanted.words, "--within", str(HEALTH_WITHIN_S), "--json"))
-    only = "" if wanted.drain else ": it only writes the log"
-    says = f"Slurm kills it after 60 s, and ignores its exit code{only}."
-    text = PROLOG.format(use="HealthCheckProgram", says=says, line=line, end="exit $code", log=wanted.log)
     steps = (
         "chmod 755 {path}",
         "in slurm.conf: HealthCheckProgram={path}, HealthCheckInterval=3600, HealthCheckNodeState=IDLE",
     )
-    return {"/etc/slurm/stackcheck-health.sh": text}, steps
+    return {"/etc/slurm/stackcheck-health.sh": render("gate-health.sh", wanted=wanted, line=line)}, steps
 
 
 def _npd(wanted: GateSettings) -> Made:
-    script = "/etc/node-problem-detector/stackcheck-gate.sh"
-    line = " ".join((*wanted.words, "--form", "npd"))
-    rule = {"type": "permanent", "condition": CONDITION, "reason": REFUSED, "path": script, "timeout": "150s"}
-    monitor = {
-        "plugin": "custom",
-        "pluginConfig": {
-            "invoke_interval": "1h",
-            "timeout": "150s",
-            "max_output_length": 80,
-            "concurrency": 1,
-            "enable_message_change_based_condition_update": True,
-        },
-        "source": UNIT,
-        "metricsReporting": True,
-        "conditions": [{"type": CONDITION, "reason": FIT, "message": "the node is fit"}],
-        "rules": [rule],
-    }
+    folder = "/etc/node-problem-detector"
+    script = f"{folder}/stackcheck-gate.sh"
     files = {
-        "/etc/node-problem-detector/stackcheck-gate.json": json.dumps(monitor, indent=2) + "\n",
-        script: PLUGIN.format(line=line),
+        f"{folder}/stackcheck-gate.json": render("gate-monitor.json"),
+        script: render("gate-plugin.sh", line=" ".join((*wanted.words, "--form", "npd"))),
     }
     return files, (f"chmod 755 {script}", "node-problem-detector --config.custom-plugin-monitor={path}")
 
 
 def _systemd(wanted: GateSettings) -> Made:
-    folder = "/etc/systemd/system"
     line = " ".join((*wanted.words, "--json"))
-    files = {
-        f"{folder}/{UNIT}.timer": TIMER.format(unit=UNIT),
-        f"{folder}/{UNIT}.service": SERVICE.format(root=wanted.root, line=line),
-    }
+    names = (f"{UNIT}.timer", f"{UNIT}.service")
+    files = {f"/etc/systemd/system/{name}": render(name, wanted=wanted, line=line) for name in names}
     return files, (
         "systemctl daemon-reload",
         f"systemctl enable --now {UNIT}.timer",
@@ -199,7 +119,7 @@ def _kubernetes(wanted: GateSettings) -> Made:
             expected="HOST/REPO@sha256:… --gpu-vendor amd or nvidia",
             next_step="stackcheck gate HOST/REPO@sha256:… --gpu-vendor nvidia --install kubernetes --dry-run",
         )
-    words, user = vendors.module(wanted.vendor).launch_words(), container_user.uid()
+    words, user = vendors.module(wanted.vendor).launch_words(), steering.uid()
     limits: Mapping[str, int] = {words.resource: 8} if words.resource else {}
     job = {"name": "job", "image": wanted.image, "command": ["python3", "-c", "print('the job')"]}
     pod = launch_lines.pod(

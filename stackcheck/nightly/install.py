@@ -10,11 +10,10 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from stackcheck import mirrors
 from stackcheck.certificate import passphrase
@@ -98,7 +97,7 @@ def installation(kind: Kind, wanted: TimerSettings, folder: Path | None = None) 
     found = {}
     for template, usual in FILES[kind].items():
         path = Path(usual.format(root=wanted.root))
-        found[folder / path.name if folder else path] = _render(template, wanted)
+        found[folder / path.name if folder else path] = render(template, **_values(wanted))
     first = next(iter(found))
     return Installation(files=found, next_steps=tuple(step.format(path=first) for step in NEXT[kind]))
 
@@ -113,13 +112,11 @@ def carried(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, environ[name]) for name in CARRIED if environ.get(name))
 
 
-def _template(name: str) -> str:
-    return files("stackcheck.nightly").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _render(template: str, wanted: TimerSettings) -> str:
+def render(template: str, **values: object) -> str:
+    """The text of a template of this folder."""
     # GitHub's expressions are ${{ … }}, so ours have other brackets. The output is no HTML.
     environment = Environment(  # noqa: S701
+        loader=PackageLoader("stackcheck.nightly"),
         variable_start_string="<<",
         variable_end_string=">>",
         block_start_string="<%",
@@ -128,21 +125,19 @@ def _render(template: str, wanted: TimerSettings) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    nodes = [{"name": name, "label": _label(name), "minute": minute(name)} for name in wanted.nodes]
-    return environment.from_string(_template(template)).render(
-        root=wanted.root,
-        program=wanted.program,
-        user=wanted.user,
-        options="".join(f" {option}" for option in (*wanted.options, *wanted.alerts)),
-        alerts="".join(f" {option}" for option in wanted.alerts),
-        hour=wanted.hour,
-        minute=minute(platform.node()),
-        labels=json.dumps(list(wanted.labels)),
-        nodes=nodes,
-        image=wanted.image,
-        environment=wanted.environment,
-        sandbox=_template("sandbox.conf"),
-    )
+    return environment.get_template(template).render(values)
+
+
+def _values(wanted: TimerSettings) -> dict[str, object]:
+    return {
+        **vars(wanted),
+        "options": "".join(f" {option}" for option in (*wanted.options, *wanted.alerts)),
+        "alerts": "".join(f" {option}" for option in wanted.alerts),
+        "minute": minute(platform.node()),
+        "labels": json.dumps(list(wanted.labels)),
+        "nodes": [{"name": name, "label": _label(name), "minute": minute(name)} for name in wanted.nodes],
+        "sandbox": render("sandbox.conf"),
+    }
 
 
 def _label(node: str) -> str:

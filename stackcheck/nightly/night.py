@@ -117,7 +117,8 @@ class _Stage:
         except FileError:
             raise
         except StackcheckError as error:
-            ended = _error(error)
+            because = " ".join(part for part in (error.what, error.got and f"({error.got})") if part)
+            ended = Ended(action="error", because=because, exit_code=error.exit_code)
         self._report(f"{item.tag}: {ended.action}: {ended.because}")
         self._keep(item.model_copy(update={"ended": ended}))
 
@@ -212,11 +213,6 @@ def _exit_code(decision: Decision) -> int:
     if decision.action in GOOD:
         return 0
     return MachineUnfitError.exit_code if decision.action == "nothing" else ChecksFailedError.exit_code
-
-
-def _error(error: StackcheckError) -> Ended:
-    because = " ".join(part for part in (error.what, error.got and f"({error.got})") if part)
-    return Ended(action="error", because=because, exit_code=error.exit_code)
 
 
 SINCE = dt.timedelta(days=7)  # a certificate is renewed at least that often by default

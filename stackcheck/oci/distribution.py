@@ -197,7 +197,9 @@ class Repository:
     def writing(self, report: Callable[[str], None]) -> Iterator[None]:
         """Let one process of this host write at a time; a writer on another host is seen by reading back."""
         name = hashlib.sha256(self.target.encode()).hexdigest()[:16]
-        path = _lock_folder() / f"{name}.lock"
+        # Only this user can write there: in /tmp anybody could create the lock, or a link, first. A login has
+        # XDG_RUNTIME_DIR and cron does not, so two writers would use two locks.
+        path = users.folder("XDG_STATE_HOME") / "stackcheck" / f"{name}.lock"
         with _opened(path) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,14 +256,6 @@ class Repository:
 
     def _manifest(self, name: str) -> str:
         return f"{self._root}/manifests/{name}"
-
-
-def _lock_folder() -> Path:
-    """A folder that only this user can write to: in /tmp anybody could create the lock, or a link, first.
-
-    XDG_RUNTIME_DIR is not used: a login has it and cron does not, so two writers would use two locks.
-    """
-    return users.folder("XDG_STATE_HOME") / "stackcheck"
 
 
 def _opened(path: Path) -> IO[str]:

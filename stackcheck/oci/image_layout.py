@@ -26,6 +26,7 @@ from stackcheck.oci.documents import (
     DOCKER_INDEX,
     OCI_INDEX,
     OCI_MANIFEST,
+    REF_NAME,
     SMALL_BLOB_LIMIT_BYTES,
     Descriptor,
     IntegrityError,
@@ -37,7 +38,6 @@ from stackcheck.oci.documents import (
     sha256,
 )
 from stackcheck.oci.layout import LAYOUT_FILE, OciLayout
-from stackcheck.oci.layout_index import REF_NAME
 
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"

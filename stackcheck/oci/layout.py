@@ -17,22 +17,26 @@ from stackcheck.files.atomic import TEMPORARY, file_error, write_atomically
 from stackcheck.files.regular import open_regular, read_regular
 from stackcheck.oci.documents import (
     CHUNK_BYTES,
+    INDEX_LIMIT_BYTES,
     MANIFEST_LIMIT_BYTES,
     OCI_INDEX,
     OCI_MANIFEST,
+    REF_NAME,
     DanglingError,
     Descriptor,
+    Index,
     IntegrityError,
     Manifest,
     MissingError,
     RegistryError,
+    agree,
     checked,
     descriptor,
     is_digest,
     json_object,
     no_such_tag,
+    parse_index,
 )
-from stackcheck.oci.layout_index import INDEX_LIMIT_BYTES, REF_NAME, Index, agree, parse_index
 from stackcheck.oci.store import Store
 
 LAYOUT_FILE = {"imageLayoutVersion": "1.0.0"}

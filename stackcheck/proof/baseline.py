@@ -113,21 +113,7 @@ def propose(runs: Sequence[RunResult], *, root: Path, one_run: bool = False) -> 
         for figure, physical, reached in zip(figures, rules.ceilings, rules.reached, strict=True)
         if reached
     )
-    _require_near(proposals)
-    unjudged = (figure for figure, reached in zip(figures, rules.reached, strict=True) if not reached)
-    left_out += [f"{figure.label()}: these suites compare it with no bound" for figure in unjudged]
-    return Baseline(vendor=vendor, model=model, runs=len(runs), proposals=proposals, left_out=tuple(left_out))
-
-
-def _guessed(run: RunResult, root: Path) -> frozenset[str]:
-    """The checks that failed derived bounds alone: to replace those is what a baseline is for."""
-    doubted = [check for check in run.checks if check.cause == "bound"]
-    found = look_up(run, root) if doubted else NOTHING_GATED
-    return frozenset(check.id for check in doubted if guesses.below(check, found))
-
-
-def _require_near(proposals: Sequence[Proposal]) -> None:
-    """Refuse figures far beyond a derived bound: else a slow kernel would become its own measure."""
+    # Refuse figures far beyond a derived bound: else a slow kernel would become its own measure.
     far = [
         f"{one.label()}: median {one.median:.4g} {one.entry.unit}, the derived bound is {one.now.bound:g}"
         for one in proposals
@@ -140,6 +126,16 @@ def _require_near(proposals: Sequence[Proposal]) -> None:
             expected=f"at most {guesses.FAR:g} times beyond it: more is rather a fault than a wrong guess",
             next_step=guesses.OTHER_STACK,
         )
+    unjudged = (figure for figure, reached in zip(figures, rules.reached, strict=True) if not reached)
+    left_out += [f"{figure.label()}: these suites compare it with no bound" for figure in unjudged]
+    return Baseline(vendor=vendor, model=model, runs=len(runs), proposals=proposals, left_out=tuple(left_out))
+
+
+def _guessed(run: RunResult, root: Path) -> frozenset[str]:
+    """The checks that failed derived bounds alone: to replace those is what a baseline is for."""
+    doubted = [check for check in run.checks if check.cause == "bound"]
+    found = look_up(run, root) if doubted else NOTHING_GATED
+    return frozenset(check.id for check in doubted if guesses.below(check, found))
 
 
 def margin(metric: str, values: Sequence[float]) -> tuple[float, float, float]:

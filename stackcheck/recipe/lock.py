@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from stackcheck.engine import apt_archive
+from stackcheck.engine import apt
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
 from stackcheck.files.atomic import write_atomically
 from stackcheck.files.digest import sha256_of
@@ -83,7 +83,17 @@ class _Locking:
         image = self._write("requirements", wanted, lambda: self._resolve(wanted))
         path = self.folder / "requirements.lock"
         if image:
-            self._write_beside(path)
+            # The locks that agree with the image's own: one version of each package in both.
+            locked = {name: version for name, (version, _) in indexes.read_lock(path).items()}
+            if tools := toolchain(self.stack):
+                pins = [f"{name}=={version}" for name, version in locked.items()]
+                self._write("toolchain", tools, lambda: self._resolve(tools, pins))
+            chosen = {one.name: one.pin for one in self.stack.replacements}
+            if chosen:
+                kept = [f"{name}=={version}" for name, version in locked.items() if name not in chosen]
+                self._write(CHOSEN, [*chosen.values()], lambda: self._resolve([*chosen.values()], kept))
+            else:
+                (self.folder / f"{CHOSEN}.lock").unlink(missing_ok=True)
         self.missing += disagreements(self.stack, path)
         document = {
             "schema": 1,
@@ -99,19 +109,6 @@ class _Locking:
         document["locked"] = not self.missing
         write_atomically(self.folder / "pins.json", (json.dumps(document, indent=2).encode() + b"\n",))
         return LockResult(missing=tuple(self.missing), kept=tuple(self.kept))
-
-    def _write_beside(self, path: Path) -> None:
-        """The locks that agree with the image's own: one version of each package in both."""
-        locked = {name: version for name, (version, _) in indexes.read_lock(path).items()}
-        if tools := toolchain(self.stack):
-            pins = [f"{name}=={version}" for name, version in locked.items()]
-            self._write("toolchain", tools, lambda: self._resolve(tools, pins))
-        chosen = {one.name: one.pin for one in self.stack.replacements}
-        if chosen:
-            kept = [f"{name}=={version}" for name, version in locked.items() if name not in chosen]
-            self._write(CHOSEN, [*chosen.values()], lambda: self._resolve([*chosen.values()], kept))
-        else:
-            (self.folder / f"{CHOSEN}.lock").unlink(missing_ok=True)
 
     def _resolve(self, wanted: Sequence[str], constraints: Sequence[str] = ()) -> str:
         held = indexes.Held(constraints=constraints, overrides=overrides(self.stack, wanted))
@@ -178,7 +175,8 @@ class _Locking:
             path.unlink(missing_ok=True)
             return {}
         try:
-            found = self._deb()
+            self.upstream.reach(rocm.archive(self.stack))
+            found = apt.find(rocm.source(self.stack, self.upstream.mirrors), rocm.SMI)
         except (ConfigurationError, EngineError) as error:
             # The lines of apt's message name the addresses of this site, so the first sentence alone is kept.
             before = self.before.get("debs", {}).get(rocm.SMI) or {}  # None: it was out of reach then too
@@ -192,10 +190,6 @@ class _Locking:
         write_atomically(path, (f"{found.sha256}  {found.path}\n".encode(),))
         entry = {"archive": rocm.archive(self.stack), **dataclasses.asdict(found)}
         return {"debs": {rocm.SMI: {name: entry[name] for name in entry if name != "name"}}}
-
-    def _deb(self) -> apt_archive.Deb:
-        self.upstream.reach(rocm.archive(self.stack))
-        return apt_archive.find(rocm.source(self.stack, self.upstream.mirrors), rocm.SMI)
 
     def _file(self, extension: Extension) -> Mapping[str, str]:
         if extension.wheel:
@@ -243,14 +237,10 @@ def ask(stack: Stack, upstream: Upstream, question: Callable[[Sequence[str]], _A
                 raise
             package = error.package
     ((_, place),) = torch_places(stack)
-    _reach(place, package, upstream)
-    return question([*places, *(f"{option}={own}" for option, own in upstream.beside(stack, alone=alone))])
-
-
-def _reach(place: str, package: str, upstream: Upstream) -> None:
     reason = upstream.answers(f"{place.rstrip('/')}/")
     if reason:
         raise OutOfReachError(f"{package} is in no index of this machine, and {place} is needed: {reason}")
+    return question([*places, *(f"{option}={own}" for option, own in upstream.beside(stack, alone=alone))])
 
 
 def _of_image(path: Path) -> Mapping[str, tuple[str, tuple[str, ...]]]:

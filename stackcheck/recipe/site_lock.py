@@ -52,7 +52,16 @@ def lock_to(stack: Stack, wheelhouse: Path, root: Path) -> Stack:
     pins = _pins(folder)
     if listed:
         chosen = listed.of(hashes)
-        _require_listed(hashes, chosen, wheelhouse)
+        # Every locked file is one of the list: a file that was put there later has no origin.
+        strange = hashes - {wheel.sha256 for wheel in chosen.wheels}
+        if strange:
+            raise BuildError(
+                "the folder has wheels that its list does not have, or that were changed since",
+                where=str(wheelhouse / origins.NAME),
+                got=f"{len(strange)} locked hashes that are not in it, such as {min(strange)}",
+                expected="every wheel of the folder with its hash",
+                next_step=f"stackcheck wheelhouse {wheelhouse} --from-environment PYTHON, again",
+            )
         write_atomically(folder / origins.NAME, (origins.text(chosen),))
         pins["wheels_from"] = chosen.words()
     else:
@@ -79,19 +88,6 @@ def ready(stack: Stack, wheelhouse: Path, root: Path, report: Callable[[str], No
         return stack
     report(f"{stack.id}: locking to the wheels of {wheelhouse}: {listed.words()}")
     return lock_to(stack, wheelhouse, root)
-
-
-def _require_listed(hashes: frozenset[str], chosen: origins.Origins, wheelhouse: Path) -> None:
-    """Every locked file is one of the list: a file that was put there later has no origin."""
-    strange = hashes - {wheel.sha256 for wheel in chosen.wheels}
-    if strange:
-        raise BuildError(
-            "the folder has wheels that its list does not have, or that were changed since",
-            where=str(wheelhouse / origins.NAME),
-            got=f"{len(strange)} locked hashes that are not in it, such as {min(strange)}",
-            expected="every wheel of the folder with its hash",
-            next_step=f"stackcheck wheelhouse {wheelhouse} --from-environment PYTHON, again",
-        )
 
 
 def _hashes(folder: Path) -> frozenset[str]:

@@ -34,7 +34,10 @@ def blocks(content: Content) -> dict[str, str]:
         "data-losses": _losses(content, at),
     }
     for number, group in enumerate(content.groups):
-        found[f"data-series-{number}"] = _series_block(group, at)
+        found[f"data-series-{number}"] = {
+            "runs": [at[run.record] for run in group.runs],
+            "series": [_series(series) for series in group.series],
+        }
     return {name: text_of(value) for name, value in found.items()}
 
 
@@ -105,13 +108,6 @@ def _simulated(runs: Iterable[Run]) -> str:
     """Whether none, some or all of the runs were simulated."""
     found = {run.simulated for run in runs}
     return "all" if found == {True} else "some" if True in found else "none"
-
-
-def _series_block(group: SpeedGroup, at: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "runs": [at[run.record] for run in group.runs],
-        "series": [_series(series) for series in group.series],
-    }
 
 
 def _series(series: SpeedSeries) -> dict[str, Any]:

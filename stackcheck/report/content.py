@@ -13,7 +13,7 @@ from stackcheck.errors import StackcheckError
 from stackcheck.history import alerts
 from stackcheck.history.records import result_of
 from stackcheck.history.runs import Query
-from stackcheck.report import details, fleet_file, night, speed, standing
+from stackcheck.report import details, night, speed, standing, verb_files
 from stackcheck.report.wall import Wall, wall
 from stackcheck.suite import results
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from stackcheck.history.alerts import Finding
     from stackcheck.history.history import History
     from stackcheck.history.runs import Point, Run
-    from stackcheck.report.campaign import Campaign
     from stackcheck.report.details import LossBand
-    from stackcheck.report.fleet_file import FleetFile
-    from stackcheck.report.nightly_file import NightlyFile
     from stackcheck.report.others import Others
     from stackcheck.report.published import PublishedImage
+    from stackcheck.report.verb_files import Campaign, FleetFile, NightlyFile
 
 WINDOW = 400  # runs whose points are read at once: more would need gigabytes
 COMPARED = 60  # runs of last night that are compared with earlier ones
@@ -124,7 +122,7 @@ def gather(
     groups = speed.groups(_points(history, runs))
     found_night = night.last_night(runs, now)
     found, problems = _details(history, _notable(runs, groups, found_night), report)
-    fleets, unread = fleet_file.load_fleets(root)
+    fleets, unread = verb_files.load_fleets(root)
     machines = _machines(standing.machines(runs, offered.images), asked)
     cells = standing.cells(runs, offered.images, now)
     return Content(

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stackcheck.report import standing
 from stackcheck.report.content import Content
-from stackcheck.report.fleet_file import BAD
-from stackcheck.report.night import Trouble
 from stackcheck.report.page import many, moment, title_of
 from stackcheck.report.speed import SpeedGroup, SpeedSeries
+from stackcheck.report.verb_files import BAD
 
 SIGNS: dict[standing.State, str] = {
     "certified": "✔",
@@ -117,7 +116,18 @@ def _night(content: Content) -> Iterator[str]:
         total = many(len(night.runs), "run")
         yield f"{total}: {passed} passed, {failed} failed, {unfit} on an unfit machine.\n"
     for trouble in night.troubles:
-        yield from _trouble(content, trouble)
+        run = trouble.run
+        detail = content.details.get(run.record)
+        since = f", run {trouble.nights} in a row without a pass" if trouble.since else ", new"
+        mark = SIMULATED if run.simulated else ""
+        sign = SIGNS["failed" if run.status == "FAILED" else "unfit"]
+        machine = f"{run.device_count} x {standing.machine_of(run).words()}"
+        yield f"- {sign} **{escaped(title_of(run.stack))}** on {escaped(machine)}{mark}{since}"
+        told = [": ".join((item.check, *item.reason[:1])) for item in detail.failures] if detail else []
+        told = told or list(run.reasons)
+        yield from (f"  - {escaped(line)}" for line in told[:REASONS])
+        if len(told) > REASONS:
+            yield f"  - and {len(told) - REASONS} more"
     if content.nightly:
         yield from (f"- **{escaped(text)}**" for text in content.nightly.warnings)
         yield from (
@@ -145,21 +155,6 @@ def _fleet(content: Content) -> Iterator[str]:
         yield f"- {SIGNS['failed']} {culprit.kind} **{names}**: {escaped(culprit.because)}"
     for lost in newest.training.lost if newest.training else ():
         yield f"- {SIGNS['failed']} **{escaped(lost.node)}** was lost while training: {escaped(lost.because)}"
-
-
-def _trouble(content: Content, trouble: Trouble) -> Iterator[str]:
-    run = trouble.run
-    detail = content.details.get(run.record)
-    since = f", run {trouble.nights} in a row without a pass" if trouble.since else ", new"
-    mark = SIMULATED if run.simulated else ""
-    sign = SIGNS["failed" if run.status == "FAILED" else "unfit"]
-    machine = f"{run.device_count} x {standing.machine_of(run).words()}"
-    yield f"- {sign} **{escaped(title_of(run.stack))}** on {escaped(machine)}{mark}{since}"
-    told = [": ".join((item.check, *item.reason[:1])) for item in detail.failures] if detail else []
-    told = told or list(run.reasons)
-    yield from (f"  - {escaped(line)}" for line in told[:REASONS])
-    if len(told) > REASONS:
-        yield f"  - and {len(told) - REASONS} more"
 
 
 def _speed(content: Content) -> Iterator[str]:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from stackcheck import __version__, policy
 from stackcheck.history.runs import Run, named
-from stackcheck.report import blocks, fleet_file, speed, standing, wall
+from stackcheck.report import blocks, speed, standing, verb_files, wall
 from stackcheck.report.content import Content, Detail
 from stackcheck.suite.judgement import NO_IMAGE
 
@@ -47,7 +47,7 @@ def render(content: Content) -> bytes:
         late_s=int(wall.LATE.total_seconds()),
         version=__version__,
         shown=FAILURES_SHOWN,
-        matrix_nodes=fleet_file.SHOWN_LINKS,
+        matrix_nodes=verb_files.SHOWN_LINKS,
         first=_first_group(content),
         offers=functools.partial(_offers, content),
         elsewhere=functools.partial(_elsewhere, content),

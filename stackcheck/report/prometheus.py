@@ -5,7 +5,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -54,7 +54,14 @@ def _samples(content: Content) -> Iterator[Sample]:
     yield ("stackcheck_published_known", {}, float(content.offered.problem is None))
     for cell in content.cells:
         yield from _cell(cell, known=content.offered.problem is None)
-    yield from _newest(content.runs)
+    # The newest run of each stack on each machine and number of devices.
+    newest = {(run.stack, standing.machine_of(run), run.device_count): run for run in content.runs}
+    for run in newest.values():
+        labels = _labels(run)
+        for status in ("PASSED", "FAILED", "UNFIT"):
+            yield ("stackcheck_run_status", labels | {"status": status}, float(run.status == status))
+        yield ("stackcheck_run_time_seconds", labels, run.started.timestamp())
+        yield ("stackcheck_run_failed_checks", labels, float(len(run.failed)))
     for group in content.groups:
         yield from _figures(group)
 
@@ -72,17 +79,6 @@ def _cell(cell: standing.StandingCell, *, known: bool) -> Iterator[Sample]:
         expires = cell.offer.machine.expires.timestamp()
         yield ("stackcheck_certificate_expires_seconds", labels, expires)
         yield ("stackcheck_certificate_waivers", labels, float(len(cell.offer.machine.warned)))
-
-
-def _newest(runs: Sequence[Run]) -> Iterator[Sample]:
-    """The newest run of each stack on each machine and number of devices."""
-    newest = {(run.stack, standing.machine_of(run), run.device_count): run for run in runs}
-    for run in newest.values():
-        labels = _labels(run)
-        for status in ("PASSED", "FAILED", "UNFIT"):
-            yield ("stackcheck_run_status", labels | {"status": status}, float(run.status == status))
-        yield ("stackcheck_run_time_seconds", labels, run.started.timestamp())
-        yield ("stackcheck_run_failed_checks", labels, float(len(run.failed)))
 
 
 def _figures(group: SpeedGroup) -> Iterator[Sample]:

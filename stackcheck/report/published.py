@@ -109,7 +109,13 @@ def _image(store: Store, digest: str, names: Sequence[str], rule: _Counted) -> P
     latest = newest(statements)
     certificate = facts(latest) if latest else {}
     revoked = latest is not None and status(latest) != "PASSED"
-    machines = _machines(_passed(statements, rule.now), rule.max_age)
+    # The newest verdict for each device model, driver and number of devices.
+    verdicts = _passed(statements, rule.now)
+    found: dict[tuple[str, str, int], CertifiedFor] = {}
+    for statement in sorted(verdicts, key=time_verified):
+        for machine in _of(statement, rule.max_age):
+            found[machine.device_model, machine.driver or "", machine.device_count] = machine
+    machines = tuple(found[key] for key in sorted(found))
     return PublishedImage(
         digest=digest,
         reference=f"{store.target}:{name}",
@@ -136,15 +142,6 @@ def _passed(statements: Sequence[Statement], now: dt.datetime) -> list[Statement
         return valid_verdicts("", statements, now, _ANY_AGE)
     except CertificateError:
         return [item for item in statements if item.predicate_type == VSA and status(item) == "PASSED"]
-
-
-def _machines(verdicts: Iterable[Statement], max_age: dt.timedelta) -> tuple[CertifiedFor, ...]:
-    """The newest verdict for each device model, driver and number of devices."""
-    found: dict[tuple[str, str, int], CertifiedFor] = {}
-    for statement in sorted(verdicts, key=time_verified):
-        for machine in _of(statement, max_age):
-            found[machine.device_model, machine.driver or "", machine.device_count] = machine
-    return tuple(found[key] for key in sorted(found))
 
 
 def _of(statement: Statement, max_age: dt.timedelta) -> Iterable[CertifiedFor]:

@@ -56,7 +56,16 @@ def find(reference: str, engine: Engine, accepted: Collection[str] = ()) -> Repo
     with engine.files(reference) as files:
         path, file = _first_on(env.get("PATH") or DEFAULT_PATH, files, reference)
         _require_own_library(path, file, files, reference)
-        _require_no_preload(files, reference)
+        # The loader obeys this file as it obeys LD_PRELOAD, which no run gets.
+        named = (files.read(PRELOAD) or b"").split()
+        if named:
+            raise ChecksFailedError(
+                "the image loads a library into every program before it starts",
+                where=f"{reference}: {PRELOAD}",
+                got=b" ".join(named)[:200].decode(errors="replace"),
+                expected="no such file: the library could change what the suites report",
+                next_step="remove the file from the image; users who want the library can set LD_PRELOAD",
+            )
         body = files.read(file) or b""
         owner = debian_owner(file, body, files) or conda_owner(file, body, files)
         found = ReportedInterpreter(
@@ -167,19 +176,6 @@ def _resolved(folder: str, files: ImageFiles) -> str:
         entry = files.entry(posixpath.join(place, part))
         place = (entry.target or posixpath.join(place, part)) if entry else posixpath.join(place, part)
     return posixpath.normpath(place)
-
-
-def _require_no_preload(files: ImageFiles, reference: str) -> None:
-    """The loader obeys this file as it obeys LD_PRELOAD, which no run gets."""
-    named = (files.read(PRELOAD) or b"").split()
-    if named:
-        raise ChecksFailedError(
-            "the image loads a library into every program before it starts",
-            where=f"{reference}: {PRELOAD}",
-            got=b" ".join(named)[:200].decode(errors="replace"),
-            expected="no such file: the library could change what the suites report",
-            next_step="remove the file from the image; users who want the library can set LD_PRELOAD",
-        )
 
 
 def _require_accepted(

@@ -10,7 +10,7 @@ from typing import Any
 from stackcheck.engine.client import Engine
 from stackcheck.engine.container import USER_ENV, RunSpec
 from stackcheck.errors import ChecksFailedError
-from stackcheck.suite import answers, container_user, interpreter, steering
+from stackcheck.suite import answers, interpreter, steering
 from stackcheck.suite.results import ReportedInterpreter
 from stackcheck.suite.subject import Subject
 
@@ -37,22 +37,18 @@ def require(document: dict[str, Any], subject: Subject, engine: Engine) -> None:
         ChecksFailedError: A package of `NEEDED` is in no place of the image, or in one that the first Python
             on its PATH does not search, or that Python cannot be started.
     """
-    _require_listed(document, subject.name)
-    python = interpreter.find(subject.image.reference, engine, subject.accepted_python)
-    _require_found(python, subject, engine)
-
-
-def _require_listed(document: dict[str, Any], name: str) -> None:
     found = [item["name"] for item in document["components"] if "pkg:pypi/" in str(item.get("purl", ""))]
     missing = [package for package in NEEDED if package not in found]
     if missing:
         raise ChecksFailedError(
             f"the image has no {missing[0]}",
-            where=name,
+            where=subject.name,
             got=f"{len(found)} Python packages, no {' and no '.join(missing)} among them",
             expected=f"{NEEDED[missing[0]]}, in the Python that PATH names first",
             next_step=f"add to its Dockerfile: RUN python3 -m pip install {' '.join(missing)}",
         )
+    python = interpreter.find(subject.image.reference, engine, subject.accepted_python)
+    _require_found(python, subject, engine)
 
 
 def _require_found(python: ReportedInterpreter, subject: Subject, engine: Engine) -> None:
@@ -81,7 +77,7 @@ def _require_found(python: ReportedInterpreter, subject: Subject, engine: Engine
 
 
 def _question(python: ReportedInterpreter, reference: str, engine: Engine) -> RunSpec:
-    user, env = container_user.uid(), engine.inspect(reference).env
+    user, env = steering.uid(), engine.inspect(reference).env
     return RunSpec(
         image=reference,
         entrypoint=(python.path,),

@@ -73,7 +73,10 @@ def listed(tree: Tree) -> set[str]:
 
 def _dpkg(tree: Tree) -> Iterator[tuple[str, Owner]]:
     status = tree.bodies.get(f"{DPKG}/status", b"").decode(errors="replace")
-    moved = _diversions(tree)
+    # Path -> where a package's file is instead, and the package whose own file has the path.
+    lines = tree.bodies.get(f"{DPKG}/diversions", b"").decode(errors="surrogateescape").splitlines()
+    triples = zip(lines[::3], lines[1::3], lines[2::3], strict=False)
+    moved = {source: (target, package) for source, target, package in triples}
     for fields, _ in dpkg_status.installed(status):
         package = fields["Package"]
         for key in (package, f"{package}:{fields.get('Architecture')}"):
@@ -89,13 +92,6 @@ def _dpkg(tree: Tree) -> Iterator[tuple[str, Owner]]:
             name, _, digest = line.strip().partition(" ")
             if name:
                 yield name, Owner("dpkg", package, "md5", digest.split(" ")[0], f"{DPKG}/status")
-
-
-def _diversions(tree: Tree) -> dict[str, tuple[str, str]]:
-    """Path -> where a package's file is instead, and the package whose own file has the path."""
-    lines = tree.bodies.get(f"{DPKG}/diversions", b"").decode(errors="surrogateescape").splitlines()
-    triples = zip(lines[::3], lines[1::3], lines[2::3], strict=False)
-    return {source: (target, package) for source, target, package in triples}
 
 
 def _wheels(tree: Tree) -> Iterator[tuple[str, Owner]]:

@@ -26,7 +26,7 @@ from stackcheck.errors import ChecksFailedError, NothingSelectedError
 from stackcheck.files.atomic import file_error, write_atomically
 from stackcheck.oci.documents import sha256
 from stackcheck.policy import Tier
-from stackcheck.suite import consistency, container_user, controller, inputs, interpreter, results, steering
+from stackcheck.suite import consistency, controller, inputs, interpreter, results, steering
 from stackcheck.suite.results import ReportedInterpreter
 from stackcheck.suite.subject import Subject
 from stackcheck.vendors import seen
@@ -115,8 +115,16 @@ def run(plan: RunPlan, engine: Engine, *, out: Path, report: Callable[[str], Non
         EngineError: The container could not be started.
     """
     found = interpreter.find(plan.subject.image.reference, engine, plan.subject.accepted_python)
-    user = container_user.uid()
-    _make_folder(out, user)
+    user = steering.uid()
+    # An empty `run/` for the controller, and in it a folder that the container's user may write to. No other
+    # user of the host can reach them.
+    (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid
+    folder = out / "run" / controller.INSIDE
+    _remove(folder.parent)
+    folder.mkdir(parents=True)
+    out.chmod(0o700)  # the container sees its folder by the mount
+    if os.geteuid() == 0:
+        os.chown(folder, user, user)
     run_id = _write_run_file(plan, found, out / "run.json")
     needs = vendors.module(plan.host.vendor).container_needs()
     report(f"{plan.subject.name}: {plan.tier} suites start; {needs.remark}")
@@ -148,20 +156,6 @@ def busy_s(out: Path) -> dict[str, float | None]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def _make_folder(out: Path, user: int) -> None:
-    """An empty `run/` for the controller, and in it a folder that the container's user may write to.
-
-    No other user of the host can reach them.
-    """
-    (out / "key.json").unlink(missing_ok=True)  # from here on the earlier result is not valid
-    folder = out / "run" / controller.INSIDE
-    _remove(folder.parent)
-    folder.mkdir(parents=True)
-    out.chmod(0o700)  # the container sees its folder by the mount
-    if os.geteuid() == 0:
-        os.chown(folder, user, user)
 
 
 def _remove(folder: Path) -> None:

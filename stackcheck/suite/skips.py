@@ -61,7 +61,12 @@ def problem(skip: Mapping[str, Any] | None, facts: Facts) -> str | None:
         return _of_device(needs, facts)
     if skip.get("kind") == "not in this stack":
         return _of_stack(needs, facts)
-    return _of_reading(needs, facts)
+    reading = needs.get("reading")
+    if not reading or not facts.rows:
+        return f"this host knows no device whose {reading!r} could be unreadable"
+    if reading in facts.unreadable or all(reading in row.get("unreadable", ()) for row in facts.rows):
+        return None
+    return f"devices.json does not list {reading!r} as unreadable on {_models(facts)}, driver and library"
 
 
 def _of_device(needs: Mapping[str, Any], facts: Facts) -> str | None:
@@ -101,15 +106,6 @@ def _fitting(requirement: str, packages: Mapping[str, str]) -> str | None:
         return None
     version = packages.get(wanted.name.lower())
     return version if version and wanted.specifier.contains(version, prereleases=True) else None
-
-
-def _of_reading(needs: Mapping[str, Any], facts: Facts) -> str | None:
-    reading = needs.get("reading")
-    if not reading or not facts.rows:
-        return f"this host knows no device whose {reading!r} could be unreadable"
-    if reading in facts.unreadable or all(reading in row.get("unreadable", ()) for row in facts.rows):
-        return None
-    return f"devices.json does not list {reading!r} as unreadable on {_models(facts)}, driver and library"
 
 
 def _models(facts: Facts) -> str:

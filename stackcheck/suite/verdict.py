@@ -215,7 +215,17 @@ def _about_the_run(result: RunResult, required: Requirements) -> Iterator[str]:
     if result.host.vendor != "cpu" and not result.host.devices:
         yield f"vendor {result.host.vendor} was named and no {result.host.vendor.upper()} device is visible"
     yield from _about_devices(result, required)
-    yield from _about_counts(result, required)
+    left_out = len(required.carried - {check.id for check in result.checks})
+    if not result.checks:
+        yield "the run has no results"
+    selection, reported = result.selection, len(result.checks)
+    if selection.dropped is None:
+        yield "the result does not say how many checks of the tier were deselected"
+    elif selection.dropped != left_out:
+        arguments = " ".join(selection.arguments) or "none"
+        yield f"{selection.dropped} checks of the tier were deselected; arguments: {arguments}"
+    if reported < selection.collected:
+        yield f"{selection.collected} checks were selected and {reported} reported: the run was cut short"
 
 
 def _about_devices(result: RunResult, required: Requirements) -> Iterator[str]:
@@ -231,20 +241,6 @@ def _about_devices(result: RunResult, required: Requirements) -> Iterator[str]:
     used = {name for check in result.checks for name in check.devices}
     if strangers := used - set(required.devices):
         yield f"checks used {len(strangers)} devices that this host does not have (by id)"
-
-
-def _about_counts(result: RunResult, required: Requirements) -> Iterator[str]:
-    left_out = len(required.carried - {check.id for check in result.checks})
-    if not result.checks:
-        yield "the run has no results"
-    selection, reported = result.selection, len(result.checks)
-    if selection.dropped is None:
-        yield "the result does not say how many checks of the tier were deselected"
-    elif selection.dropped != left_out:
-        arguments = " ".join(selection.arguments) or "none"
-        yield f"{selection.dropped} checks of the tier were deselected; arguments: {arguments}"
-    if reported < selection.collected:
-        yield f"{selection.collected} checks were selected and {reported} reported: the run was cut short"
 
 
 def _about_the_set(result: RunResult, required: Requirements) -> Iterator[str]:

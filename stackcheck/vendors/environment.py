@@ -1,19 +1,21 @@
 """Variables that a vendor's software reads: what an image sets, what a job chooses, their names elsewhere.
 
-In: nothing. Out: the nouns of `<vendor>_environment.py`, and which of them an image of some torch and some
-architectures sets. Pure.
+In: `<vendor>_environment.yaml`. Out: its variables and names, and which of them an image of some torch and
+some architectures sets.
 """
 
-import dataclasses
+import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
+from stackcheck.files import yamlfile
+from stackcheck.files.border import Closed
 from stackcheck.vendors import Vendor
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Variable:
+class Variable(Closed):
     """A variable that changes how fast a job is, as the vendor's containers set it.
 
     Attributes:
@@ -36,8 +38,7 @@ class Variable:
         return self.where == "image" and read and (not self.archs or {*archs} <= {*self.archs})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Renamed:
+class Renamed(Closed):
     """What one vendor's tools call something, and the other's."""
 
     nvidia: str
@@ -46,14 +47,19 @@ class Renamed:
     source: str
 
 
+class _Tables(Closed):
+    variables: tuple[Variable, ...] = ()
+    names: tuple[Renamed, ...] = ()
+
+
 def variables(vendor: Vendor) -> tuple[Variable, ...]:
     """What a vendor's containers set for speed; AMD's alone set any."""
-    return _tables(vendor)[0]
+    return _tables(vendor).variables
 
 
 def names(vendor: Vendor) -> tuple[Renamed, ...]:
     """What the other vendor's variables are called on this one."""
-    return _tables(vendor)[1]
+    return _tables(vendor).names
 
 
 def of_image(vendor: Vendor, torch: str, archs: Sequence[str]) -> dict[str, str]:
@@ -61,10 +67,10 @@ def of_image(vendor: Vendor, torch: str, archs: Sequence[str]) -> dict[str, str]
     return {one.name: one.values[0] for one in variables(vendor) if one.belongs_to(torch, archs)}
 
 
-def _tables(vendor: Vendor) -> tuple[tuple[Variable, ...], tuple[Renamed, ...]]:
-    from stackcheck.vendors import amd_environment
-
-    return (amd_environment.VARIABLES, amd_environment.NAMES) if vendor == "amd" else ((), ())
+@functools.cache
+def _tables(vendor: Vendor) -> _Tables:
+    path = Path(__file__).with_name(f"{vendor}_environment.yaml")
+    return yamlfile.validated(_Tables, yamlfile.load_yaml(path), path.name) if path.exists() else _Tables()
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from host_locks import CACHE, one_at_a_time
 from referrers_proxy import referrers_proxy
 from stackcheck.engine import apt, host_setup
 from stackcheck.engine.client import Engine
-from stackcheck.files.checkout_lock import exclusive
+from stackcheck.files.checkout import exclusive
 from stackcheck.imaging import build
 from stackcheck.imaging.image import Image
 from stackcheck.matrix import resolve

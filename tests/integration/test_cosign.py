@@ -15,7 +15,7 @@ import asked
 import result_files
 import small_images
 from small_images import STACK_ID, SmallImage, certify, make_image, new_key, quiet
-from stackcheck.certificate import attached_sbom, attachments, cluster_policies, keys, revoke
+from stackcheck.certificate import attachments, cluster_policies, keys, revoke, verify
 from stackcheck.certificate.statement import PROVENANCE, SBOM, TEST_RESULT, VSA, Envelope, Statement, sign
 from stackcheck.errors import CertificateError
 from stackcheck.oci.documents import compact_json
@@ -201,7 +201,7 @@ def test_what_cosign_cannot_express_is_refused_by_verify_alone(world):
 
 def test_cosign_reads_every_statement_and_the_packages_by_their_own_name(world):
     world.release()
-    wanted = attached_sbom.attached(f"{world.target}:{STACK_ID}", public_key=KEY.public_key())
+    wanted = verify.attached_sbom(f"{world.target}:{STACK_ID}", public_key=KEY.public_key())
     for version in world.programs:
         for kind in (TEST_RESULT, PROVENANCE, SBOM):
             done = world.cosign(version, "--check-claims=true", kind=kind)

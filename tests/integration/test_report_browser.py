@@ -21,7 +21,7 @@ from browser import Browser, Page
 from small_images import new_key, quiet
 from stackcheck.certificate.policy import MAX_AGE
 from stackcheck.history.history import History
-from stackcheck.report import campaign, content, fleet_file, others, page, published, standing
+from stackcheck.report import content, others, page, published, standing, verb_files
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = "axe-core@4.14.1"
@@ -65,11 +65,11 @@ def demonstration(tmp_path_factory) -> content.Content:
     target = demo_dist.publish_all(folder, key, now)
     images = published.published(target, key.public_key(), now, MAX_AGE)
     faults = tuple(
-        campaign.PlantedFault(name=name, check="test_kernels.py::test_gemm", state=state)
+        verb_files.PlantedFault(name=name, check="test_kernels.py::test_gemm", state=state)
         for name, state in (("NaN", "missed"), ("wrong stride", "caught"))
     )
     fleet_documents.write(folder, fleet_documents.document(), age_days=0)
-    fleets, _ = fleet_file.load_fleets(folder)
+    fleets, _ = verb_files.load_fleets(folder)
     made = content.gather(
         history,
         content.Offered(target=target, images=images),
@@ -77,7 +77,7 @@ def demonstration(tmp_path_factory) -> content.Content:
         now=now,
         since=None,
         here=standing.StandingMachine(device_model="MI300X", driver="30.30.3"),
-        campaign=campaign.Campaign(planted=2, caught=1, healthy_runs=1, false_alarms=0, faults=faults),
+        campaign=verb_files.Campaign(planted=2, caught=1, healthy_runs=1, false_alarms=0, faults=faults),
         report=quiet,
     )
     (first, *rest) = others.load_others(ROOT / "docs" / "results" / "contributed", ROOT)

@@ -152,7 +152,15 @@ def refuse(problems: Sequence[BuildError], prefix: Path) -> None:
 def _distribution(found: Environment, info: Path) -> InstalledDistribution:
     stem = _stem(info)
     name, _, version = stem.partition("-")
-    record = _record(info, stem)
+    path = info / "RECORD"
+    if info.suffix != ".dist-info" or not path.is_file():
+        raise BuildError(
+            "it has no RECORD, so nothing says which files are its own",
+            where=stem,
+            got=str(info),
+            next_step=f"install it from a wheel: pip install --force-reinstall --no-deps {_pin(stem)}",
+        )
+    record = [row for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) if row]
     _refuse_editable(info, stem)
     members = tuple(sorted(_members(found, info, stem, record), key=_order))
     sizes = [member.size_bytes or 0 for member in members]
@@ -165,18 +173,6 @@ def _distribution(found: Environment, info: Path) -> InstalledDistribution:
         members=members,
         size_bytes=sum(sizes),
     )
-
-
-def _record(info: Path, stem: str) -> list[list[str]]:
-    path = info / "RECORD"
-    if info.suffix != ".dist-info" or not path.is_file():
-        raise BuildError(
-            "it has no RECORD, so nothing says which files are its own",
-            where=stem,
-            got=str(info),
-            next_step=f"install it from a wheel: pip install --force-reinstall --no-deps {_pin(stem)}",
-        )
-    return [row for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) if row]
 
 
 def _refuse_editable(info: Path, stem: str) -> None:

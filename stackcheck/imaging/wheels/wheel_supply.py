@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackcheck.engine import apt_archive
+from stackcheck.engine import apt
 from stackcheck.errors import BuildError
 from stackcheck.files import requirements
 from stackcheck.files.digest import sha256_of
@@ -93,7 +93,9 @@ def prepare(
     cached: dict[str, Path] = {}
     unpacked: dict[Pinned, Path] = {}
     for plan in plans:
-        compiled = _compiled(plan)
+        # The packages of which a stage takes the source archive: no wheel of them is looked for.
+        lines = [line for stage in plan.stages for line in stage.instructions]
+        compiled = frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
         wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
         if wheelhouse_only:
             check_folder(plan, wheelhouse_only)
@@ -146,12 +148,6 @@ def _locks(plan: BuildPlan, stage: Stage) -> tuple[str, ...]:
             return found
         step = by_name.get(step.parent or "")
     return ("requirements.lock",) if "requirements.lock" in plan.files else ()
-
-
-def _compiled(plan: BuildPlan) -> frozenset[str]:
-    """The packages of which a stage takes the source archive: no wheel of them is looked for."""
-    lines = [line for stage in plan.stages for line in stage.instructions]
-    return frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
 
 
 def _all_by_hash(stage: Stage) -> bool:
@@ -324,7 +320,7 @@ def _fetch(plan: BuildPlan, one: Pinned, cache: WheelCache, mirrors: Mirrors) ->
     source = rocm.source(plan.stack, mirrors)
     version = _pins(plan, one)["version"]
     with tempfile.TemporaryDirectory() as scratch:
-        path = apt_archive.fetch(source, one.name, version, Path(scratch))
+        path = apt.fetch(source, one.name, version, Path(scratch))
         path = path.rename(path.with_name(one.file))
         if sha256_of(path) != one.sha256:
             raise BuildError(

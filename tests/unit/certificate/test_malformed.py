@@ -13,7 +13,7 @@ import result_files
 from memory_registry import MemoryRegistry
 from small_dist import KEY, verified
 from small_images import NOW, SmallImage, certify
-from stackcheck.certificate import attached_sbom, attachments, find, for_host, policy, reader, renew, verify
+from stackcheck.certificate import attachments, find, for_host, policy, reader, renew, verify
 from stackcheck.certificate import statement as statement_module
 from stackcheck.certificate.statement import VSA, Envelope, Statement, facts, open_envelope, sign
 from stackcheck.cli import consumer
@@ -197,10 +197,10 @@ def test_the_packages_of_a_revoked_image_are_shown_with_a_word_of_warning(dist, 
 
     told: list[str] = []
     reference = f"oci:{dist}@{image.manifest_digest}"
-    attached_sbom.attached(reference, public_key=KEY.public_key(), warn=told.append)
+    verify.attached_sbom(reference, public_key=KEY.public_key(), warn=told.append)
     assert told == []
     revoke(reference, reason="NaN", key=KEY, now=NOW + DAY, report=quiet)
-    assert attached_sbom.attached(reference, public_key=KEY.public_key(), warn=told.append)
+    assert verify.attached_sbom(reference, public_key=KEY.public_key(), warn=told.append)
     assert len(told) == 1
     assert "NaN" in told[0]
 

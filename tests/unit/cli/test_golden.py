@@ -158,7 +158,7 @@ class World:
         self.patch.setattr("stackcheck.fleet.slurm.Slurm", REAL_SLURM)
 
     def other_user(self) -> None:
-        self.patch.setattr("stackcheck.suite.container_user.uid", lambda: 60706)
+        self.patch.setattr("stackcheck.suite.steering.uid", lambda: 60706)
 
     def ran(self) -> None:
         self.engine.answer = answer()

@@ -23,7 +23,7 @@ from small_dist import KEY, release
 from small_images import STACK_ID
 from stackcheck import cli
 from stackcheck.certificate import keys
-from stackcheck.cli import output, times
+from stackcheck.cli import options, output
 from stackcheck.cli.history import sparkline
 from stackcheck.cli.output import counted
 from stackcheck.history import export
@@ -190,10 +190,10 @@ def kept(small_checkout: Path) -> Path:
 
 def test_yesterday_begins_at_midnight_utc():
     now = dt.datetime.now(dt.UTC)
-    found = times.since("yesterday", "--since")
+    found = options.since("yesterday", "--since")
     assert (found.hour, found.minute, found.second) == (0, 0, 0)
     assert dt.timedelta(days=1) <= now - found < dt.timedelta(days=2, seconds=5)
-    assert times.since("today", "--since") - found == dt.timedelta(days=1)
+    assert options.since("today", "--since") - found == dt.timedelta(days=1)
 
 
 @given(

@@ -12,7 +12,7 @@ import pytest
 
 from small_images import quiet
 from stackcheck.errors import FileError
-from stackcheck.files import checkout_lock
+from stackcheck.files import checkout
 from stackcheck.files.atomic import UNUSABLE, write_atomically
 from stackcheck.oci.documents import RegistryError
 from stackcheck.oci.layout import OciLayout
@@ -94,8 +94,8 @@ def test_a_disk_that_cannot_be_written_is_exit_10_and_named(tmp_path, number):
 
 
 def test_a_write_that_names_no_file_names_the_folder_of_builds(tmp_path):
-    with pytest.raises(FileError) as caught, checkout_lock.exclusive(tmp_path, "a test", print):
+    with pytest.raises(FileError) as caught, checkout.exclusive(tmp_path, "a test", print):
         raise OSError(errno.ENOSPC, "no room")
     assert caught.value.where == str(tmp_path / "build")
-    with pytest.raises(OSError, match="/some/file"), checkout_lock.exclusive(tmp_path, "a test", print):
+    with pytest.raises(OSError, match="/some/file"), checkout.exclusive(tmp_path, "a test", print):
         raise OSError(errno.ENOSPC, "no room", "/some/file")

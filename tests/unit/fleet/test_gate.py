@@ -13,8 +13,7 @@ from stackcheck.fleet import gate, link_stage, run, training
 from stackcheck.fleet.follow import Followed
 from stackcheck.fleet.job import NodeState
 from stackcheck.fleet.link_stage import Report
-from stackcheck.fleet.together import LinkNode, TrainNode
-from stackcheck.fleet.torchrun import Torchrun
+from stackcheck.fleet.together import LinkNode, Torchrun, TrainNode
 from stackcheck.fleet.training import TrainingReport
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import small_fleet
 from stackcheck.fleet import link_stage
 from stackcheck.fleet.job import Job
-from stackcheck.fleet.link_stage import LinkPlan, Report
-from stackcheck.fleet.links import EVERY_PAIR, culprits, rounds
+from stackcheck.fleet.link_stage import EVERY_PAIR, LinkPlan, Report, culprits, rounds
 from stackcheck.fleet.spread import outliers
 
 

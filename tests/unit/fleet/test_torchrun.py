@@ -17,8 +17,7 @@ from stackcheck.fleet.job import NodeState
 from stackcheck.fleet.link_stage import LinkPlan, NodeGroup
 from stackcheck.fleet.rendezvous import Rendezvous, find, hostnames
 from stackcheck.fleet.slurm import Slurm, parse_job, parse_nodes, parse_topology
-from stackcheck.fleet.together import LinkNode
-from stackcheck.fleet.torchrun import Torchrun
+from stackcheck.fleet.together import LinkNode, Torchrun
 
 PLACE = Rendezvous(nodes=3, rank=1, address="10.0.0.1", port=29501, source="the plan")
 

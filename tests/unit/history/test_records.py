@@ -11,7 +11,7 @@ import pytest
 from kept_runs import PASSED, body
 from small_checkout import CPU_STACK, answer, call
 from stackcheck.errors import FileError
-from stackcheck.history import record_reader, records
+from stackcheck.history import records
 from stackcheck.history.history import open_history
 from stackcheck.history.records import Records
 from stackcheck.history.runs import HistoryError, Query
@@ -112,17 +112,17 @@ def test_a_store_that_nobody_knows_is_refused():
 def test_the_abstract_of_another_version_is_made_anew(tmp_path, monkeypatch):
     data = record()
     store = Records(str(tmp_path))
-    expected = record_reader.read_kept(store, store.append(data)).points
+    expected = records.read_kept(store, store.append(data)).points
     digest = store.append(data.replace(b'"points":{', b'"points":{"a check":[],', 1))
-    assert record_reader.read_kept(store, digest).measured["points"]["a check"] == []
+    assert records.read_kept(store, digest).measured["points"]["a check"] == []
     monkeypatch.setattr("stackcheck.history.metrics.VERSION", 99)
-    assert [(point.check, point.value) for point in record_reader.read_kept(store, digest).points] == [
+    assert [(point.check, point.value) for point in records.read_kept(store, digest).points] == [
         (point.check, point.value) for point in expected
     ]
 
 
 def test_metrics_of_one_name_are_told_apart_by_their_conditions():
-    names = [point.name for point in record_reader.read(record(), "sha256:0").points]
+    names = [point.name for point in records.read_record(record(), "sha256:0").points]
     assert names == ["gemm_tflops[m=8192]", "gemm_tflops[m=4096]"]
 
 

@@ -13,7 +13,7 @@ from small_checkout import FakeEngine
 from small_recipe import render_from
 from stackcheck.engine import container
 from stackcheck.errors import BuildError, ConfigurationError, EngineError
-from stackcheck.files import checkout_lock
+from stackcheck.files import checkout as checkout_lock
 from stackcheck.imaging import bootstrap, build, image
 from stackcheck.imaging.wheels import host_settings
 from stackcheck.matrix import resolve

@@ -21,7 +21,7 @@ from stackcheck.errors import CertificateError, ChecksFailedError
 from stackcheck.history.history import History
 from stackcheck.oci.documents import RegistryError
 from stackcheck.proof import contribution
-from stackcheck.report import content, fleet_file, markdown, others, page
+from stackcheck.report import content, markdown, others, page, verb_files
 from stackcheck.report.published import PublishedImage, is_there, published
 from stackcheck.report.standing import StandingMachine
 
@@ -229,7 +229,7 @@ def test_the_newest_run_is_shown_with_the_worst_rack_and_node_first(tmp_path):
     fleet_documents.write(tmp_path, fleet_documents.document(), age_days=3)
     (tmp_path / "build" / "fleet" / "broken").mkdir()
     (tmp_path / "build" / "fleet" / "broken" / "fleet.json").write_text("{")
-    found, problems = fleet_file.load_fleets(tmp_path)
+    found, problems = verb_files.load_fleets(tmp_path)
     assert [run.job.id for run in found] == ["fleet0", "fleet3"]
     assert len(problems) == 1
     assert "broken" in problems[0]
@@ -245,7 +245,7 @@ def test_the_newest_run_is_shown_with_the_worst_rack_and_node_first(tmp_path):
 
 def test_a_large_fleet_shows_every_bad_node_and_a_part_of_the_others(tmp_path):
     fleet_documents.write(tmp_path, fleet_documents.document(count=1000, links=False), age_days=0)
-    ((newest,), _) = fleet_file.load_fleets(tmp_path)
+    ((newest,), _) = verb_files.load_fleets(tmp_path)
     shown = [node for group in newest.groups() for node in group.nodes]
     assert sum(node.status == "FAILED" for node in shown) == newest.counts["FAILED"] == 1
     assert newest.hidden == 1000 - len(shown) > 0
@@ -255,7 +255,7 @@ def test_page_and_markdown_tell_the_verdict_and_run_no_foreign_text(tmp_path):
     document = fleet_documents.document()
     document["nodes"][0]["reasons"] = [report_content.HOSTILE]
     fleet_documents.write(tmp_path, document, age_days=0)
-    fleets, _ = fleet_file.load_fleets(tmp_path)
+    fleets, _ = verb_files.load_fleets(tmp_path)
     made = dataclasses.replace(report_content.whole(), fleets=fleets)
     text = page.render(made).decode()
     for words in ("Is the whole fleet fit?", "rack2, small: 1 of 2 nodes did not pass", "node4 was lost"):

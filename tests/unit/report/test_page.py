@@ -12,7 +12,7 @@ import pytest
 
 from report_content import HOSTILE, HOUR, NOW, STACK, certified, failed_detail, image, point, run, whole
 from stackcheck.errors import ConfigurationError
-from stackcheck.report import blocks, campaign, content, nightly_file, page
+from stackcheck.report import blocks, content, page, verb_files
 from stackcheck.report.content import Content
 
 
@@ -65,12 +65,12 @@ def everything(name: str = STACK) -> Content:
         known_issues=(issue,),
     )
     lost = image(certified(), stack=name, standing="revoked", reason=name)
-    faults = campaign.Campaign(
+    faults = verb_files.Campaign(
         planted=1,
         caught=0,
         healthy_runs=1,
         false_alarms=0,
-        faults=(campaign.PlantedFault(name=name, check=name, state="missed"),),
+        faults=(verb_files.PlantedFault(name=name, check=name, state="missed"),),
     )
     return whole(
         [failed, passed],
@@ -83,7 +83,7 @@ def everything(name: str = STACK) -> Content:
     )
 
 
-def nightly(name: str) -> nightly_file.NightlyFile:
+def nightly(name: str) -> verb_files.NightlyFile:
     document = {
         "schema": 1,
         "started": "2026-03-04T02:00:00Z",
@@ -94,7 +94,7 @@ def nightly(name: str) -> nightly_file.NightlyFile:
         "skipped": [{"tag": name, "why": name, "for_here": True}],
         "images": [],
     }
-    return nightly_file.NightlyFile.model_validate_json(json.dumps(document))
+    return verb_files.NightlyFile.model_validate_json(json.dumps(document))
 
 
 def test_the_questions_are_answered_in_order():
@@ -210,7 +210,7 @@ def test_a_damaged_file_of_the_night_is_an_error(tmp_path):
     path = tmp_path / "night.json"
     path.write_text('{"schema": 2}')
     with pytest.raises(ConfigurationError) as error:
-        nightly_file.load_night(path)
+        verb_files.load_night(path)
     assert "stackcheck nightly" in str(error.value)
 
 
@@ -253,7 +253,7 @@ def test_the_campaign_is_what_prove_printed(tmp_path):
     document["faults"] = [fault, fault | {"name": "NaN", "state": "missed"}]  # type: ignore[assignment]
     path = tmp_path / "faults.json"
     path.write_text(json.dumps(document))
-    found = campaign.load_campaign(path)
+    found = verb_files.load_campaign(path)
     assert (found.planted, found.caught) == (2, 1)
     assert [fault.state for fault in found.suites["test_a.py"]] == ["missed", "caught"]
 

@@ -8,7 +8,7 @@ them: a registry asks for every layer.
 import json
 from pathlib import Path
 
-from stackcheck.oci.layout_index import REF_NAME
+from stackcheck.oci.documents import REF_NAME
 
 
 def serve_from(data: Path, layout: Path, repository: str) -> None:

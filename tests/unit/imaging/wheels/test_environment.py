@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stackcheck.engine import apt, apt_archive
+from stackcheck.engine import apt
 from stackcheck.errors import BuildError, ConfigurationError, EngineError, FileError
 from stackcheck.files import atomic, origins
 from stackcheck.imaging.wheels import environment, wheel_supply
@@ -245,6 +245,6 @@ def test_a_host_without_apt_says_where_to_go(monkeypatch):
         uris=("https://me:hunter2@m.example.org/amd",), suites=("noble",), components=("main",)
     )
     with pytest.raises(EngineError, match="this host has no apt") as caught:
-        apt_archive.find(source, "amd-smi-lib")
+        apt.find(source, "amd-smi-lib")
     assert "hunter2" not in str(caught.value)
     assert "m.example.org" in str(caught.value.where)

@@ -1,18 +1,87 @@
-"""The results of `stackcheck fleet run`. In: build/fleet/*/fleet.json. Out: `FleetFile`s for the page.
+"""What other verbs left for the page. In: their files. Out: `FleetFile`s, a `NightlyFile`, a `Campaign`.
 
-The nodes are grouped by rack and partition; the groups with the most bad nodes come first, and in each group
-the nodes that stand out.
+`stackcheck fleet run` writes build/fleet/*/fleet.json: its nodes are grouped by rack and partition; the
+groups with the most bad nodes come first, and in each group the nodes that stand out. `stackcheck nightly`
+writes build/nightly/night.json, and `stackcheck prove --json` prints the planted faults.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, FiniteFloat, ValidationError
+from pydantic import AwareDatetime, Field, FiniteFloat, ValidationError
 
-from stackcheck.files.border import Open
+from stackcheck.files.border import Open, load_json
+
+
+class ImageNotRun(Open):
+    """An image that was not run, and why."""
+
+    tag: str
+    why: str
+
+
+class NightlyFile(Open):
+    """The file, as far as the report shows it."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    started: AwareDatetime
+    node: str
+    line: str
+    warnings: tuple[str, ...]
+    reboot_pending: str | None
+    skipped: tuple[ImageNotRun, ...]
+
+
+def load_night(path: Path) -> NightlyFile:
+    """Read the file; raises `ConfigurationError` if it is another document, or of a different version."""
+    return load_json(
+        NightlyFile,
+        path,
+        "the file of the last night cannot be read",
+        expected="what stackcheck nightly writes",
+        next_step="run the night again: stackcheck nightly",
+    )
+
+
+class PlantedFault(Open):
+    """A planted fault, the check that is to catch it, and whether it did."""
+
+    name: str
+    check: str
+    state: str
+
+
+class Campaign(Open):
+    """All planted faults."""
+
+    planted: int
+    caught: int
+    healthy_runs: int
+    false_alarms: int
+    faults: tuple[PlantedFault, ...]
+
+    @property
+    def suites(self) -> dict[str, list[PlantedFault]]:
+        """Suite file -> its faults, the missed ones first."""
+        found: dict[str, list[PlantedFault]] = {}
+        for fault in sorted(self.faults, key=lambda one: (one.state == "caught", one.name)):
+            found.setdefault(fault.check.partition("::")[0], []).append(fault)
+        return dict(sorted(found.items()))
+
+
+def load_campaign(path: Path) -> Campaign:
+    """Read what `prove --json` printed; raises `ConfigurationError` if it is not such a document."""
+    return load_json(
+        Campaign,
+        path,
+        "the file of planted faults cannot be read",
+        expected="the output of stackcheck prove --json",
+        next_step="stackcheck prove --json > build/faults.json",
+    )
+
 
 FOLDER = "build/fleet"
 SHOWN_CHECKS, SHOWN_NODES = 8, 200  # in the table of nodes
