@@ -22,6 +22,21 @@ from stackcheck.oci.store import Store, parse_reference
 from stackcheck.oci.stores import open_store
 from stackcheck.oci.tags import all_floating, all_unique, digest_of
 
+LOOKS = 10  # another host may publish at each of them
+
+
+@dataclass(kw_only=True)
+class Moves:
+    """What happened to the floating tags that named an image; `moved` has the digests that they name now.
+
+    Those in `removed` were deleted, because no other image of the stack is certified; those in `left` still
+    name the image, because the store cannot delete tags.
+    """
+
+    moved: dict[str, str] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Revoked:
@@ -88,22 +103,6 @@ def revoke(
 def _is_revoked(latest: Statement, reason: str) -> bool:
     """Whether the newest verdict is already this revocation."""
     return status(latest) == "FAILED" and facts(latest).get("reasons") == [reason]
-
-
-LOOKS = 10  # another host may publish at each of them
-
-
-@dataclass(kw_only=True)
-class Moves:
-    """What happened to the floating tags that named an image; `moved` has the digests that they name now.
-
-    Those in `removed` were deleted, because no other image of the stack is certified; those in `left` still
-    name the image, because the store cannot delete tags.
-    """
-
-    moved: dict[str, str] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
 
 
 def move_back(store: Store, digest: str, public_key: Pinned) -> Moves:

@@ -284,7 +284,11 @@ def _check_tag(reference: str, parsed: Reference, chosen: Statement) -> None:
 def attached_sbom(
     reference: str, *, public_key: Pinned, plain_http: bool = False, warn: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """The SBOM that an image's newest certificate names; `warn` gets one line if the image was revoked."""
+    """The SBOM that an image's newest certificate names; `warn` gets one line if the image was revoked.
+
+    Raises:
+        CertificateError: The key signed no SBOM for this image, or the store does not hold what was signed.
+    """
     parsed = parse_reference(reference)
     try:
         store = open_store(parsed.target, plain_http=plain_http, total_s=TOTAL_S)

@@ -114,9 +114,7 @@ def _rules() -> str:
 def _allowed(found: Contents, subject: Subject) -> tuple[list[dict[str, Any]], list[str]]:
     """What each allowance covers, as it is signed; and the findings that none covers."""
     of_policy = [item for item in subject.policy.unpackaged if item.is_for(subject.name)]
-    # Where a Python lies that was accepted by its digest: /usr/local of /usr/local/bin/python3.12.
-    files = [name for name, digest in found.digests.items() if f"sha256:{digest}" in subject.accepted_python]
-    prefixes = [posixpath.dirname(posixpath.dirname(name)) for name in files if _PYTHON.search(name)]
+    prefixes = _accepted_prefixes(found, subject.accepted_python)
     groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
     refused = []
     for name in sorted(found.findings):
@@ -137,6 +135,12 @@ def _allowed(found: Contents, subject: Subject) -> tuple[list[dict[str, Any]], l
     return signed, refused
 
 
+def _accepted_prefixes(found: Contents, accepted: Sequence[str]) -> list[str]:
+    """Where a Python lies that was accepted by its digest: /usr/local of /usr/local/bin/python3.12."""
+    files = [name for name, digest in found.digests.items() if f"sha256:{digest}" in accepted]
+    return [posixpath.dirname(posixpath.dirname(name)) for name in files if _PYTHON.search(name)]
+
+
 def _comes_with(name: str, prefix: str) -> bool:
     """Whether a file is of the Python itself at a prefix: its programs and standard library, no packages."""
     inner = name.removeprefix(f"{prefix}/")
@@ -146,12 +150,7 @@ def _comes_with(name: str, prefix: str) -> bool:
 
 def compare(layout: Path, digest: str, known: Mapping[str, set[str]] = MappingProxyType({})) -> Contents:
     """Read an image's files and compare them with the records in it, and with what it was built from."""
-    store = OciLayout(layout)
-    manifest = json_object(store.read_manifest(digest).body, digest)
-    body = b"".join(store.read_blob(manifest["config"]["digest"]))
-    settings = json_object(body, digest).get("config") or {}
-    pairs = (str(item).partition("=") for item in settings.get("Env") or ())
-    env = {name: value for name, _, value in pairs if name.startswith(_STEERING)}
+    env = _environment(layout, digest)
     tree = filesystem.read(layout, digest, functools.partial(_wanted, env=env))
     owners, listed = records.read(tree), records.listed(tree)
     steered = {*_configuration(tree), *_named_by(env, tree)}
@@ -315,6 +314,15 @@ def _wanted(path: str, *, env: Mapping[str, str]) -> Hashing:
     named = any(part in value for part in (path, posixpath.dirname(path)) for value in env.values())
     other = _MODULE.search(path) or _ARCHIVE.search(path) or _CONFIGURED.match(path) or _PYTHON.search(path)
     return Hashing(sums=algorithms, elf_only=not (named or other))
+
+
+def _environment(layout: Path, digest: str) -> dict[str, str]:
+    store = OciLayout(layout)
+    manifest = json_object(store.read_manifest(digest).body, digest)
+    body = b"".join(store.read_blob(manifest["config"]["digest"]))
+    settings = json_object(body, digest).get("config") or {}
+    pairs = (str(item).partition("=") for item in settings.get("Env") or ())
+    return {name: value for name, _, value in pairs if name.startswith(_STEERING)}
 
 
 def sources(folder: Path, inputs: Mapping[str, str]) -> dict[str, set[str]]:

@@ -71,23 +71,8 @@ def clock_problems(result: RunResult, seen: Seen | None, ceilings: Mapping[Key, 
     for check in result.checks:
         if not check.metrics:
             continue
-        for metric in check.metrics:
-            if reached is None or metric.unit != TFLOPS or metric.value is None:
-                continue
-            most = reached * SLACK * (EIGHT_BITS if metric.conditions.get("dtype") == "fp8" else 1)
-            if metric.value > most:
-                yield (
-                    f"{check.id}: {metric.name} {metric.value:.4g} {TFLOPS}: by this host's clock the device "
-                    f"multiplied at {reached:.4g} {TFLOPS}, so no figure can be more than {most:.4g}"
-                )
-        claimed = next((metric.value for metric in check.metrics if metric.name == CLAIMED_S), None) or 0.0
-        for device in check.devices if seen else ():
-            busy_s = seen.busy_s.get(device) if seen else None
-            if busy_s is not None and busy_s < LEAST_BUSY * claimed:
-                yield (
-                    f"{check.id}: the child says that device {device} worked for {claimed:.3g} s, "
-                    f"and by its driver's counter it was busy for {busy_s:.3g} s in the whole run"
-                )
+        yield from _too_fast(check, reached)
+        yield from _idle(check, seen)
         yield from _impossible(check, ceilings)
 
 
@@ -107,6 +92,18 @@ def clock_words(result: RunResult, seen: Seen | None) -> str:
     return f"{clock}; devices busy for {min(read):.3g} s or more by their own counters"
 
 
+def _too_fast(check: CheckResult, reached: float | None) -> Iterator[str]:
+    for metric in check.metrics:
+        if reached is None or metric.unit != TFLOPS or metric.value is None:
+            continue
+        most = reached * SLACK * (EIGHT_BITS if metric.conditions.get("dtype") == "fp8" else 1)
+        if metric.value > most:
+            yield (
+                f"{check.id}: {metric.name} {metric.value:.4g} {TFLOPS}: by this host's clock the device "
+                f"multiplied at {reached:.4g} {TFLOPS}, so no figure can be more than {most:.4g}"
+            )
+
+
 def _impossible(check: CheckResult, ceilings: Mapping[Key, float]) -> Iterator[str]:
     for index, metric in enumerate(check.metrics):
         limit = ceilings.get((check.id, index))
@@ -114,6 +111,17 @@ def _impossible(check: CheckResult, ceilings: Mapping[Key, float]) -> Iterator[s
             yield (
                 f"{check.id}: {metric.name} {metric.value:.4g} {metric.unit}: the datasheet of this device "
                 f"says {limit:.4g}, so no figure can be more than {limit * BEYOND:.4g}"
+            )
+
+
+def _idle(check: CheckResult, seen: Seen | None) -> Iterator[str]:
+    claimed = next((metric.value for metric in check.metrics if metric.name == CLAIMED_S), None) or 0.0
+    for device in check.devices if seen else ():
+        busy_s = seen.busy_s.get(device) if seen else None
+        if busy_s is not None and busy_s < LEAST_BUSY * claimed:
+            yield (
+                f"{check.id}: the child says that device {device} worked for {claimed:.3g} s, "
+                f"and by its driver's counter it was busy for {busy_s:.3g} s in the whole run"
             )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import matrix
 from stackcheck.matrix.stack import Stack
-from stackcheck.policy import is_enough
+from stackcheck.policy import Policy, is_enough
 from stackcheck.suite import bounds, expected, inputs, results
 from stackcheck.suite.judged import judge
 from stackcheck.suite.requirements import Requirements, facts_of
@@ -45,29 +45,11 @@ def judge_file(path: Path, root: Path, stack: Stack | None, *, made_up: bool = F
             list of checks for its number of devices, or no row for their model.
     """
     result = _read(path)
-    if stack and result.stack_id not in {None, stack.id}:
-        raise ConfigurationError(
-            "the result belongs to another stack",
-            where=str(path),
-            got=result.stack_id,
-            expected=stack.id,
-            next_step=f"stackcheck judge {path} --stack {result.stack_id}",
-        )
+    _require_stack(result, stack, path)
     policy = matrix.load_matrix(root / "matrix.yaml").policy
     now = _inputs_of(root)
     same = result.inputs.thresholds == now["thresholds"]
-    vendor, today = result.host.vendor, dt.datetime.now(dt.UTC).date()
-    count = max(1, len(result.host.devices))
-    needed = Requirements(
-        checks=expected.check_ids(root, vendor=vendor, tier=result.tier, count=count),
-        image_config_digest=_image(result, root, stack),
-        machines=stack.tested_on if stack else None,
-        vendor=stack.vendor if stack else None,
-        facts=facts_of(result.host, stack, bounds.told_runtime(result)),
-        advisory=policy.advisory,
-        waivers=policy.waivers_for(stack.id, today) if stack else (),
-        expired=policy.expired_for(stack.id, today) if stack else (),
-    )
+    needed = _requirements(result, root, stack, policy)
     needed = dataclasses.replace(needed, same_thresholds=same, made_up=made_up)
     found = judge(result, needed, root)
     return Judgement(
@@ -84,6 +66,32 @@ def _read(path: Path) -> RunResult:
     except results.ResultError as error:  # here a file that the user named, not a run that failed
         next_step = "name the result.json of a run: build/STACK/run/result.json"
         raise error.but(ConfigurationError, next_step=next_step) from error
+
+
+def _require_stack(result: RunResult, stack: Stack | None, path: Path) -> None:
+    if stack and result.stack_id not in {None, stack.id}:
+        raise ConfigurationError(
+            "the result belongs to another stack",
+            where=str(path),
+            got=result.stack_id,
+            expected=stack.id,
+            next_step=f"stackcheck judge {path} --stack {result.stack_id}",
+        )
+
+
+def _requirements(result: RunResult, root: Path, stack: Stack | None, policy: Policy) -> Requirements:
+    vendor, today = result.host.vendor, dt.datetime.now(dt.UTC).date()
+    count = max(1, len(result.host.devices))
+    return Requirements(
+        checks=expected.check_ids(root, vendor=vendor, tier=result.tier, count=count),
+        image_config_digest=_image(result, root, stack),
+        machines=stack.tested_on if stack else None,
+        vendor=stack.vendor if stack else None,
+        facts=facts_of(result.host, stack, bounds.told_runtime(result)),
+        advisory=policy.advisory,
+        waivers=policy.waivers_for(stack.id, today) if stack else (),
+        expired=policy.expired_for(stack.id, today) if stack else (),
+    )
 
 
 def _image(result: RunResult, root: Path, stack: Stack | None) -> str:
