@@ -302,9 +302,29 @@ def moved(out: torch.Tensor) -> torch.Tensor:
     return out.index_add(2, torch.tensor([24, 25]), torch.tensor([[[16.0, -16.0]]]))
 
 
+LAST = torch.rand(2, 4, 5, 6).contiguous(memory_format=torch.channels_last)
+POOLED, POOL = torch.rand(2, 4, 3, 3), ATEN.avg_pool2d_backward.default
+LINE, EXACT = torch.arange(10924.0).view(1, 1, -1), ATEN._upsample_nearest_exact1d.default
+NUMBERS, UNIQUE = torch.tensor([2.0, 1.0, torch.nan, 3.0]), ATEN.unique_dim.default
+
+
+def shuffled(out: Any) -> Any:
+    """The first result in the other order."""
+    return (out[0].flip(0), *out[1:]) if isinstance(out, tuple) else out.flip(-1)
+
+
 KNOWN = {  # a kernel, its arguments, what a device does; the last torch of which a known fault explains it
     "NaN is lost": (ATEN._cdist_forward.default, (ROW, ROW, 0.0, None), torch.nan_to_num, "2.11.0"),
     "of another norm": (ATEN._cdist_forward.default, (ROW, ROW, 1.0, None), torch.nan_to_num, ""),
+    "NaN is lost on its way back": (ATEN._pdist_backward.default, (torch.ones(3), ROW, torch.inf, torch.tensor([1.0, torch.nan, torch.nan])), torch.nan_to_num, "2.11.0"),
+    "with padding, channels last": (POOL, (POOLED, LAST, [3, 3], [2, 2], [1, 1], False, True, None), shuffled, "2.12.1"),
+    "with padding, channels first": (POOL, (POOLED, LAST.contiguous(), [3, 3], [2, 2], [1, 1], False, True, None), shuffled, ""),
+    "without padding": (POOL, (POOLED[..., :2, :2], LAST, [3, 3], [2, 2], [0, 0], False, True, None), shuffled, ""),
+    "a place at a border": (EXACT, (LINE, [6554], None), lambda out: out, "9.0"),
+    "a place that is not": (EXACT, (LINE, [6554], None), lambda out: out.roll(1, 2), ""),
+    "a scale of two": (EXACT, (LINE, [2 * 10924], 2.0), lambda out: out.roll(1, 2), ""),
+    "the order of NaN": (UNIQUE, (NUMBERS, 0, True, True, True), shuffled, "9.0"),
+    "another order": (UNIQUE, (NUMBERS.nan_to_num(), 0, True, True, True), shuffled, ""),
     "one column": (ATEN._upsample_bilinear2d_aa.default, (X, [3, 1], False), torch.neg, "9.0"),
     "two columns": (ATEN._upsample_bilinear2d_aa.default, (X, [3, 2], False), torch.neg, ""),
     "nearest": (NEAREST, (GIVEN, [16], [1, 1, 27], 0.6), moved, "9.0"),
@@ -336,6 +356,60 @@ def test_what_ends_a_device_is_not_sent(size: int, dtype: str, ends: bool) -> No
     with contextlib.suppress(NotImplementedError) if ends else contextlib.nullcontext():
         generated_known.require_harmless(ATEN.mode.default, Call(ATEN.mode.default, (x,), {}, x.dtype))
         assert not ends
+
+
+@pytest.mark.parametrize(
+    ("first", "groups", "dtype", "last", "ends"),
+    [
+        (1, 4, torch.float16, True, True),
+        (3, 4, torch.bfloat16, True, True),
+        (2, 4, torch.float16, True, False),
+        (1, 2, torch.float16, True, False),
+        (1, 4, torch.float32, True, False),
+        (1, 4, torch.float16, False, False),
+    ],
+)
+def test_a_convolution_that_ends_a_device_is_not_sent(
+    first: int, groups: int, dtype: torch.dtype, last: bool, ends: bool
+) -> None:
+    strides = (144, 1, 24, 4) if last else (144, 36, 6, 1)
+    x = torch.ones(2 * 144 + 8, dtype=dtype).as_strided((2, 4, 6, 6), strides, first)
+    args = (
+        x,
+        torch.ones(4, 4 // groups, 3, 3, dtype=dtype),
+        None,
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        False,
+        [0, 0],
+        groups,
+    )
+    kernel = ATEN.convolution.default
+    with pytest.raises(NotImplementedError) if ends else contextlib.nullcontext():
+        generated_known.require_harmless(kernel, Call(kernel, args, {}, dtype), args)
+
+
+@pytest.mark.parametrize("name", ["nn.functional.max_pool2d", "nn.functional.max_pool3d"])
+def test_a_window_without_an_element_is_not_drawn(name: str) -> None:
+    samples = [one.kwargs for one in generated_operators._samples(name, torch.float32)]
+    wide = [one for one in samples if one["dilation"] not in (1, (1, 1), (1,), (1, 1, 1))]
+    assert wide
+    assert any(one["ceil_mode"] for one in samples)
+    assert not any(one["ceil_mode"] for one in wide)
+
+
+def with_its_own_seed(x: torch.Tensor, share: float) -> torch.Tensor:
+    """Dropout as PyTorch's table calls what draws numbers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(42)
+        return functional.dropout(x, share)
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.5, False), (0.0, True)])
+def test_what_draws_by_a_seed_of_its_own_has_no_right_answer(share: float, says: bool) -> None:
+    call = Call(with_its_own_seed, (torch.rand(64) + 1, share), {}, torch.float32)
+    assert bool(generated_judge.Reference(call).moved) is says
 
 
 def test_too_many_doubts_fail() -> None:

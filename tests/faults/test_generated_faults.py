@@ -28,7 +28,9 @@ from workloads import (
     generated_inside,
     generated_judge,
     generated_operators,
+    generated_sizes,
     generated_variations,
+    operands,
 )
 from workloads.generated_attention import Case
 
@@ -112,6 +114,22 @@ FAULTS = (
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_is_caught(fault, plant):
     plant(fault)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "linear", "softmax"])
+def test_a_long_row_that_loses_a_number_is_seen(name, monkeypatch):
+    """Its gate is wider than a short row's, as rounding grows with the row."""
+    healthy, x = generated_sizes.BY_ROWS[name], operands.normal(2, 2**18, dtype=torch.float32, seed=3)
+    given = {"name": name, "places": None, "gradients": name == "softmax"}
+    call = generated_judge.Call(generated_sizes.at_rows, (x,), given, torch.float32, steps=True)
+    needed = generated.NEEDED * generated_sizes.more_units(call)
+    assert generated._judged(call, needed)[0] <= 1
+
+    def loses(x):
+        return healthy(x if x.dtype is torch.float64 else x.masked_fill(x == x.amax(-1, keepdim=True), 0))
+
+    monkeypatch.setitem(generated_sizes.BY_ROWS, name, loses)
+    assert generated._judged(call, needed)[0] > 1
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
         return (str(case), forms, OPERATORS_NEED[case.dtype]) if forms else None
     if family == "sizes":
         words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
-        return words, [("", call)], NEEDED
+        return words, [("", call)], NEEDED * generated_sizes.more_units(call)
     call = generated_attention.made(generated_attention.draw(source(family, seed, number), mixed % 2**31))
     return call.words, [("", call)], ATTENTION_NEEDED
 

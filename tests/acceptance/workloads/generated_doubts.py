@@ -57,7 +57,7 @@ class Rounded(TorchDispatchMode):  # type: ignore[misc]
             return out
         for one in generated_judge.leaves(out):
             if generated_judge.is_number(one) and one.dtype is torch.float64 and 0 not in one.stride():
-                signs = operands.signs(one.shape, next(self.seeds))
+                signs = operands.signs(one.shape, next(self.seeds)).to(one.device)
                 one.mul_(1 + signs * self.unit).add_(signs * (one != 0) * self.least)
         return out
 
@@ -82,6 +82,8 @@ def of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bou
             steps = units is not None and units > bound
             units = by_steps(call, got, reference) if steps else units
             return by_twin(call, got, reference, units, bound)
+        if units is not None and units > bound and call.steps:
+            return by_steps(call, got, reference)
         if units is not None and bound < units <= EXCUSED and not call.noisy:
             return generated_judge.distance(call, got, reference, excused=True)
     except RuntimeError as error:

@@ -66,7 +66,7 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         call = _call(func, args, kwargs)
         if call and call.on is not None:
-            generated_known.require_harmless(func, call)
+            generated_known.require_harmless(func, call, args)
         out = func(*args, **kwargs)
         if call:
             key = f"{name_of(func)} {str(call.dtype).removeprefix('torch.')}"
@@ -189,12 +189,14 @@ def _leaves_its_type(call: Call) -> bool:
     return most > math.sqrt(torch.finfo(call.dtype).max)
 
 
-def _on_a_device(
+def _known(
     func: Any, call: Call, got: list[torch.Tensor], reference: generated_judge.Reference
 ) -> tuple[list[torch.Tensor], str]:
-    """What is judged of a device, and what it may do: another place among equal numbers moves gradients."""
-    got = _alike(got, reference)
-    chosen = any(generated_judge.are_places(*pair) for pair in zip(got, reference.right, strict=False))
+    """What is judged, and what excuses the rest: a known fault, or another place among equal numbers."""
+    chosen = False
+    if call.on is not None:
+        got = _alike(got, reference)
+        chosen = any(generated_judge.are_places(*pair) for pair in zip(got, reference.right, strict=False))
     got, passed = generated_known.passed_over(func, call, got, reference.right)
     return got, KNOWN if passed else CHOSEN if chosen else ""
 
@@ -230,7 +232,7 @@ def _units(func: Any, call: Call, out: Any, key: str) -> tuple[float | None, str
         passes_over_nan=is_pointwise and name.endswith("_backward"),
     )
     reference = generated_judge.Reference(call)
-    got, excused = _on_a_device(func, call, got, reference) if call.on is not None else (got, "")
+    got, excused = _known(func, call, got, reference)
     if name in GIVES_WORK:
         got = got[:1]
     units = generated_judge.distance(call, got, reference, enough)

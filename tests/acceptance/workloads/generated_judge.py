@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -48,6 +49,7 @@ class Call:
     overflows: bool = False  # its intermediate values may leave the type where its result does not
     passes_over_nan: bool = False  # nobody says what it gives for NaN, if that is a number
     inside: bool = False  # the kernels that run in it are judged too
+    steps: bool = False  # a rounding of each of its kernels belongs to the unit
     alone: bool = False  # they alone: its result is random, or nobody promises it
     breaks: bool = False  # a healthy torch breaks in it, loudly
     fixed: frozenset[int] = frozenset()  # the places of tensors that get no gradient
@@ -81,7 +83,8 @@ class Reference:
     @functools.cached_property
     def moved(self) -> list[list[torch.Tensor]]:
         """The results for inputs moved by one rounding; empty if float64 does not say what is right."""
-        again = results(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
+        with _other_seeds():
+            again = results(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
         drawn = torch.default_generator.get_state()
         seed_all(self.call.seed + 1)
         if not torch.equal(drawn, torch.default_generator.get_state()) or any(
@@ -108,6 +111,14 @@ class Reference:
 
     def _moved(self, move: int) -> list[torch.Tensor]:
         return results(wide(self.call, move), move)
+
+
+@contextlib.contextmanager
+def _other_seeds() -> Iterator[None]:
+    """Run the body, in which a function that sets a seed of its own gets another one."""
+    given = torch.manual_seed
+    with mock.patch.object(torch, "manual_seed", lambda seed: given(int(seed) + 1)):
+        yield
 
 
 def leaves(tree: Any) -> Iterator[Any]:

@@ -6,8 +6,10 @@ An operator that works row by row is judged at a few rows of the large result, b
 so a size costs no more than the operator itself. One that adds up rows gets integers, whose sums are exact.
 """
 
+import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +23,10 @@ ELEMENT_BORDERS = {"small": (2**16, 2**18), "large": (2**20, 2**23, 2**24)}
 NEAR = (-1, 0, 1, 3)
 WIDTHS = (1, 2, 3, 5, 8, 17, 64, 100, 257)
 KEPT = 5  # rows around each place that is judged
+# What adds up a row: its rounding grows with the root of the length, as a device adds up parts one by one.
+ADDS_ROWS = ("linear", "batched product", "sum", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm",
+             "cross_entropy")  # fmt: skip
+GROWS_FROM = 2**14  # numbers
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 BY_ROWS: dict[str, Function] = {
@@ -81,12 +87,21 @@ def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call]:
     x = operands.normal(rows, width, dtype=dtype, seed=seed % 2**31)
     gradients = source.random() < 0.5
     places = _places(rows, width)
-    call = Call(at_rows, (x,), {"name": name, "places": places, "gradients": gradients}, dtype, seed=seed)
+    given = {"name": name, "places": places, "gradients": gradients}
+    call = Call(at_rows, (x,), given, dtype, seed=seed, steps=True)
+    many = dtype is torch.float16 and width > torch.finfo(dtype).max / 4
+    call = replace(call, overflows=many and name == "logsumexp")  # it adds up ones in its type
     part = Call(
         at_rows, (x[places],), {"name": name, "places": None, "gradients": gradients}, dtype, seed=seed
     )
     words = f"{name} of {dtype} {rows} x {width}{' with gradients' if gradients else ''}"
     return words, Call(**{**vars(call), "right": part})
+
+
+def more_units(call: Call) -> float:
+    """How many times as many units a healthy operator needs as one of short rows does."""
+    is_sum = call.kwargs.get("name") in ADDS_ROWS
+    return max(1.0, math.sqrt(call.args[0].shape[-1] / GROWS_FROM)) if is_sum else 1.0
 
 
 def at_rows(x: torch.Tensor, name: str, places: torch.Tensor | None, *, gradients: bool) -> tuple[Any, ...]:
