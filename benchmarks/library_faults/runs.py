@@ -41,7 +41,7 @@ def made(vendor: str, out: Path) -> Machine:
         return Machine(vendor, shim, {})
     with ProcessPoolExecutor(
         1, get_context("spawn")
-    ) as pool:  # a process with a context is one more neighbour
+    ) as pool:  # its context would be a neighbour
         kernel.write_bytes(pool.submit(ptx, (HERE / "edit.cu").read_bytes()).result())
     return Machine(vendor, shim, {"FAULT_KERNEL": str(kernel)})
 
