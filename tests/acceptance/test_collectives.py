@@ -12,7 +12,7 @@ from harness.overdue import OverdueError
 from harness.readings import needs_pair, only_with
 from harness.session import AcceptanceSession
 from vendors import multicast
-from workloads import cases, generated, margins
+from workloads import cases, generated, generated_report, margins
 
 # `ranks` is every device of this run. From "standard" on they are whole: what the worlds of that tier leave
 # behind is read as the device's memory.
@@ -230,7 +230,9 @@ def test_generated_collectives(
     report = launch("generated_collectives.py", *words, nproc=ranks, timeout_s=timeout_s)
     if report["hung"]:
         raise OverdueError("\n".join([f"did not end: {report['hung']}", *report["failed"]]))
-    generated.require(report, record_metric, 1 - REFUSED)
+    conditions = {"lacks": ", ".join(report["lacks"])}  # it draws what is nearest to that
+    record_metric("generated_lacking", len(report["lacks"]), unit="features", conditions=conditions)
+    generated_report.require(report, record_metric, 1 - REFUSED)
 
 
 @pytest.mark.tier("standard")

@@ -28,6 +28,7 @@ from workloads import (
     generated_judge,
     generated_known,
     generated_operators,
+    generated_report,
 )
 from workloads.generated_elsewhere import DeviceLostError
 from workloads.generated_judge import Call
@@ -340,9 +341,9 @@ def test_what_ends_a_device_is_not_sent(size: int, dtype: str, ends: bool) -> No
 
 def test_too_many_doubts_fail() -> None:
     report = {"family": "operators", "seed": 0, "drawn": 20, "least": 20, "judged": 20, "worst": 0.0,
-              "failed": [], "doubted": 3}  # fmt: skip
+              "failed": [], "doubted": 3, "left": {}}  # fmt: skip
     with pytest.raises(AssertionError, match="3 of 20 have a doubt"):
-        generated.require(report, lambda *_, **__: None, 0.5)
+        generated_report.require(report, lambda *_, **__: None, 0.5)
 
 
 def test_one_dropped_number_is_a_draw() -> None:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager  # what FSDP calls
 
 from workloads import generated_collective_calls as calls
+from workloads import generated_left
 from workloads.collective_groups import Watch, goes_on, watched
 from workloads.gates import Reading
 from workloads.generated_collective_calls import Member, Plain, Run
@@ -293,6 +294,8 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
                     case, failures = smaller(judge, case, failures)
                     report["failed"][-1] = _again(ranks, number, f"--case '{case}'", failures)
         report["hung"] = None
+    told = {generated_left.JUDGED: report["judged"], "the backend refuses it": len(report["refused"])}
+    report["left"] = {"case": told}
 
 
 def lacking(ranks: Ranks) -> frozenset[str]:
