@@ -8,7 +8,7 @@ import pytest
 from harness import skips, unloaded
 from harness.asked import of_image
 from harness.calls import OnDevice, RecordMetric
-from workloads import generated, generated_compiled, generated_inside
+from workloads import generated, generated_compiled, generated_inside, generated_report
 
 SOAK_S, STANDARD_S = 2400, 600
 # The least share of the drawn cases that float64 can judge.
@@ -24,7 +24,7 @@ def test_each_operator(on_device: OnDevice, record_metric: RecordMetric) -> None
     """One drawn case of each operator is as near to float64 as its inputs' precision allows."""
     skips.if_lacking(on_device(generated_inside.lacks_a_profile))
     report = on_device(generated.of_standard, timeout_s=STANDARD_S)
-    generated.require(report, record_metric, LEAST["operators"])
+    generated_report.require(report, record_metric, LEAST["operators"])
 
 
 @pytest.mark.tier("soak")
@@ -45,7 +45,7 @@ def test_generated(
         report = on_device(generated_compiled.of_soak, seed=seed, timeout_s=SOAK_S)
     else:
         report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
-    generated.require(report, record_metric, LEAST[family])
+    generated_report.require(report, record_metric, LEAST[family])
 
 
 @pytest.mark.tier("soak")
@@ -61,4 +61,4 @@ def test_generated_triton(
         skips.without_package("triton", "Triton is not part of this stack")
     seed = pytestconfig.getoption("case_seed")
     report = on_device(generated.of_soak, family="triton", seed=seed, timeout_s=SOAK_S)
-    generated.require(report, record_metric, LEAST["triton"])
+    generated_report.require(report, record_metric, LEAST["triton"])

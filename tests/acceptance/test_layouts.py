@@ -16,6 +16,9 @@ RANKS = {"cpu": 2}  # `ranks` is every device of this run
 # Each has every parallel layout, plain, recomputed and compiled; layouts also in both types.
 COUNTS = {"layouts": 30, "checkpoints": 15}
 TIMEOUT_S = 900
+# The largest share of them in which known faults of torch may hide all others: a processor has a seventh of
+# both together, two H100s had three quarters of eight checkpoints.
+MOST_KNOWN = {"layouts": 0.5, "checkpoints": 0.95}
 
 
 # No tier that certifies has them: they have not run on a GPU (docs/reference/trust.md).
@@ -35,7 +38,10 @@ def test_generated_layouts(
     record_metric("generated_seed", seed, unit="seed")
     asked = (family, seed, 0, COUNTS[family], processes.inside(acceptance.result_dir))
     report = launch("generated_layouts.py", *asked, nproc=ranks, timeout_s=TIMEOUT_S)
-    record_metric("known_faults", sum("known" in case for case in report["cases"]), unit="cases")
+    passed_over = sum("known" in case for case in report["cases"])
+    record_metric("known_faults", passed_over, unit="cases")
     if report["hung"] and not any(case["failures"] for case in report["cases"]):
         raise OverdueError(f"{report['hung']['name']}: {report['hung']['failures'][0]}")
     cases.require({"cases": report["cases"]}, record_metric)
+    drawn = len(report["cases"])
+    assert passed_over <= MOST_KNOWN[family] * drawn, f"known faults hide {passed_over} of {drawn} cases"

@@ -221,7 +221,7 @@ def test_an_operator_that_raises_ends_no_process(
     monkeypatch: pytest.MonkeyPatch, name: str, wrong: bool
 ) -> None:
     """Whenever it does: while samples are drawn, where it is compiled or judged, while it is made smaller."""
-    operator, job = generated_compiled_items.function_of(name), Job(0, 0, "aot_eager")
+    operator, job = generated_operators.function_of(name), Job(0, 0, "aot_eager")
     monkeypatch.setattr(generated_compiled, "rows", lambda _: [(name, "float32")])
     monkeypatch.setitem(generated_compiled.SHRINKS, job.backend, 2)
     if wrong:

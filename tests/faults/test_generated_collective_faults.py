@@ -1,11 +1,14 @@
 """Drawn collectives find planted faults, each alone and in the suite, and end what hangs by its name."""
 
+import json
+
 import pytest
 
 import planting
-from planting import Fault
+from planting import TESTS, Fault
 
 CASES, LEAST_FOUND = 120, 9  # cases of seed 0; of 20 faults
+PROGRAM = TESTS / "acceptance" / "workloads" / "generated_collectives.py"
 CHECK = "test_collectives.py::test_generated_collectives"
 FEW = {"harness.launch:launch": "lambda program, words, **k: original(program, "
        "[*words[:2], '--least', '60', '--most', '60'], **k)"}  # fmt: skip
@@ -13,7 +16,6 @@ FAULTS = (
     Fault(
         "a tail beyond 1024 elements is not reduced",
         CHECK,
-        tier="soak",
         says='--case \'{"calls": [{"op": "all_reduce", "count": 1025,',
         patches=FEW | {
             "torch.distributed:all_reduce": "lambda t, *a, **k: (lambda old: (original(t, *a, **k | "
@@ -24,7 +26,6 @@ FAULTS = (
     Fault(
         "rank 1 never enters a drawn broadcast",
         CHECK,
-        tier="soak",
         says="did not end: case ",
         patches=FEW | {
             "workloads.time_limits:scaled": "lambda limit_s: 3.0 if limit_s == 30.0 else original(limit_s)",
@@ -35,7 +36,6 @@ FAULTS = (
     Fault(
         "every drawn scatter is refused",
         CHECK,
-        tier="soak",
         says="could be judged",
         another=True,
         patches=FEW | {
@@ -45,7 +45,6 @@ FAULTS = (
     Fault(
         "a drawn scatter breaks",
         CHECK,
-        tier="soak",
         says="raised RuntimeError: a broken link",
         another=True,
         patches=FEW | {
@@ -77,3 +76,14 @@ def test_drawn_faults_are_found_and_nothing_else(suite_python, request, tmp_path
     assert not [name for name in report["named"] if report["faults"][name]["case"] is None], "not found"
     found = [name for name, told in report["faults"].items() if told["case"] and name not in report["named"]]
     assert len(found) >= LEAST_FOUND, found
+
+
+@pytest.mark.parametrize("group", [[[1]], [[1, 0]]], ids=str)
+def test_a_refusal_is_one_if_each_rank_that_takes_part_refuses(suite_python, tmp_path, group):
+    """Gloo gathers no complex numbers. A rank that takes no part has nothing to refuse, and hangs nobody."""
+    call = {"op": "gather", "dtype": "c128", "count": 10}
+    asked = ("--case", json.dumps({"calls": [call], "groups": [["new", group]]}))
+    assert suite_python
+    report = planting.program(str(PROGRAM), *asked, ranks=2, stacks=tmp_path)
+    assert (report["hung"], report["failed"], report["drawn"], report["judged"]) == (None, [], 1, 0)
+    assert report["refused"] == ["gather sum c128"]

@@ -28,6 +28,7 @@ from workloads import (
     generated_judge,
     generated_known,
     generated_operators,
+    generated_report,
 )
 from workloads.generated_elsewhere import DeviceLostError
 from workloads.generated_judge import Call
@@ -414,9 +415,9 @@ def test_what_draws_by_a_seed_of_its_own_has_no_right_answer(share: float, says:
 
 def test_too_many_doubts_fail() -> None:
     report = {"family": "operators", "seed": 0, "drawn": 20, "least": 20, "judged": 20, "worst": 0.0,
-              "failed": [], "doubted": 3}  # fmt: skip
+              "failed": [], "doubted": 3, "left": {}}  # fmt: skip
     with pytest.raises(AssertionError, match="3 of 20 have a doubt"):
-        generated.require(report, lambda *_, **__: None, 0.5)
+        generated_report.require(report, lambda *_, **__: None, 0.5)
 
 
 def test_one_dropped_number_is_a_draw() -> None:

@@ -28,6 +28,7 @@ from workloads import (
     generated_inside,
     generated_judge,
     generated_operators,
+    generated_report,
     generated_sizes,
     generated_variations,
     operands,
@@ -356,8 +357,9 @@ def test_a_clock_that_is_over_takes_nothing_from_the_least():
 
 def test_fewer_cases_than_the_least_are_refused():
     report = {"family": "sizes", "seed": 0, "drawn": 4, "least": 5, "judged": 4, "worst": 0.0, "failed": []}
+    report["left"] = {"case": {"judged": 4}}
     with pytest.raises(AssertionError, match="only 4 of at least 5"):
-        generated.require(report, lambda *_, **__: None, 0.5)
+        generated_report.require(report, lambda *_, **__: None, 0.5)
 
 
 ENDS = {

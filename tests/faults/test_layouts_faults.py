@@ -1,5 +1,7 @@
 """Drawn layouts and checkpoints find planted faults of torch, each alone and in the suite; else all pass."""
 
+import json
+
 import pytest
 
 import planting
@@ -17,6 +19,20 @@ PLAIN = (  # no plainer one has FSDP2
     '"reshard_after_forward": true, "reshard_after_backward": true, "prefetch": false, "force_sum": false, '
     '"unused": false}}], "traits": {}, "steps": 1}'
 )
+DDP = {
+    "sync": "each", "reduce": "float32", "hook": False, "zero": "", "bucket_cap_mb": 25,
+    "static_graph": False, "gradient_as_bucket_view": False, "find_unused_parameters": False,
+    "forward_sync_buffers": True,
+    "batched_grad_copy": False, "skip_all_reduce_unused_params": False, "bucket_cap_mb_list": None,
+}  # fmt: skip
+PAIR = json.loads(PLAIN) | {  # from DDP to ranks that train by themselves, and back
+    "layouts": [{"parallel": "ddp", "options": DDP}, {"parallel": "alone", "options": {}}],
+    "steps": 2,
+}
+THE_PAIR = {
+    "harness.launch:launch": f"lambda program, words, **k: original(program, [{json.dumps(PAIR)!r}, *'001', "
+    "words[4]], **k)"
+}
 
 
 def planted(name: str, family: str, case: int, patches: dict[str, str], says: str, **more: bool) -> Fault:
@@ -72,6 +88,28 @@ FAULTS = (
          "workloads.time_limits:scaled": "lambda limit_s: 20.0 if limit_s == 120.0 else original(limit_s)"},
         "did not end in 20 s",
         another=True,
+    ),
+    Fault(
+        "a checkpoint comes back with another weight on one rank",
+        f"{CHECK}[2-checkpoints]",
+        patches=THE_PAIR | {
+            "workloads.layout_jobs:Job.load_state_dict": "lambda self, state: (original(self, state), [one."
+            "data.mul_(1 + 2**-20) for one in self.model.parameters() if self.layout.parallel == 'ddp' "
+            "and self.ranks.rank])[0]"
+        },
+        says="other bits than saved",
+        tier="soak",
+    ),
+    Fault(
+        "nothing: ranks that train by themselves are some units apart",
+        f"{CHECK}[2-checkpoints]",
+        outcome="passed",
+        patches=THE_PAIR | {
+            "workloads.layout_jobs:Job.step": "lambda self, *a: (original(self, *a), [one['exp_avg'].mul_(1 "
+            "+ 2**-20) for one in self.optimizer.state.values() if self.layout.parallel == 'alone' "
+            "and self.ranks.rank])[0]"
+        },
+        tier="soak",
     ),
 )  # fmt: skip
 

@@ -12,7 +12,8 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,11 +27,12 @@ from workloads import (
     generated_elsewhere,
     generated_inside,
     generated_judge,
+    generated_left,
     generated_operators,
     generated_processes,
+    generated_report,
     generated_sizes,
     generated_words,
-    margins,
 )
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
@@ -74,14 +76,6 @@ FEWER_BITS = (
     (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 )
-# Cases of which less is judged, by what their words say.
-LESS = {
-    "forward_only": generated_attention.FORWARD,
-    "passed_over": generated_attention.PASSED,
-    "doubted": generated_inside.DOUBTED,
-    "known": generated_inside.KNOWN,
-}
-MOST_DOUBTED = 0.1  # of the judged cases
 AGAIN = 3  # calls with the same sizes and other numbers, of which most must fail as well
 SHRINKS = 40  # tries for one failure
 SHRINK_S = 60.0  # after which no try begins: a compiled one takes seconds
@@ -107,8 +101,8 @@ def check(
     Or those with the `chosen` numbers.
     """
     ends = time.monotonic() + seconds
-    drawn, judged, worst, failed = 0, 0, 0.0, []
-    less = dict.fromkeys(LESS, 0)
+    drawn, judged, worst, failed, left = 0, 0, 0.0, [], list[Any]()
+    less = dict.fromkeys(generated_report.LESS, 0)
     numbers = itertools.takewhile(lambda n: n < least or time.monotonic() <= ends, range(most))
     cases = ((family, seed, n, sizes) for n in chosen or numbers)
     if processes == 1:
@@ -118,22 +112,26 @@ def check(
             generated_operators.rows()  # before there are copies of this process
         answers = generated_processes.each(_judge, cases, processes)
     for case, answer in answers:
-        said = _ended(case, answer) if isinstance(answer, generated_processes.Ended) else answer
+        ended = isinstance(answer, generated_processes.Ended)
+        said, counts = (_ended(case, answer), Counter()) if ended else answer
         drawn += 1
+        reason = generated_left.why(counts) if said is None else generated_left.JUDGED
+        left += [{("case", reason): 1}, counts]
         if said is None:
             continue
         judged += 1
         margin, words = said
-        less = {key: count + (LESS[key] in words) for key, count in less.items()}
+        less = {key: count + (generated_report.LESS[key] in words) for key, count in less.items()}
         worst = max(worst, margin) if margin <= 1 else worst
         failed += [words] if margin > 1 else []
-    counts = {"drawn": drawn, "judged": judged, **less}
-    return {"family": family, "seed": seed, **counts, "worst": worst, "failed": failed}
+    told = {"drawn": drawn, "judged": judged, **less, "left": generated_left.summed(left)}
+    return {"family": family, "seed": seed, **told, "worst": worst, "failed": failed}
 
 
-def _judge(case: tuple[str, int, int, str]) -> tuple[float, str] | None:
-    with _plain(), generated_processes.limited():
-        return _one(*case)
+def _judge(case: tuple[str, int, int, str]) -> tuple[tuple[float, str] | None, Counter[tuple[str, str]]]:
+    """What is said of a case, and what was left of it."""
+    with _plain(), generated_processes.limited(), generated_left.counted() as counts:
+        return _one(*case), counts
 
 
 def _ended(case: tuple[str, int, int, str], how: generated_processes.Ended) -> tuple[float, str]:
@@ -172,32 +170,6 @@ def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
     return "not judged" if said is None else f"{said[0]:.3g} of its gate: {said[1]}"
 
 
-def require(report: Mapping[str, Any], record_metric: margins.Record, least: float) -> None:
-    """Keep seed, number of cases and the worst margin; fail with each case that failed.
-
-    A grammar whose cases are mostly refused proves nothing, so the share that was judged has a bound.
-    """
-    record_metric("generated_seed", report["seed"], unit="seed")
-    record_metric("generated_drawn", report["drawn"], unit="cases")
-    for key in LESS.keys() & report.keys():
-        record_metric(f"generated_{key}", report[key], unit="cases")
-    margins.record(record_metric, report["worst"], report["judged"])
-    if report["failed"]:  # raised, not asserted: pytest does not rewrite asserts here, and -O removes them
-        raise AssertionError(
-            "\n".join([f"{len(report['failed'])} of {report['judged']} failed", *report["failed"]])
-        )
-    if report["drawn"] < report["least"]:
-        raise AssertionError(f"only {report['drawn']} of at least {report['least']} cases were drawn")
-    if report.get("doubted", 0) > MOST_DOUBTED * report["judged"]:
-        raise AssertionError(
-            f"{report['doubted']} of {report['judged']} have a doubt, at most {MOST_DOUBTED:.0%} may"
-        )
-    if not report["drawn"] or report["judged"] < least * report["drawn"]:
-        raise AssertionError(
-            f"only {report['judged']} of {report['drawn']} could be judged, at least {least:.0%} must be"
-        )
-
-
 def attention(**parts: Any) -> str:
     """A case of attention that is given by its parts, in words."""
     with _plain():
@@ -233,9 +205,12 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
     if margin <= 1:
         return margin, f"{words}: {told}"
     form, call = forms[n]
-    if not _repeats(family, call, needed):
+    with generated_left.counted():  # what other calls leave is not this case's
+        repeats = _repeats(family, call, needed)
+        small = _smaller(call, needed) if repeats else call
+    if not repeats:
+        generated_left.say(generated_left.CALL, "it does not fail with other numbers")
         return None
-    small = _smaller(call, needed)
     again = _again(family, seed, number, sizes)
     return margin, (
         f"  {words}{form and f' {form}'}: {told}\n    at its smallest {generated_words.shown(small)}: "
@@ -249,13 +224,22 @@ def _worst(forms: list[tuple[str, Call]], needed: float) -> tuple[float, str, in
     The words say what excused any of them.
     """
     reference, found = None if forms[0][1].alone else _reference(forms[0][1]), []
-    for n, (_, call) in enumerate(forms):
-        said = _judged(call, needed, reference)
+    for n, (form, call) in enumerate(forms):
+        with generated_left.counted() as counts:
+            said = _judged(call, needed, reference)
+        generated_left.say(
+            f"form {form}".rstrip(), generated_left.JUDGED if said else generated_left.why(counts)
+        )
+        generated_left.add(counts)
         found += [(*said, n)] if said else []
     if not found:
         return None
     share, told, n = max(found, key=lambda one: one[0])
-    marks = [mark for mark in LESS.values() if any(mark in one[1] for one in found) and mark not in told]
+    marks = [
+        mark
+        for mark in generated_report.LESS.values()
+        if any(mark in one[1] for one in found) and mark not in told
+    ]
     return share, "; ".join((told, *marks)), n
 
 
@@ -273,11 +257,12 @@ def _repeats(family: str, call: Call, needed: float) -> bool:
 
 def _reference(call: Call) -> generated_judge.Reference | None:
     """What float64 says; `None` if it does not take the call either."""
-    try:
+    with generated_left.refusing(generated_left.CALL, "float64 refuses it"):
         reference = generated_judge.Reference(call)
-    except Exception:  # noqa: BLE001
-        return None
-    return reference if reference.right else None
+        if reference.right:
+            return reference
+        generated_left.say(generated_left.CALL, "it gives no number")
+    return None
 
 
 def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
@@ -300,8 +285,11 @@ def _judged(
     began, elsewhere = time.process_time(), call.on is not None
     reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
     if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
+        words = "it breaks a healthy device" if call.breaks else "float64 refuses it"
+        generated_left.say(generated_left.CALL, words)
         return None
     if elsewhere and time.process_time() - began > WITNESS_S:
+        generated_left.say(generated_left.CALL, "float64 takes too long")
         return None
     try:
         got = generated_judge.results(call, within=inside if call.inside else None)
@@ -312,7 +300,10 @@ def _judged(
         broken = taken or (not call.breaks and any(word in words.lower() for word in BROKEN))
         broken = broken and not any(word in words.lower() for word in NO_MEMORY)
         refused = elsewhere and words.endswith(NO_ELEMENT) and _gives_nothing(call)
-        return (math.inf, words) if broken and not refused else None
+        if broken and not refused:
+            return math.inf, words
+        generated_left.say(generated_left.CALL, f"refused by a {type(error).__name__}")
+        return None
     bound = FACTOR * needed
     units = (
         generated_doubts.of_result(call, got, reference, bound) if reference and not inside.is_open else None
@@ -325,7 +316,10 @@ def _judged(
     if units is not None:
         said.append((units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed"))
     share, told = max(said, default=(None, ""))
-    return None if share is None else (share, "; ".join((told, *sorted(inside.marks))))
+    if share is not None:
+        return share, "; ".join((told, *sorted(inside.marks)))
+    generated_left.say(generated_left.CALL, "float64 does not say what is right")
+    return None
 
 
 def _gives_nothing(call: Call) -> bool:
@@ -343,7 +337,7 @@ def is_sent(call: Call) -> bool:
         return True
     try:
         generated_judge.results(generated_judge.wide(call))
-    except Exception:  # noqa: BLE001
+    except generated_left.REFUSED:
         return False
     return True
 
@@ -357,7 +351,10 @@ def _smaller(call: Call, needed: float) -> Call:
         for other in generated_words.candidates(call):
             if next(tries, None) is None or time.monotonic() > ends:
                 return call
-            said = _judged(other, needed)
+            try:
+                said = _judged(other, needed)
+            except Exception:  # noqa: BLE001 with less in it, it may be no call of this operator
+                continue
             if said and said[0] > 1:
                 call, going = other, True
                 break

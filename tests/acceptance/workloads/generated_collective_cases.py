@@ -43,6 +43,11 @@ class Case:
         found = _told(self) | {"calls": [_told(call) for call in self.calls]}
         return json.dumps(found)
 
+    def asked(self, size: int) -> set[int]:
+        """The ranks that take part in a call."""
+        parts = (self.groups[call.group][1] or (tuple(range(size)),) for call in self.calls)
+        return {rank for part in parts for members in part for rank in members}
+
 
 def _told(one: Any) -> dict[str, Any]:
     plain = {each.name: each.default for each in fields(one)}

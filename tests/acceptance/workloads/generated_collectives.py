@@ -10,6 +10,7 @@ tests/acceptance, with what is printed:
 
 import argparse
 import contextlib
+import datetime as dt
 import functools
 import itertools
 import json
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager  # what FSDP calls
 
 from workloads import generated_collective_calls as calls
+from workloads import generated_left
 from workloads.collective_groups import Watch, goes_on, watched
 from workloads.gates import Reading
 from workloads.generated_collective_calls import Member, Plain, Run
@@ -42,12 +44,13 @@ from workloads.generated_collective_cases import (
     draw,
     of_json,
 )
-from workloads.ranks import Book, Ranks, joined
+from workloads.ranks import SETTLE_S, Book, Ranks, joined
 from workloads.time_limits import scaled
 
 LIMIT_S = 30.0  # of one case; a case takes milliseconds, and the first one of a group tenths of a second
 SHRINKS, SHOWN = 150, 3  # tries for one failure, and failures that are made smaller
 LATE_S = 0.005
+RAISED = "raised "  # as Book says it
 # What a backend may refuse loudly: newer releases have more of it.
 REFUSED = re.compile(
     r"unsupported|not (currently |currenlty )?support|cannot use|invalid scalar type", re.IGNORECASE
@@ -97,16 +100,41 @@ def check(ranks: Ranks, groups: Groups, case: Case, tag: str) -> list[Reading]:
     readings = [Reading("ended", 0.0, 0.0)]
     with groups.of(case) as members, contextlib.ExitStack() as stack:
         runs = _runs(case, members, tag, stack)
-        for turn in range(case.turns):
-            for run in runs:
-                run.fill(turn)
-            if case.late == ranks.rank:
-                time.sleep(LATE_S)
-            WAYS[case.mode](case, runs, turn)
-            for run in runs:
-                found = [replace(one, gate=f"{run.call.op}: {one.gate}") for one in run.readings(turn)]
-                readings += found
+        try:
+            for turn in range(case.turns):
+                readings += _turn(ranks, case, runs, turn)
+        except (RuntimeError, ValueError) as error:
+            if not _is_refused_by_those_asked(ranks, case, error):
+                raise
+            readings.append(Reading(f"{RAISED}{type(error).__name__}: {error}", math.inf, 0.0))
     return readings
+
+
+def _turn(ranks: Ranks, case: Case, runs: list[Run | Plain], turn: int) -> Iterator[Reading]:
+    for run in runs:
+        run.fill(turn)
+    if case.late == ranks.rank:
+        time.sleep(LATE_S)
+    WAYS[case.mode](case, runs, turn)
+    for run in runs:
+        for one in run.readings(turn):
+            yield replace(one, gate=f"{run.call.op}: {one.gate}")
+
+
+def _is_refused_by_those_asked(ranks: Ranks, case: Case, error: Exception) -> bool:
+    """Whether some ranks take no part in a case, and a backend refuses it on each of the others.
+
+    Those who take no part have nothing to raise. `Book` would take that for ranks that wait in vain.
+    """
+    asked = case.asked(ranks.size)
+    if len(asked) == ranks.size or not REFUSED.search(str(error)):
+        return False
+    ranks.store.set(f"refused/{ranks.rank}", "1")
+    try:
+        ranks.store.wait([f"refused/{rank}" for rank in asked], dt.timedelta(seconds=SETTLE_S))
+    except dist.DistStoreError:
+        return False
+    return True
 
 
 def _runs(
@@ -200,7 +228,7 @@ class Judge:
         merged = book.merged()
         if merged is not None:
             (found,) = merged["cases"]
-            refused = _is_refusal(found["failures"], ranks.size)
+            refused = _is_refusal(found["failures"], len(case.asked(ranks.size)))
             margin = found["margin"] if math.isfinite(found["margin"]) else 2.0
             said = ("refused", [], 0.0) if refused else ("judged", found["failures"], margin)
             ranks.store.set("said", json.dumps(said))
@@ -216,9 +244,12 @@ class Judge:
         raise RuntimeError(words)
 
 
-def _is_refusal(failures: list[str], size: int) -> bool:
-    """Whether every rank says that the backend has no such thing. What it says otherwise is a failure."""
-    return len(failures) == size and all(": raised " in one and REFUSED.search(one) for one in failures)
+def _is_refusal(failures: list[str], asked: int) -> bool:
+    """Whether every rank that takes part says that the backend has no such thing.
+
+    What it says otherwise is a failure.
+    """
+    return len(failures) == asked and all(f": {RAISED}" in one and REFUSED.search(one) for one in failures)
 
 
 def smaller(judge: Judge, case: Case, failures: list[str]) -> tuple[Case, list[str]]:
@@ -263,6 +294,8 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
                     case, failures = smaller(judge, case, failures)
                     report["failed"][-1] = _again(ranks, number, f"--case '{case}'", failures)
         report["hung"] = None
+    told = {generated_left.JUDGED: report["judged"], "the backend refuses it": len(report["refused"])}
+    report["left"] = {"case": told}
 
 
 def lacking(ranks: Ranks) -> frozenset[str]:

@@ -29,35 +29,31 @@ import torch
 
 from workloads import (
     device,
-    gates,
     generated,
     generated_compiled_items,
     generated_elsewhere,
     generated_judge,
+    generated_left,
     generated_operators,
     generated_processes,
     generated_random,
     generated_words,
     synchronize,
 )
+from workloads.generated_compiled_judge import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from workloads.generated_compiled_items import Item
-    from workloads.generated_judge import Call
+    from workloads.generated_compiled_judge import Judged, Results
 
 TRACED, CODE = "aot_eager_decomp_partition", "inductor"
 TOGETHER, SHRINKS = {TRACED: 8, CODE: 16}, {TRACED: 24, CODE: 8}  # programs in one compiled function; tries
-NEEDED, FACTOR = 4.0, 4.0  # units, as of other generated cases
-NEAR = {torch.float32: 8.0, torch.float16: 2.0, torch.bfloat16: 2.0}  # roundings from eager mode that pass
-EXCUSED = 512.0  # beyond this, float64 does not say what eager mode means
 DYNAMIC = 0.1  # the share of batches that are compiled for all sizes, at eight times the cost
 SECONDS = 180  # of soak, in which batches of generated code begin
 TRACED_SHARE = 0.75  # of the table on a processor: a compiler of C++ takes the time of the rest
 LEAST = 0.9  # the share of the table that eager mode takes
-Judged = tuple[float, str]
-Results = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -95,14 +91,26 @@ def rows(job: Job) -> list[tuple[str, str]]:
     return found if job.alone is None else found[job.alone : job.alone + 1]
 
 
-def drawn(job: Job) -> list[Item]:
-    """The programs of a batch that a processor runs in eager mode."""
-    found = list[Any]()
+def drawn(job: Job, report: dict[str, Any]) -> list[Item]:
+    """The programs of a batch that a processor runs in eager mode; what it refuses is counted."""
+    found: list[Item] = []
     for row in rows(job):
-        source = random.Random(f"{replace(job, alone=None)} {row}")
-        with contextlib.suppress(Exception):  # it may refuse the samples that others are drawn from
-            found.append(generated_compiled_items.draw(source, *row))
-    return [one for one in found if one]
+        source, item = random.Random(f"{replace(job, alone=None)} {row}"), None
+        with generated_left.counted() as counts:
+            try:
+                with generated_left.refusing(generated_left.CALL, "drawing it is refused"):
+                    item = generated_compiled_items.draw(source, *row)
+            except Exception as broken:  # noqa: BLE001 an operator may raise anything, anywhere
+                report["failed"].append(f"  {' '.join(row)}: {type(broken).__name__}: {broken}")
+                continue
+        generated_left.add(counts)
+        if item:
+            found.append(item)
+        else:
+            generated_left.say("case", generated_left.why(counts))
+    report["judged"] = len(report["failed"])
+    report["drawn"] = len(found) + report["judged"]
+    return found
 
 
 def _on_device(items: Sequence[Item]) -> list[Item]:
@@ -163,62 +171,23 @@ def _refusing() -> Iterator[None]:
         raise (RuntimeError if broken else Refused)(words) from error
 
 
-def judge(item: Item, got: Results) -> Judged | None:
-    """The distance of what a compiler gave as a share of its gate; `None` if nobody can say what is right.
-
-    Then this device refuses what a processor takes, float64 does, or there is too little memory for it.
-    """
-    try:
-        with generated_elsewhere.answering():
-            return _judged(item.call, got)
-    except Exception:  # noqa: BLE001
-        return None
-
-
-def _judged(call: Call, got: Results) -> Judged | None:
-    eager = generated_judge.results(call)
-    if [(one.shape, one.dtype) for one in got] != [(one.shape, one.dtype) for one in eager]:
-        shapes = [[(tuple(one.shape), str(one.dtype)[6:]) for one in each] for each in (got, eager)]
-        return math.inf, f"other shapes or types than in eager mode: {shapes[0]}, not {shapes[1]}"
-    pairs = zip(got, eager, strict=True)
-    near = max((generated_judge._roundings(a, b, call) for a, b in pairs), default=0.0)
-    if near <= NEAR[call.dtype]:
-        return near / NEAR[call.dtype] / 4, "near eager mode"
-    reference = generated_judge.Reference(call)
-    own = generated_judge.distance(call, eager, reference)
-    if own is None or own > EXCUSED:
-        return None
-    bound = FACTOR * max(NEEDED, own)
-    units = generated_judge.distance(call, got, reference, enough=bound / 2)
-    if units is not None and bound < units <= EXCUSED:
-        units = generated_judge.distance(call, got, reference, excused=True, beside=eager)
-    if units is None or (units > bound and _cancels(call, got, eager)):
-        return None
-    return units / bound, f"{units:.3g} units from float64, {bound:.3g} allowed, eager mode {own:.3g}"
-
-
-def _cancels(call: Call, got: Results, eager: Results) -> bool:
-    """Whether a program that normalizes is off by less than a rounding of its largest number.
-
-    Of two numbers that are normalized the gradient is nearly 0: what is left is the rounding of larger terms.
-    """
-    program = generated_compiled_items.program_of(call)
-    most = max((float(one.abs().max()) for one in eager if one.numel()), default=0.0)
-    unit = gates.unit_roundoff(call.dtype) * most
-    near = all(not a.numel() or float((a - b).abs().max()) <= unit for a, b in zip(got, eager, strict=True))
-    return near and generated_operators.NORMALIZES in program.name
-
-
 def run(job: Job) -> dict[str, Any]:
     """What one batch says: how many programs were judged, refused, and what failed."""
-    with _plain(), generated_processes.limited(), generated_elsewhere.answering():
-        return _run(job)
+    with (
+        _plain(),
+        generated_processes.limited(),
+        generated_elsewhere.answering(),
+        generated_left.counted() as counts,
+    ):
+        report = _run(job)
+    counts["case", generated_left.JUDGED] = report["judged"]
+    return {**report, "asked": len(rows(job)), "left": counts}
 
 
 def _run(job: Job) -> dict[str, Any]:
     began = time.monotonic()
-    found = drawn(job)
-    report = _report(len(found))
+    report = _report()
+    found = drawn(job, report)
     found = [item for _, item in _parts(found, _on_device, report)]
     ready = time.monotonic()
     dynamic = random.Random(f"dynamic {replace(job, alone=None)}").random() < DYNAMIC
@@ -237,12 +206,16 @@ def _run(job: Job) -> dict[str, Any]:
         items = [item for item, _ in traced]
     results = _parts(items, compiled, report)
     compiled_at = time.monotonic()
-    told: list[tuple[Item, Judged | None]] = [(item, judge(item, got)) for item, got in results]
+    told = [(item, _why(judge, item, got)) for item, got in results]
     for one in drawing:
-        told += _parts([one], by_itself, report)
-    for item, said in told:
+        with generated_left.counted() as counts:
+            its = _parts([one], by_itself, report)
+        generated_left.add(counts)
+        told += [(item, (said, generated_left.why(counts))) for item, said in its]
+    for item, (said, why) in told:
         if said is None:
             report["unsure"].append(item.of)
+            generated_left.say("case", why)
             continue
         report["judged"] += 1
         if said[0] > 1:
@@ -256,6 +229,16 @@ def _run(job: Job) -> dict[str, Any]:
     return report
 
 
+def _why(judging: Callable[..., Judged | None], *given: Any) -> tuple[Judged | None, str]:
+    """What a judge says, and why if that is nothing."""
+    with generated_left.counted() as counts:
+        try:
+            said = judging(*given)
+        except Exception as broken:  # noqa: BLE001 an operator may raise anything, anywhere
+            said = math.inf, f"judging it ends in {type(broken).__name__}: {broken}"
+    return said, generated_left.why(counts)
+
+
 def _parts(
     items: list[Item], compiled: Callable[[list[Item]], list[Any]], report: dict[str, Any]
 ) -> list[tuple[Item, Any]]:
@@ -267,6 +250,7 @@ def _parts(
     except Refused as refused:
         if len(items) == 1:
             report["refused"].append(f"{items[0].of}: {refused}"[:160])
+            generated_left.say("case", "a compiler refuses it")
             return []
     except Exception as broken:  # noqa: BLE001 an operator may raise anything, anywhere
         if len(items) == 1:
@@ -359,13 +343,16 @@ def check(seed: int, traced: range, code: range, *, seconds: float = 0, processe
         elif job.alone is None:
             jobs.more.extend(replace(job, alone=n) for n in range(len(rows(job))))
         else:
-            parts.append({**_report(1), "judged": 1, "job": job, "failed": [_ended(job, said.words)]})
-    counts = {name: sum(part[name] for part in parts) for name in ("drawn", "judged")}
+            more = {"job": job, "failed": [_ended(job, said.words)]}
+            more["left"] = {("case", generated_left.JUDGED): 1}
+            parts.append({**_report(), **dict.fromkeys(("asked", "drawn", "judged"), 1), **more})
+    counts = {name: sum(part[name] for part in parts) for name in ("asked", "drawn", "judged")}
     names = ("failed", "refused", "unsure")
     lists = {name: list(itertools.chain(*(part[name] for part in parts))) for name in names}
     batches = [(part["job"].backend, part["job"].number, *part["times"]) for part in parts if part["times"]]
     worst = max((part["worst"] for part in parts), default=0.0)
-    return {"family": "compiled", "seed": seed, **counts, **lists, "worst": worst, "batches": batches}
+    told = {"worst": worst, "batches": batches, "left": generated_left.summed(part["left"] for part in parts)}
+    return {"family": "compiled", "seed": seed, **counts, **lists, **told}
 
 
 def _parted(job: Job) -> list[Job]:
@@ -374,9 +361,9 @@ def _parted(job: Job) -> list[Job]:
     return [replace(job, alone=n) for n in range(len(rows(job)))] if draws else [job]
 
 
-def _report(count: int) -> dict[str, Any]:
+def _report() -> dict[str, Any]:
     lists: dict[str, Any] = {"failed": [], "refused": [], "unsure": [], "times": []}
-    return {"drawn": count, "judged": 0, "worst": 0.0, **lists}
+    return {"drawn": 0, "judged": 0, "worst": 0.0, **lists}
 
 
 def _ended(job: Job, words: str) -> str:

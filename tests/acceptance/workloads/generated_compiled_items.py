@@ -7,8 +7,6 @@ place, a second operator that reads the same view or the first one's result, and
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from workloads import device, generated_judge, generated_operators
+from workloads import device, generated_judge, generated_left, generated_operators
 from workloads import generated_variations as variations
 from workloads.generated_few import Few
 from workloads.generated_places import CHANGES, PARTS, PLACES, Shape
@@ -221,34 +219,23 @@ class Item:
         return f"{self.call.function}, {' and '.join(sorted(kinds))}"
 
 
-def function_of(name: str) -> Callable[..., Any]:
-    """An operator's function; of what the table calls with a seed of its own, the plain one."""
-    op = generated_operators.table()[name]
-    if not _is_seeded(op.op):
-        return cast("Callable[..., Any]", op.op)
-    words = op.op.__code__.co_names
-    function = functools.reduce(getattr, words[words.index("torch") + 1 :], torch)
-    elsewhere = functools.partial(generated_operators._in_place, function)
-    return cast("Callable[..., Any]", elsewhere if words[-1].endswith("_") else function)
-
-
-def _is_seeded(function: Any) -> bool:
-    return "wrapper_set_seed" in getattr(getattr(function, "__code__", None), "co_names", ())
-
-
 def draw(source: random.Random, name: str, kind: str) -> Item | None:
     """One program of an operator and a type; `None` if the processor refuses it in eager mode."""
-    ends = name.startswith(ENDS_IN_HALVES) and kind != "float32"
-    drawn = None if ends else _sample(source, name, kind)
+    if name.startswith(ENDS_IN_HALVES) and kind != "float32":
+        generated_left.say(generated_left.CALL, "it ends loudly in halves")
+        return None
+    drawn = _sample(source, name, kind)
     call = tried(_plain(name, drawn)) if drawn else None
     if not call:
         return None
-    with contextlib.suppress(Exception):  # a place may not fit
+    with generated_left.refusing("surroundings", "a place does not fit"):
         other = _surrounded(source, call, name, kind)
         for names in ((), *LESS):
             other = _without(other, names)
             if found := tried(other):
+                generated_left.say("surroundings")
                 return Item(name, found, draws(found))
+        generated_left.say("surroundings", "eager mode refuses all of them")
     return Item(name, call, draws(call))
 
 
@@ -256,7 +243,7 @@ def draws(call: Call) -> bool:
     """Whether a call moves the state of the processor's generator; not if the processor refuses it."""
     generated_judge.seed_all(call.seed)
     before = torch.default_generator.get_state()
-    with contextlib.suppress(Exception):
+    with generated_left.refusing("sample", "whether it draws numbers"):
         generated_judge.results(replace(call, gradients=False))
         return not torch.equal(before, torch.default_generator.get_state())
     return False
@@ -265,7 +252,7 @@ def draws(call: Call) -> bool:
 def _plain(name: str, call: Call) -> Call:
     first = call.args[0] if call.args else None
     shape = tuple(first.shape) if isinstance(first, torch.Tensor) else ()
-    program = Program(name, function_of(name), shape, fixed=call.fixed)
+    program = Program(name, generated_operators.function_of(name), shape, fixed=call.fixed)
     return replace(
         call, function=program, args=(first, (call.args[1:], dict(call.kwargs)), ((), {})), kwargs={}
     )
@@ -276,11 +263,13 @@ def _sample(source: random.Random, name: str, kind: str, *, varied: bool = True)
     op, dtype = generated_operators.table()[name], getattr(torch, kind)
     samples = generated_operators._samples(name, dtype)
     if not samples:
+        generated_left.say(generated_left.CALL, "no sample can be judged")
         return None
     seed = source.randrange(2**31)
     chosen = source.sample(samples, min(len(samples), DRAWING_TRIED if name.startswith(DRAWING) else 1))
     calls = [generated_operators._call(op, dtype, one, seed) for one in chosen]
-    call = next((one for one in calls[1:] if draws(replace(one, function=function_of(name)))), calls[0])
+    function = generated_operators.function_of(name)
+    call = next((one for one in calls[1:] if draws(replace(one, function=function))), calls[0])
     if source.random() < APART * varied and not generated_operators._skipped(op, dtype, "view"):
         call = variations.in_other_places(call, source)
     if name.startswith(DRAWING):
@@ -298,18 +287,22 @@ def tried(call: Call) -> Call | None:
     Its unit is that of the shortest type in it: a compiler may leave out a rounding to that. What may be
     worked out again must also run when it is not: a tracer works it out once.
     """
-    try:
+    kept, many = None, 0
+    with generated_left.refusing(generated_left.CALL, "eager mode refuses it"):
         if program_of(call).recomputed:
             generated_judge.results(_without(call, ["recomputed"]))
         with Few():
             many = len(generated_judge.results(call))
         with Few() as mode:  # the gradients that come in have been rounded to a short type
             generated_judge.results(replace(call, gradients=False))
-    except Exception:  # noqa: BLE001
+        kept = mode.types
+    if many > MOST_RESULTS:
+        generated_left.say(generated_left.CALL, "it gives more results than a program may have")
+    if kept is None or many > MOST_RESULTS:
         return None
-    types = [call.dtype, *(one for one in generated_judge.HALVES if one in mode.types)]
+    types = [call.dtype, *(one for one in generated_judge.HALVES if one in kept)]
     unit = max(types, key=lambda one: torch.finfo(one).eps)
-    return replace(call, dtype=unit) if many <= MOST_RESULTS else None
+    return replace(call, dtype=unit)
 
 
 def shares_unsaid(call: Call) -> bool:
@@ -356,8 +349,9 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
         fits = [key for key, place in there.items() if not (place.other_numbers and _is_exact(name))]
         made["place"] = source.choice(fits) if source.random() < PLACED else ""
         made["elsewhere"] = source.choice(ELSEWHERE)
-        if op.inplace_variant and not _is_seeded(op.inplace_variant) and source.random() < IN_PLACE:
-            made["in_place"] = op.inplace_variant
+        its = op.inplace_variant
+        if its and not generated_operators.is_seeded(its) and source.random() < IN_PLACE:
+            made["in_place"] = its
         made["chained"] = source.random() < CHAINED
         into = result if made["chained"] else first
         reducing = made["chained"] and source.random() < REDUCING
@@ -365,7 +359,8 @@ def _surrounded(source: random.Random, call: Call, name: str, kind: str) -> Call
         if found:
             made["partner"], other = found
             made["hidden"] = made["chained"] and source.random() < HIDDEN
-            made["other"], partners = function_of(made["partner"]), (other.args[1:], dict(other.kwargs))
+            made["other"] = generated_operators.function_of(made["partner"])
+            partners = (other.args[1:], dict(other.kwargs))
             offset = len(call.tensors()) - 1
             fixed |= {offset + n for n in other.fixed if n}
         first = PLACES[made["place"]].make(first).clone()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import gates, generated_judge, operands
+from workloads import gates, generated_judge, generated_left, operands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +89,7 @@ def of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bou
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
+        generated_left.say(generated_left.CALL, "there is no memory for it")
         return None
     return units
 

@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import arch, generated_doubts, generated_elsewhere, generated_judge, generated_known
+from workloads import (
+    arch,
+    generated_doubts,
+    generated_elsewhere,
+    generated_judge,
+    generated_known,
+    generated_left,
+)
 from workloads.generated_judge import Call
 
 # What healthy kernels need beyond half a gate, by benchmarks/generated_profile.py.
@@ -56,7 +63,6 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         self.found: dict[str, float] = {}
         self.counts: dict[str, int] = {}
         self.calls: collections.Counter[str] = collections.Counter()
-        self.unjudged: dict[str, str] = {}
         self.is_open = False  # a kernel has several right results, or one that is excused
         self.marks: set[str] = set()  # what excused one
         self.has_chosen = False  # a device chose another place among equal numbers, where a gradient goes
@@ -73,8 +79,13 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
             self.calls[key] += 1
             if call.on is not None and _writes_twice(func, call):
                 self.is_open = True
+                generated_left.say("place", "it writes to one place twice")
                 return out
-            units = self._units(func, call, out, key) if self.calls[key] <= MOST_CALLS else None
+            units = None
+            if self.calls[key] <= MOST_CALLS:
+                units = self._units(func, call, out, key)
+            else:
+                generated_left.say("loop", "beyond the first ones of its kernel")
             if units is not None and units >= self.found.get(key, 0.0):
                 self.found[key], self.counts[key] = units, _added(name_of(func), call, out)
         return out
@@ -83,8 +94,10 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         try:
             units, excused = _units(func, call, out, key)
         except REFUSED as error:  # in float64
-            self.unjudged[key] = generated_elsewhere.first_line(error)
+            generated_left.say("kernel", f"float64 refuses it by a {type(error).__name__}")
             return None
+        words = "neither float64 nor its profile say what is right"
+        generated_left.say("kernel", words if units is None else generated_left.JUDGED)
         self.has_chosen |= excused == CHOSEN
         self.is_open |= excused not in {"", CHOSEN}
         self.marks |= {excused} & {DOUBTED, KNOWN}

@@ -16,11 +16,11 @@ import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from workloads import device, generated_elsewhere, generated_inside, generated_judge
+from workloads import device, generated_elsewhere, generated_inside, generated_judge, generated_left
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
 
@@ -245,12 +245,16 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
     source = random.Random(case.seed)
     samples = _samples(case.operator, dtype)
     if not samples:
+        generated_left.say(generated_left.CALL, "no sample can be judged")
         return []
     base, sample = None, samples[0]
     for sample in source.sample(samples, min(TRIED, len(samples))):
         base = _varied(_call(op, dtype, sample, case.seed), case, source)
         if base is not None:
             break
+    if case.sizes or case.numbers:
+        words = "no sample takes its sizes and numbers"
+        generated_left.say("variation", words if base is None else generated_left.JUDGED)
     if base is None:
         sample = source.choice(samples)
         base = _call(op, dtype, sample, case.seed)
@@ -348,3 +352,24 @@ def _into(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("not supported: only one result of a floating type has a place here")
     place = torch.full((*wanted.shape, 2), float("nan"), dtype=wanted.dtype, device=wanted.device)[..., 0]
     return function(*args, **kwargs, out=place)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """An operator's function; of what the table calls with a seed of its own, the plain one.
+
+    Raises `NotImplementedError` where the table has no other name for it.
+    """
+    op = table()[name]
+    if not is_seeded(op.op):
+        return cast("Callable[..., Any]", op.op)
+    words = op.op.__code__.co_names
+    if "torch" not in words:  # `svd_lowrank` and `pca_lowrank` are programs of the table's own
+        raise NotImplementedError(f"not supported: {name} has no function without a seed")
+    function = functools.reduce(getattr, words[words.index("torch") + 1 :], torch)
+    elsewhere = functools.partial(_in_place, function)
+    return cast("Callable[..., Any]", elsewhere if words[-1].endswith("_") else function)
+
+
+def is_seeded(function: Any) -> bool:
+    """Whether the table calls a function with a seed of its own."""
+    return "wrapper_set_seed" in getattr(getattr(function, "__code__", None), "co_names", ())

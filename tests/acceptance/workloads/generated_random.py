@@ -16,7 +16,15 @@ from unittest import mock
 
 import torch
 
-from workloads import device, gates, generated_compiled_items, generated_elsewhere, generated_judge, operands
+from workloads import (
+    device,
+    gates,
+    generated_compiled_items,
+    generated_elsewhere,
+    generated_judge,
+    generated_left,
+    operands,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,13 +128,14 @@ def judge(item: Item, compiled: Callable[..., Any]) -> tuple[float, str] | None:
     """The worst share of a gate, and words; `None` where eager mode refuses other numbers than the first."""
     program, call = generated_compiled_items.program_of(item.call), item.call
     eager, other = Way(program, program.compiled), Way(program, compiled)
-    try:
-        with generated_elsewhere.answering():
-            # PyTorch says that the gradient is 0 of what jumps, and of normal numbers.
-            bare = replace(generated_compiled_items.plain(program), place=program.place)
-            moves = any(bool(one.any()) for one in Way(bare, bare.compiled).run(call, call.seed).grads)
-            found = [*_of_eager(item, eager), *_of_itself(call, eager, "in eager mode", moves=moves)]
-    except Exception:  # noqa: BLE001
+    found = list[tuple[float, str]]()
+    refused = "eager mode refuses other numbers"
+    with generated_left.refusing(generated_left.CALL, refused), generated_elsewhere.answering():
+        # PyTorch says that the gradient is 0 of what jumps, and of normal numbers.
+        bare = replace(generated_compiled_items.plain(program), place=program.place)
+        moves = any(bool(one.any()) for one in Way(bare, bare.compiled).run(call, call.seed).grads)
+        found = [*_of_eager(item, eager), *_of_itself(call, eager, "in eager mode", moves=moves)]
+    if not found:
         return None
     found += [*_of_itself(call, other, "compiled", moves=moves), *_beside(call, eager, other)]
     return max(found, key=lambda one: one[0])

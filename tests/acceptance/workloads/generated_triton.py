@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
-from workloads import arch, device, generated_triton_draws, machine_code, synchronize
+from workloads import arch, device, generated_left, generated_triton_draws, machine_code, synchronize
 from workloads.gates import bits
 from workloads.generated_elsewhere import answering
 from workloads.generated_triton_draft import is_sound
@@ -106,6 +106,7 @@ def one(seed: int, number: int) -> Judged | None:
     try:
         said = judged(program)
     except Refused:
+        generated_left.say(generated_left.CALL, "the compiler refuses it")
         return None
     if said[0] <= 1:
         return said

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workloads import generated_elsewhere, generated_judge, operands
+from workloads import generated_elsewhere, generated_judge, generated_left, operands
 from workloads.generated_judge import Call
 
 MOST_ELEMENTS = 2**18  # of one operand
@@ -126,7 +126,7 @@ def _fitting(call: Call, dim: int, size: int, *, everywhere: bool) -> Call | Non
                 return None
         other = _resized(call, dim, size, everywhere=everywhere)
         _elements(other)
-    except Exception:  # noqa: BLE001 the size does not fit the sample
+    except generated_left.REFUSED:  # the size does not fit the sample
         return None
     return other
 

@@ -15,7 +15,7 @@ SUITES = (
     *("test_compiled.py", "test_packages.py", "test_training_variants.py"),
 )
 # `values` judges one operation of a launch, `follows` one job.
-RECORDING = ("passes(", "cases.require(", "generated.require(", "margins.record(", "values(", "follows(")
+RECORDING = ("passes(", "cases.require(", "_report.require(", "margins.record(", "values(", "follows(")
 # Checks beside the numeric ones: what they compare are names, rates or the course of a job.
 OTHERS = {
     "test_attention_default_is_fused": "names of kernels",
