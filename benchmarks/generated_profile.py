@@ -3,8 +3,6 @@
 In: torch, a device, seeds that no run uses. Out: each kernel and operator that needs more than the gates.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

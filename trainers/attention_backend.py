@@ -4,11 +4,10 @@ torch falls back to a slower backend silently and with correct values; one publi
 1.9 in forward and 4.6 in backward.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,12 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import flash4
 from errors import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from options import Options
-    from world import World
+from options import Options
+from world import World
 
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,

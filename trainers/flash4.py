@@ -8,19 +8,14 @@ of torch, `torch.nn.attention.activate_flash_attention_impl("FA4")`, fails with 
 2.13 unpack two results where 4.0.0b36 returns five.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
+from torch import Tensor
 
 INTERFACE = "flash_attn.cute.interface"
 HALVES = (torch.bfloat16, torch.float16)

@@ -6,22 +6,18 @@ runs after a rest, as published bounds are: under a power cap a product that run
 slower.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from peaks import Peak
-    from world import World
+from peaks import Peak
+from world import World
 
 GEMM = {"cuda": 8192, "cpu": 256}  # m = n = k
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}

@@ -15,8 +15,10 @@ import importlib
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +27,6 @@ import cache
 from errors import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     import numpy.typing as npt
 
 INDEX = "index.json"

@@ -11,19 +11,16 @@ import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from errors import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from options import Options
+from options import Options
 
 
 @dataclass(frozen=True)

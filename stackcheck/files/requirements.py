@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 _ENTRY = re.compile(
@@ -41,7 +42,7 @@ class Locked:
             return False
         wheel = filename.endswith(".whl")
         name, version = stem.split("-")[:2] if wheel and "-" in stem else stem.rpartition("-")[::2]
-        return normal(name) == self.name and _same_version(self.version, version)
+        return canonicalize_name(name) == self.name and _same_version(self.version, version)
 
 
 def read_packages(text: str) -> tuple[Locked, ...]:
@@ -49,16 +50,11 @@ def read_packages(text: str) -> tuple[Locked, ...]:
     found = {}
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for match in _ENTRY.finditer("\n".join(lines)):
-        name = normal(match["name"])
+        name = canonicalize_name(match["name"])
         found[name] = Locked(
             name=name, version=match["version"], hashes=frozenset(_HASH.findall(match["rest"]))
         )
     return tuple(found.values())
-
-
-def normal(name: str) -> str:
-    """A package's name as indexes spell it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def split_places(options: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -5,17 +5,12 @@ In: rows [tokens, width]. Out: as each function says. They run on a CPU; on a GP
 name in triton_ops.py runs instead (`pick`).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
+from torch import Tensor
 
 IGNORED = -100  # as a label: the token is not learnt; transformers' own
 

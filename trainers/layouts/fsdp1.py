@@ -4,12 +4,12 @@ In: a model on the meta device, Options. Out: a Job. torch calls FSDP1 deprecate
 of LLM Foundry and AMD come from it.
 """
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -20,15 +20,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from layouts import fsdp2, job, optimizer, prepare
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-    from models.layers import BlockModel
-    from options import Options
-    from world import World
+from models.layers import BlockModel
+from options import Options
+from world import World
 
 STRATEGY = {
     "full_shard": ShardingStrategy.FULL_SHARD,

@@ -6,20 +6,15 @@ own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from layouts.flat import local
 from layouts.sharding import DTensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor, nn
-
-    from options import Options
+from options import Options
 
 
 def matrices(model: nn.Module) -> set[str]:

@@ -3,13 +3,11 @@
 In: tokens and labels [batch, sequence]. Out: mean cross entropy. Weights convert to and from transformers'.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from models.layers import (
     Decoder,
@@ -19,10 +17,6 @@ from models.layers import (
     document_context,
     window_attention,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from stackcheck.engine import apt
 from stackcheck.errors import BuildError
 from stackcheck.files import requirements
@@ -95,7 +97,7 @@ def prepare(
     for plan in plans:
         # The packages of which a stage takes the source archive: no wheel of them is looked for.
         lines = [line for stage in plan.stages for line in stage.instructions]
-        compiled = frozenset(requirements.normal(name) for line in lines for name in _SOURCE.findall(line))
+        compiled = frozenset(canonicalize_name(name) for line in lines for name in _SOURCE.findall(line))
         wanted = tuple(package for package in all_packages(plan) if package.name not in compiled)
         if wheelhouse_only:
             check_folder(plan, wheelhouse_only)
