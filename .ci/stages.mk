@@ -6,7 +6,8 @@ STAGE := exec .venv/bin/python .ci/stage.py
 # In a folder that no other pytest has: one that ends removes its folder, another then takes the same number, and the
 # first one removes the other's lock.
 PYTEST := .venv/bin/python -m pytest -o tmp_path_retention_policy=failed --basetemp {folder}
-# Unit tests write small files only: in memory that takes half the system's time, and none waits for the disk.
+# Usual tests of the tool write small files only, at most 0.5 GB at a time: in memory that takes half the system's
+# time, and none waits for the disk.
 IN_MEMORY := $(subst {folder},{memory},$(PYTEST))
 IMAGE = $$(sh .ci/cpu-image)
 IN_IMAGE = .venv/bin/stackcheck run "$(IMAGE)" -- env PYTHONPATH=build/peers python
@@ -41,7 +42,7 @@ unit:
 	@$(STAGE) "unit tests" $(IN_MEMORY) tests/unit -q -n 2 -m "not slow" --durations 10
 
 integration:
-	@$(STAGE) "integration" $(PYTEST) tests/integration -q -n 2 $(FILES) -m "not slow"
+	@$(STAGE) "integration" $(IN_MEMORY) tests/integration -q -n 2 $(FILES) -m "not slow"
 
 # Needs nvidia-ml-py, which the cpu image has not.
 nvml:

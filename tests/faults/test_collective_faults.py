@@ -107,7 +107,9 @@ def test_bits_that_a_switch_changes_are_recorded(plant):
     ("patches", "says"),
     [
         (ADDS | {"torch.distributed:all_reduce": RESTLESS}, "of 50 results differ"),
-        ({"workloads.nccl_log:nvls": "lambda *a: 'on'"}, "switches add with"),
+        pytest.param(
+            {"workloads.nccl_log:nvls": "lambda *a: 'on'"}, "switches add with", marks=pytest.mark.slow
+        ),
     ],
     ids=["ranks are restless too", "the switch cannot be turned off"],
 )

@@ -216,7 +216,15 @@ def test_other_numbers_under_recomputation_are_seen(monkeypatch: pytest.MonkeyPa
         assert (said[0] > 1) is not keeps
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("exp", False), ("exp", True), ("nn.functional.rrelu", False)])
+# One in the usual half: with a wrong result, what fails is made smaller too, so most places are passed.
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("exp", True),
+        pytest.param("exp", False, marks=pytest.mark.slow),
+        pytest.param("nn.functional.rrelu", False, marks=pytest.mark.slow),
+    ],
+)
 def test_an_operator_that_raises_ends_no_process(
     monkeypatch: pytest.MonkeyPatch, name: str, wrong: bool
 ) -> None:

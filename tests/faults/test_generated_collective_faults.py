@@ -63,6 +63,8 @@ def test_planted_fault_is_caught(planted, plant):
     plant(planted)
 
 
+# `FAULTS` has one of wrong data and one that hangs for the usual half.
+@pytest.mark.slow
 def test_drawn_faults_are_found_and_nothing_else(suite_python, request, tmp_path):
     """Named shapes each, and of faults that nobody chose a share; all in one launch of two ranks."""
     asked = ("--faults", "20", "--fault-seed", "311027", "--cases", str(CASES))

@@ -98,7 +98,13 @@ FAULTS = (
         "attention", "_scaled_dot_product_flash_attention_for_cpu", "float32", "always", "one column is 0"
     ),
     compiled("a compiled program that loses a step", "mul", kind="update", target="mul"),
-    compiled("a change in place that is lost", "slice_scatter", kind="update", target="slice_scatter"),
+    compiled(
+        "a change in place that is lost",
+        "slice_scatter",
+        kind="update",
+        target="slice_scatter",
+        another=True,
+    ),
     compiled("a backward graph that gets another saved tensor", "mul", kind="saved", another=True),
     compiled("a gradient that a compiler leaves out", "mul", kind="gradient", another=True),
     compiled(

@@ -67,6 +67,7 @@ BY_THE_CLOCK = (
         "a phase of a job lasts too long",
         "test_training.py::test_loss_falls",
         says="lasted more than 8 s",
+        another=True,
         patches={
             "train:train": "lambda run: __import__('time').sleep(600)",
             "phases:Phases.__init__": "lambda self, limit_s: original(self, 8.0)",

@@ -75,6 +75,7 @@ FAULTS = (
         {"torch:_foreach_mul_": "lambda grads, by: original([one for one in grads if 'Partial' not in "
          "str(getattr(one, 'placements', ''))], by)"},
         "norm.weight after step 0",
+        another=True,
     ),
     # Chosen only after the check was done.
     planted(

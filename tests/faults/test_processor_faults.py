@@ -26,7 +26,7 @@ planned = importlib.import_module("planned")
 BIT = "bit 1 of one element of each"
 FAULTS = {
     "products": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_gemm[fp32]"),
-    "products of both sides": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_compiled_block[fp32]", says="elementwise"),
+    "products of both sides": planting.Fault(f"{BIT} float32 product", "test_kernels.py::test_compiled_block[fp32]", says="elementwise", another=True),
     "collectives": planting.Fault(f"{BIT} sum of ranks", "test_collectives.py::test_all_reduce_values", tier="smoke"),
 }  # fmt: skip
 HEALTHY = {

@@ -76,7 +76,9 @@ def certified(certified_once: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, OTHER_SIGNALS[0]])
-@pytest.mark.parametrize("words", ["copying", pytest.param("attaching", marks=pytest.mark.slow), "published"])
+@pytest.mark.parametrize(
+    "words", ["copying", *(pytest.param(word, marks=pytest.mark.slow) for word in ("attaching", "published"))]
+)
 def test_an_interrupted_publication_leaves_no_half_published_tag_and_the_next_one_carries_on(
     certified, number, words
 ):

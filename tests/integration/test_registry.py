@@ -25,6 +25,11 @@ release = functools.partial(small_images.release, key=KEY, now=NOW)
 SECOND = dt.timedelta(seconds=1)
 
 
+OTHER_IS_SLOW = pytest.mark.parametrize(
+    "target", ["registry", pytest.param("referring_registry", marks=pytest.mark.slow)], indirect=True
+)
+
+
 @pytest.fixture(params=["registry", "referring_registry"])
 def target(request) -> str:
     """A repository of its own, in a registry without and one with the referrers API."""
@@ -65,6 +70,8 @@ def test_bundles_are_listed_by_the_registry_or_else_by_the_fallback_tag(target, 
     assert {entry.artifact_type for entry in entries} == {"application/vnd.dev.sigstore.bundle.v0.3+json"}
 
 
+# A renewal replaces statements in both registries: a revocation adds one in the same way.
+@OTHER_IS_SLOW
 def test_a_revoked_image_is_refused_and_the_tag_goes_back(target, image, tmp_path):
     second = make_image(tmp_path / "second", b"second")
     release(image, target)
@@ -75,6 +82,7 @@ def test_a_revoked_image_is_refused_and_the_tag_goes_back(target, image, tmp_pat
         verified(str(two.unique))
 
 
+@OTHER_IS_SLOW
 def test_the_only_image_that_is_revoked_keeps_its_tag_and_is_refused(target, image):
     release(image, target)
     assert revoked(f"{target}:{STACK_ID}").left == (STACK_ID,)
@@ -116,9 +124,7 @@ def named(digest: str, form: str) -> str:
 
 
 # The other one is in each of its promotions.
-@pytest.mark.parametrize(
-    "target", ["registry", pytest.param("referring_registry", marks=pytest.mark.slow)], indirect=True
-)
+@OTHER_IS_SLOW
 def test_promotion_between_two_registries_and_a_layout_both_ways_brings_every_form(
     target, referring_registry, image, tmp_path
 ):

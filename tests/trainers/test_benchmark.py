@@ -114,6 +114,7 @@ def test_a_failure_is_kept_beside_results_and_neither_is_run_again(tmp_path):
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow  # two starts of torch; below, the words of a rank are read without one
 def test_a_rank_that_raises_says_what_it_raised(tmp_path):
     said = run(tmp_path / "out.jsonl", "1", f"bad: {TINY} --record {tmp_path}")
     assert "IsADirectoryError" in said, said

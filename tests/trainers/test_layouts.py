@@ -44,7 +44,7 @@ def test_losses_equal_one_process(layout, alone, record):
 COMPILED = TRAIN.parents[1] / "tests/trainers/compiled.py"
 
 
-@each(quick={"fsdp2", "zero1"})
+@each(quick={"fsdp2"})
 def test_a_compiled_model_trains_the_same_in_every_layout(layout, alone, program):
     ranks, *flags = LAYOUTS[layout]
     same_training(program(COMPILED, ranks, *BATCH, *flags), alone)
