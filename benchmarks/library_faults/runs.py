@@ -39,9 +39,7 @@ def made(vendor: str, out: Path) -> Machine:
     shim, kernel = planned.compiled(out), (out / "edit.ptx").resolve()
     if vendor == "cpu":
         return Machine(vendor, shim, {})
-    with ProcessPoolExecutor(
-        1, get_context("spawn")
-    ) as pool:  # its context would be a neighbour
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # its context would be a neighbour
         kernel.write_bytes(pool.submit(ptx, (HERE / "edit.cu").read_bytes()).result())
     return Machine(vendor, shim, {"FAULT_KERNEL": str(kernel)})
 

@@ -413,6 +413,23 @@ def test_what_draws_by_a_seed_of_its_own_has_no_right_answer(share: float, says:
     assert bool(generated_judge.Reference(call).moved) is says
 
 
+def raises(words: str) -> None:
+    raise RuntimeError(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "fails"),
+    [
+        ("LoweringException: NotImplementedError: several places of one tensor", False),
+        ("LoweringException: AssertionError: a size that is none", True),
+    ],
+)
+def test_what_says_that_it_is_not_written_refuses(words: str, fails: bool) -> None:
+    right = Call(torch.neg, (ONES,), {}, torch.float32)
+    call = Call(lambda _: raises(words), (ONES,), {}, torch.float32, right=right, taken=True)
+    assert (generated._judged(call, 4.0) is not None) is fails
+
+
 def test_too_many_doubts_fail() -> None:
     report = {"family": "operators", "seed": 0, "drawn": 20, "least": 20, "judged": 20, "worst": 0.0,
               "failed": [], "doubted": 3, "left": {}}  # fmt: skip

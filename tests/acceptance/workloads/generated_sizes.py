@@ -26,7 +26,7 @@ KEPT = 5  # rows around each place that is judged
 # What adds up a row: its rounding grows with the root of the length, as a device adds up parts one by one.
 ADDS_ROWS = ("linear", "batched product", "sum", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm",
              "cross_entropy")  # fmt: skip
-GROWS_FROM = 2**14  # numbers
+GROWS_FROM = 2**10  # numbers
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 BY_ROWS: dict[str, Function] = {
