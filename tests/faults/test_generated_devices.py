@@ -4,6 +4,8 @@
 
 import contextlib
 import functools
+import itertools
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -391,13 +393,23 @@ def test_a_convolution_that_ends_a_device_is_not_sent(
         generated_known.require_harmless(kernel, Call(kernel, args, {}, dtype), args)
 
 
-@pytest.mark.parametrize("name", ["nn.functional.max_pool2d", "nn.functional.max_pool3d"])
-def test_a_window_without_an_element_is_not_drawn(name: str) -> None:
-    samples = [one.kwargs for one in generated_operators._samples(name, torch.float32)]
-    wide = [one for one in samples if one["dilation"] not in (1, (1, 1), (1,), (1, 1, 1))]
-    assert wide
-    assert any(one["ceil_mode"] for one in samples)
-    assert not any(one["ceil_mode"] for one in wide)
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("drawn", [True, False])
+def test_each_window_of_a_drawn_pool_has_an_element(
+    dims: int, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the sizes are, the place of a maximum is inside. Of all of PyTorch's samples it is not."""
+    name, pool = f"max_pool{dims}d", getattr(functional, f"max_pool{dims}d")
+    if not drawn:
+        monkeypatch.setattr(generated_operators, "_may_pool_nothing", lambda *_: False)
+    samples = generated_operators._samples.__wrapped__(f"nn.functional.{name}", torch.float32)
+    outside = 0
+    for given in {str(one.kwargs): one.kwargs for one in samples}.values():
+        for size in itertools.product((1, 2, 3, 5), repeat=dims):
+            with contextlib.suppress(RuntimeError):  # a window may be larger than what there is
+                _, places = pool(torch.rand(1, 1, *size), **{**given, "return_indices": True})
+                outside += int((places >= math.prod(size)).sum()) + int((places < 0).sum())
+    assert (outside == 0) is drawn
 
 
 def with_its_own_seed(x: torch.Tensor, share: float) -> torch.Tensor:

@@ -220,11 +220,15 @@ def _samples(name: str, dtype: torch.dtype) -> list[Any]:
 def _may_pool_nothing(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a window may have no element: the place of its maximum, where the gradient goes, is outside.
 
-    So backward damages memory, on a processor too (pytorch#114216 has the forward pass).
+    It may step over a short row where it begins before or ends behind it. So backward damages memory, on a
+    processor too (pytorch#114216 has the forward pass).
     """
-    dilation = given.get("dilation", 1)
-    most = dilation if isinstance(dilation, int) else max(dilation)
-    return "max_pool" in name and most > 1 and bool(given.get("ceil_mode"))
+    steps, padding = (_numbers(given.get(one, least)) for one, least in (("dilation", 1), ("padding", 0)))
+    return "max_pool" in name and max(steps) > 1 and (bool(given.get("ceil_mode")) or max(padding) > 0)
+
+
+def _numbers(given: Any) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
 
 
 def _is_judged(given: Any) -> bool:
