@@ -15,8 +15,8 @@ SOAK_S, STANDARD_S = 2400, 600
 LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "compiled": 0.75, "triton": 0.8}
 
 
-# No tier that certifies has any of them: of five fresh seeds on a GPU three had false alarms of drawn operators
-# (docs/reference/trust.md). The first asks the same in every run, as a tier that certifies must.
+# No tier that certifies has any of them: three of five fresh seeds of drawn operators had false alarms on a
+# GPU (docs/reference/trust.md). The first asks the same in every run, as a tier that certifies must.
 @pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
 def test_each_operator(on_device: OnDevice, record_metric: RecordMetric) -> None:
