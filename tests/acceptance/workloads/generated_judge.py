@@ -43,9 +43,7 @@ class Call:
     seed: int = 0
     right: Call | None = None  # what float64 evaluates instead: a plain formula, or a part of the arguments
     noisy: bool = False  # what changes with its inputs' last bits belongs to the unit
-    doubted: float = (
-        0.0  # and is asked for more often, with inputs that move by so much more, as sums have fewer
-    )
+    doubted: float = 0.0  # and is asked for more often, with inputs that move by this much more
     overflows: bool = False  # its intermediate values may leave the type where its result does not
     passes_over_nan: bool = False  # nobody says what it gives for NaN, if that is a number
     inside: bool = False  # the kernels that run in it are judged too
@@ -83,7 +81,8 @@ class Reference:
     @functools.cached_property
     def moved(self) -> list[list[torch.Tensor]]:
         """The results for inputs moved by one rounding; empty if float64 does not say what is right."""
-        with _other_seeds():
+        given = torch.manual_seed  # of a function that sets a seed of its own
+        with mock.patch.object(torch, "manual_seed", lambda seed: given(int(seed) + 1)):
             again = results(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
         drawn = torch.default_generator.get_state()
         seed_all(self.call.seed + 1)
@@ -111,14 +110,6 @@ class Reference:
 
     def _moved(self, move: int) -> list[torch.Tensor]:
         return results(wide(self.call, move), move)
-
-
-@contextlib.contextmanager
-def _other_seeds() -> Iterator[None]:
-    """Run the body, in which a function that sets a seed of its own gets another one."""
-    given = torch.manual_seed
-    with mock.patch.object(torch, "manual_seed", lambda seed: given(int(seed) + 1)):
-        yield
 
 
 def leaves(tree: Any) -> Iterator[Any]:

@@ -99,7 +99,7 @@ def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call]:
 
 
 def more_units(call: Call) -> float:
-    """How many times as many units a healthy operator needs as one of short rows does."""
+    """Return by which factor a healthy operator needs more units than with short rows."""
     is_sum = call.kwargs.get("name") in ADDS_ROWS
     return max(1.0, math.sqrt(call.args[0].shape[-1] / GROWS_FROM)) if is_sum else 1.0
 
