@@ -5,15 +5,18 @@ imports what it finds under that name while it is imported itself, and ends wher
 release (pytorch#188724). So it is found here by its place, after torch, and the path is as before then.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from world import World
+if TYPE_CHECKING:
+    from world import World
 
 # As tests/acceptance/vendors/amd_library.py has them; a test holds the two equal.
 AMD_FOLDERS = (
