@@ -1,6 +1,7 @@
 """Drawn layouts and checkpoints find planted faults of torch, each alone and in the suite; else all pass."""
 
 import json
+import sys
 
 import pytest
 
@@ -130,6 +131,31 @@ def test_named_shapes_are_found(suite_python, request, tmp_path):
         entry = {"name": name, "check": CHECK, "vendor": "cpu", "expected": "failed"}
         planting.tell(request.node, {**entry, "caught": told["case"] is not None})
     assert not [name for name, told in report["faults"].items() if told["case"] is None], "not found"
+
+
+def test_a_gain_is_off_by_the_roundings_of_its_terms_and_not_of_its_gradient():
+    """A norm behind a gain makes its gradient a small sum of large terms."""
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(planting.TESTS / "acceptance"))
+    from workloads import gates, generated_layout_cases, layout_models
+
+    def gradient(case, kind):
+        alone = layout_models.Alone(case, torch.device("cpu"), kind)
+        weights = dict(layout_models.Model(case, case.numbers).named_parameters())
+        parts = [part for _, part in alone.chunk_by_chunk(weights, 0, case.layouts[0], 1)]
+        return sum(float(part["gain"]) for part in parts), alone.terms
+
+    drawn = (generated_layout_cases.draw("layouts", 4242, number, 2) for number in range(300))
+    cases = [one for one in drawn if one["gain"] and not one["mixed"] and not one["frozen"]]
+    errors = []
+    for case in [one for one in cases if one.kind == "float32"][:8]:
+        (right, terms), (got, _) = gradient(case, torch.float64), gradient(case, None)
+        assert terms >= abs(right)
+        unit = gates.unit_roundoff(torch.float32)
+        errors.append((abs(got - right) / (unit * abs(right)), abs(got - right) / (unit * terms)))
+    assert len(errors) == 8
+    assert max(of for of, _ in errors) > 8
+    assert max(of for _, of in errors) < 4
 
 
 @pytest.mark.slow

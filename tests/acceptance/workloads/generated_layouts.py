@@ -127,6 +127,8 @@ class Chain:
             slack[name] = (
                 unit_roundoff(kind) * (case.chunks + SUM) * size + case.chunks * limits.tiny * limits.eps
             )
+        if "gain" in slack:
+            slack["gain"] += unit_roundoff(torch.float32) * SUM * self.right.terms / groups
         yield from beside(f"gradient {number}", got, right, rounded, slack)
         for name, one in usual.items():
             if layout.memory != "compiled" and "tensor" not in layout.parallel:

@@ -5,6 +5,7 @@ a gradient, in float64.
 """
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,6 +149,7 @@ class Alone:
     kind: torch.dtype | None = None  # in which all is computed; else weights as they are, under autocast
     buffers: list[Tensors] = field(default_factory=list)  # of each data rank
     fresh: bool = True  # whether DDP sends the buffers of rank 0 before the next pass
+    terms: float = 0.0  # of a step: the sum of the sizes of all that a gain's gradient adds up
 
     def __post_init__(self) -> None:
         """Make the model, whose weights are replaced in each step."""
@@ -161,7 +163,7 @@ class Alone:
         for name, weight in held.items():
             weight.data.copy_(weights[name])
         mine = {name: one.clone() for name, one in self.model.named_buffers()}
-        now = self.buffers or [mine]
+        self.terms, now = 0.0, self.buffers or [mine]
         self.buffers = [copy.deepcopy(now[rank % len(now)]) for rank in range(groups)]
         passes = self.case.chunks // groups
         for number, tokens in enumerate(chunks_of(self.case, step)):
@@ -172,8 +174,10 @@ class Alone:
             yield self._one(held, tokens.to(self.device), self.case.uses(step, number), rank, passes)
 
     def _one(self, held: Tensors, tokens: torch.Tensor, branch: bool, rank: int, passes: int) -> Any:
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(self.buffers[rank][name])
+        if self.model.gain is not None and self.kind == torch.float64:
+            self._restore(rank)
+            self.terms += float(self.by_number(tokens, branch).abs().sum()) / passes
+        self._restore(rank)
         call = self.model
         if self.kind is not None:
             cast = {name: one.to(self.kind) for name, one in held.items()}
@@ -189,6 +193,21 @@ class Alone:
         }
         self.buffers[rank] = {name: one.clone() for name, one in self.model.named_buffers()}
         return loss.detach().double().cpu(), {name: one.detach().cpu() for name, one in found.items()}
+
+    def _restore(self, rank: int) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(self.buffers[rank][name])
+
+    def by_number(self, tokens: torch.Tensor, branch: bool) -> torch.Tensor:
+        """The gradients of a gain for each number that it scales, batch by length by width.
+
+        They cancel: a norm behind them makes the size of what it gets no matter.
+        """
+        width = self.case.sizes["width"]
+        gains = self.model.gain.detach().expand(*tokens[:, :-1].shape, width).clone().requires_grad_()
+        call = functools.partial(torch.func.functional_call, self.model, {"gain": gains})
+        (found,) = torch.autograd.grad(loss_of(lambda *given: call(given), tokens, branch), gains)
+        return found
 
 
 @dataclass
