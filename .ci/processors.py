@@ -12,6 +12,8 @@ torch and pytest; what else is missing (transformers, diffusers, torchao, lm_eva
 that need it.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

@@ -4,6 +4,8 @@ In: `URL REF FOLDER`: the repository's web address, the tag or commit, where the
 SHA256SUMS. The tree itself states no address: only whoever publishes a copy knows the address of that copy.
 """
 
+from __future__ import annotations
+
 import hashlib
 import io
 import re

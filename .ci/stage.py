@@ -8,6 +8,8 @@ Out: the exit code of the command. `--summary TITLE CODE SECONDS` says in one li
 ran, and exits with 1 where one of them failed or CODE says that not every stage ran.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -4,6 +4,8 @@ In: `FOLDER [--no-cache]`, an engine, a checkout. Out: FOLDER/oci, the image `st
 digest on stdout: the same from the same files, whenever it is built.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

@@ -8,6 +8,8 @@ postgresql+psycopg://…; by default SQLite. The requests are kubectl's to the A
 has a pod for each node, and answers by pages as a real one does.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import datetime as dt

@@ -3,6 +3,8 @@
 In: torch, a device, seeds that no run uses. Out: each kernel and operator that needs more than the gates.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json

@@ -7,6 +7,8 @@ and nothing may be lost, or accepted though it was changed. `docs/reference/reli
     .venv/bin/python benchmarks/publishing.py --seed 1 --workers 4 --record build/campaign.jsonl
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import math
@@ -14,10 +16,12 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = ("", "benchmarks", "tests/acceptance", "tests/unit/shared")

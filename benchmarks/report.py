@@ -6,6 +6,8 @@ Writes into FOLDER a history of the committed runs of H200s, of the named result
 nights; a layout with certified images; and report.html. The simulated runs are marked on the page.
 """
 
+from __future__ import annotations
+
 import argparse
 import datetime as dt
 import subprocess

@@ -7,6 +7,8 @@ by the spread of its own repeats. In a slower run one figure is slower, each in 
 compared with a run of other trainers.
 """
 
+from __future__ import annotations
+
 import argparse
 import random
 from collections import Counter

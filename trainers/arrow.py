@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,8 @@ from errors import RefusedError
 from shards import TOKENS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
 
 _WHOLE = ("int", "uint")  # how the names of whole types begin in pyarrow

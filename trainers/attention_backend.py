@@ -4,10 +4,11 @@ torch falls back to a slower backend silently and with correct values; one publi
 1.9 in forward and 4.6 in backward.
 """
 
+from __future__ import annotations
+
 import contextlib
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,8 +16,12 @@ from torch.profiler import ProfilerActivity, profile
 
 import flash4
 from errors import RefusedError
-from options import Options
-from world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from options import Options
+    from world import World
 
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,

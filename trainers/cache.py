@@ -4,14 +4,19 @@ In: what a file is made from, and how. Out: its path. Several ranks may ask at o
 wait for its lock. A name depends on the sources, so a changed source is a new file.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 VARIABLE = "STACKCHECK_DATA_CACHE"
 

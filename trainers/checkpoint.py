@@ -14,9 +14,7 @@ import json
 import shutil
 import threading
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +27,9 @@ from errors import RefusedError
 from layouts.sharding import DTensor
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
     from layouts.job import Job
 
 MARKER, WEIGHTS = "COMPLETE", "weights.safetensors"

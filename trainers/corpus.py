@@ -7,18 +7,22 @@ with sizes, the digest and where the documents are from. `--data corpus` makes i
 committed: another machine has other packages, so two systems that are compared must get one copy.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import json
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cache
 from errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 LEAST, ENOUGH = 50_000_000, 64_000_000  # bytes
 SMALLEST, LARGEST = 400, 400_000  # bytes of a document: longer ones are tables

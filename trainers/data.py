@@ -5,21 +5,26 @@ takes the numbers s x global_batch to (s + 1) x global_batch - 1. So order and r
 number of GPUs.
 """
 
+from __future__ import annotations
+
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import presets
 from errors import RefusedError
 from fused.ops import IGNORED
-from options import Options
-from plan import Plan
-from presets import Preset
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from options import Options
+    from plan import Plan
+    from presets import Preset
 
 TEXT = Path(__file__).with_name("text.txt")
 

@@ -1,5 +1,7 @@
 """The ways in which a run is refused before it starts. In: a reason. Out: an error, or a program's end."""
 
+from __future__ import annotations
+
 import argparse
 import atexit
 import importlib.util

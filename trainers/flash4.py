@@ -8,14 +8,19 @@ of torch, `torch.nn.attention.activate_flash_attention_impl("FA4")`, fails with 
 2.13 unpack two results where 4.0.0b36 returns five.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
 
 INTERFACE = "flash_attn.cute.interface"
 HALVES = (torch.bfloat16, torch.float16)

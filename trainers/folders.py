@@ -5,7 +5,6 @@ Apart from data.py because it needs numpy, which synthetic data does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ import streams
 from errors import RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from options import Options
 
 

@@ -7,14 +7,14 @@ with whole weights (`weights.safetensors`, and the model's configuration in `mod
 files and copies only what it holds.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 import presets
 import pretrained
@@ -22,8 +22,14 @@ import whole
 from checkpoint import WEIGHTS
 from errors import RefusedError
 from models.layers import Scaling
-from options import Options
-from presets import Preset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from options import Options
+    from presets import Preset
 
 OURS, SHAPE, THEIRS = WEIGHTS, "model.json", pretrained.FILE
 BROUGHT = "config"  # the --size that takes the whole shape from --weights

@@ -3,11 +3,15 @@
 In: a call of one step. Out: milliseconds by kind, and the longest kernels.
 """
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # A kernel belongs to the first kind that has a word of its name. Words are from CUDA's, ROCm's and our
 # kernels.

@@ -3,19 +3,24 @@
 Out: JSON-ready facts with the unit in each name.
 """
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import os
 import platform
 import statistics
 import time
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from world import World
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from world import World
 
 WINDOW_S = 60.0
 TRACKED = (

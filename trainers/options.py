@@ -1,10 +1,12 @@
-# ruff: noqa: RUF009 - a call says the flag of a field, and the types are read when the program runs
+# ruff: noqa: RUF009, TC003 - a call says the flag of a field, and the types are read when the program runs
 """The command line of train.py.
 
 In: flags. Out: one frozen Options, or a refusal of flags that cannot work together.
 
 What each flag means is its help text below; `train.py --help` prints them with their defaults.
 """
+
+from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field, fields

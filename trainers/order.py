@@ -5,6 +5,8 @@ A Feistel network permutes the numbers below a power of 4; one that leaves the r
 ("cycle walking", Black and Rogaway, CT-RSA 2002), so that the rows are permuted among themselves.
 """
 
+from __future__ import annotations
+
 import hashlib
 
 VERSION = 2  # of the order, in checkpoints; 1 was a table of torch.randperm

@@ -14,19 +14,24 @@ There is no default: pytorch/torchtitan takes an unknown device for an A100, and
 GCD), and of a partitioned GPU one partition.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from errors import RefusedError
-from world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from world import World
 
 TABLE = Path(__file__).resolve().parents[1] / "tests/acceptance/devices.json"
 VARIABLE = "STACKCHECK_DEVICE_MODEL"

@@ -5,6 +5,8 @@ record, and on a hang the Python stacks of all threads of this rank on stderr. R
 other, so that their stacks do not mix in one file.
 """
 
+from __future__ import annotations
+
 import faulthandler
 import os
 import signal

@@ -11,10 +11,10 @@ import order
 import peaks
 import presets
 from errors import RefusedError
-from flops import Flops
 from layouts import job
 
 if TYPE_CHECKING:
+    from flops import Flops
     from layouts.job import Job
     from options import Options
     from peaks import Peak

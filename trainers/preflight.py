@@ -6,18 +6,22 @@ runs after a rest, as published bounds are: under a power cap a product that run
 slower.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from peaks import Peak
-from world import World
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peaks import Peak
+    from world import World
 
 GEMM = {"cuda": 8192, "cpu": 256}  # m = n = k
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 16 << 20}

@@ -4,6 +4,8 @@ In: names. Out: a Preset. A proxy (`layers`) keeps every width and has fewer lay
 machine cannot hold.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -6,12 +6,16 @@ Every field is used, or must have the value that our model computes, or is known
 Any other field is refused: a field that nobody reads can be another model, whose losses look plausible.
 """
 
+from __future__ import annotations
+
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from errors import RefusedError
 from models.layers import Scaling
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What generation, training, saving or the library's own outputs need. Rotary positions and ALiBi have no
 # table of positions, so the longest sequence changes nothing. Training has a balance loss of its own.

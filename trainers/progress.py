@@ -5,21 +5,26 @@ JSON in a file, and its numbers in what trackers.py knows. The host never waits:
 step, and are said when they are there.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import trackers
-from options import Options
-from phases import Phases
-from plan import Plan
-from world import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from options import Options
+    from phases import Phases
+    from plan import Plan
+    from world import World
 
 
 class _Sent(NamedTuple):

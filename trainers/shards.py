@@ -15,10 +15,8 @@ import importlib
 import json
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +25,9 @@ import cache
 from errors import RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     import numpy.typing as npt
 
 INDEX = "index.json"

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import cache
 import order
-from arrow import Arrow
 from errors import RefusedError
 from fused.ops import IGNORED
-from shards import Shards
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
     import numpy.typing as npt
+    from torch import Tensor
+
+    from arrow import Arrow
+    from shards import Shards
 
 TEXTS = (".txt", ".md", ".jsonl")
 # How tokenizers name the token that ends a document.

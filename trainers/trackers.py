@@ -8,12 +8,13 @@ What a line has is what they have: a number of the line is a scalar of its step.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from errors import RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from options import Options
 
 NEEDED = ("tensorboard", "wandb")  # the package of the option with the same name

@@ -10,17 +10,17 @@ Exit code 0: done. 1: stopped by SIGTERM, after a checkpoint. 2: these arguments
 preflight. 6: a phase hung.
 """
 
+from __future__ import annotations
+
 import gc
 import json
 import math
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 import attention_backend
 import checkpoint
@@ -38,11 +38,20 @@ import record
 import validation
 from errors import RefusedError, UnfitError, said
 from layouts import job as layouts
-from layouts.job import Job
-from options import Options, parse
+from options import parse
 from phases import Phases
-from plan import Plan, settle
-from world import World, joined_ranks, seed_process
+from plan import settle
+from world import joined_ranks, seed_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from layouts.job import Job
+    from options import Options
+    from plan import Plan
+    from world import World
 
 # ---- Configuration ---------------------------------------------------------------------------------------
 # options.py has every flag with its default, presets.py the shape, batch and peak learning rate of each model

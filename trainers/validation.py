@@ -4,20 +4,24 @@ The samples are the same each time, and in jobs of every seed and number of rank
 no bit of the training changes.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 import data
-from layouts.job import Job
-from options import Options
-from phases import Phases
-from plan import Plan
-from presets import Preset
-from progress import Progress
+
+if TYPE_CHECKING:
+    from layouts.job import Job
+    from options import Options
+    from phases import Phases
+    from plan import Plan
+    from presets import Preset
+    from progress import Progress
 
 SEED = 1_234_567  # of the samples and their order: no seed that a job is likely to have
 

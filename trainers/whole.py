@@ -4,16 +4,22 @@ In: weights, one at a time. Out: a file; and back, weights that are mapped from 
 no other. The library is not needed: a header in JSON, and then the bytes.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
 
 KINDS = {
     "F64": torch.float64,

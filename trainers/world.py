@@ -11,16 +11,19 @@ import gc
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from errors import RefusedError
-from options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from options import Options
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import random
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -43,6 +41,9 @@ from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.patience import Patience
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
     from stackcheck.oci.distribution import Repository
     from stackcheck.oci.store import Store
 

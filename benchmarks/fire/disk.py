@@ -4,16 +4,20 @@ In: a folder, a number, and what happens then. Out: how many calls there were. C
 sync, rename, remove or make a file there: what a power cut, a full disk and a bad block can hit.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 KILL = "SIGKILL"
 WAYS = (KILL, "ENOSPC", "EIO")

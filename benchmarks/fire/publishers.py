@@ -16,8 +16,6 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fire.disturbed import GIVES_UP_S, disturbed, many_faults, one_fault
@@ -30,6 +28,9 @@ from stackcheck.oci.layout import OciLayout
 from stackcheck.oci.patience import Patience
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
     from stackcheck.certificate.statement import Envelope
 
 KEY = new_key()

@@ -4,15 +4,19 @@ In: schedules, and the function that does one. Out: lines; of lines, figures. A 
 on where it was.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import statistics
 import struct
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
 Schedule = tuple[str, int]  # part, number
 SPREADS = ("recovery_s", "publication_s")

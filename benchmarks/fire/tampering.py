@@ -3,6 +3,8 @@
 In: a folder and a seed. Out: counts, reasons, and each case that was accepted or ended in a traceback.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import json
@@ -11,9 +13,7 @@ import shutil
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fire.publishers import KEY, PUBLIC, START
 
@@ -23,6 +23,10 @@ from stackcheck.certificate.statement import VSA, Envelope, Statement, sign
 from stackcheck.errors import CertificateError, StackcheckError
 from stackcheck.oci.documents import compact_json
 from stackcheck.oci.layout import OciLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def paths(value: object, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -4,16 +4,20 @@ The history is `stackcheck history export --to FILE.csv`: one row a figure, with
 those of docs/results/training-*.json: the step, and the kernels' own times where a run was profiled.
 """
 
+from __future__ import annotations
+
 import csv
 import json
 import statistics
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scale import FORWARD, Cluster, Job, messages, slowest_of
 
 from stackcheck.errors import ConfigurationError
 from stackcheck.fleet.spread import FEWEST
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COMMUNICATION, OPTIMIZER = "communication", "optimizer"
 

@@ -11,6 +11,8 @@ code 0: the margin of the same questions rose by more than three standard errors
 failed. 2: refused.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import math

@@ -7,6 +7,8 @@ price is one GPU's. The number of GPUs does not change the cost of a token, exce
 Exit code 2: a record without a speed, or no price of its device.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from pathlib import Path

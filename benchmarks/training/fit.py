@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import memory
 import options as command_line
 import presets
-from rows import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from options import Options
+    from rows import Row
 
 # What a job takes above the arithmetic of memory.py. Autograd keeps more of a block than backward must have:
 # 1.6 times as much on H200s (tests/trainers/test_memory.py); the fused layer keeps what the arithmetic says.

@@ -5,18 +5,23 @@ it, also where it ran out of memory. What is no measurement of a machine (prices
 or named with the reason.
 """
 
+from __future__ import annotations
+
 import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fit
 import metrics
-from rows import Row
 from tools import launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rows import Row
 
 OUT_OF_MEMORY = 4
 START_S = 400.0  # a start, a preflight, compilation

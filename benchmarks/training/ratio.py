@@ -9,6 +9,8 @@ it the published figures: of these two devices, or else of the pairs that they c
 Exit code 2: no job that both have.
 """
 
+from __future__ import annotations
+
 import argparse
 import statistics
 import sys

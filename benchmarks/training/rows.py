@@ -4,6 +4,8 @@ The file is read strictly: an unknown key, a second row of an id, a number that 
 does not exist is refused, with its place. What our trainers measure is never in it.
 """
 
+from __future__ import annotations
+
 import math
 import shlex
 from dataclasses import MISSING, dataclass, fields

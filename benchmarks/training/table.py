@@ -13,6 +13,8 @@ done. Exit code 0: every row that fits ran. 1: one failed, or no time was left. 
 machine, or no torch.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json

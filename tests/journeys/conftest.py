@@ -3,6 +3,8 @@
 `STACKCHECK_WRITE_GOLDEN=1 pytest tests/journeys -m slow` writes the files of golden/ anew: review the diff.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shutil

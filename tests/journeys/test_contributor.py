@@ -1,5 +1,7 @@
 """A contributor without torch: the tool's own tests, a new check with a mistake, its repair, its proof."""
 
+from __future__ import annotations
+
 import importlib.util
 import re
 import shutil

@@ -1,5 +1,7 @@
 """A platform engineer: an empty folder, then a checkout with one block that no rule knows."""
 
+from __future__ import annotations
+
 import re
 import shutil
 

@@ -9,17 +9,21 @@ from what is kept anyway. The gradient of the loss is made while a chunk of logi
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from errors import RefusedError
 from fused import ops
 from fused.products import Fp8Products, Joined, NativeProducts, accumulate
 from models import llama
-from models.layers import Rotary, attention, window_attention
-from peaks import Peak
+from models.layers import attention, window_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from models.layers import Rotary
+    from peaks import Peak
 
 CHUNK = 4096  # rows of logits at a time: 1 GB of bfloat16 at Llama 3's vocabulary
 

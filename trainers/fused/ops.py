@@ -5,12 +5,17 @@ In: rows [tokens, width]. Out: as each function says. They run on a CPU; on a GP
 name in triton_ops.py runs instead (`pick`).
 """
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
 
 IGNORED = -100  # as a label: the token is not learnt; transformers' own
 

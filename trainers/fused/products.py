@@ -6,13 +6,16 @@ FP8 uses dynamic tensorwise scaling: E4M3 in forward, E5M2 for gradients, float3
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
 from fused import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
 
 # Adds the gradient of a weight, given x and, where it is known, its largest absolute value.
 AddGradient: TypeAlias = "Callable[..., None]"

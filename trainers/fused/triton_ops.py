@@ -9,12 +9,17 @@ its power cap the energy of a step decides its speed, and moving a byte costs mo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from fused.ops import IGNORED as NO_LABEL
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # ---- The largest absolute value, for FP8 scales ----------------------------------------------------------
 

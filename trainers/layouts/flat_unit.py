@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from errors import RefusedError
 from fused import ops
 from layouts import flat, prepare
 from layouts.flat import ALIGN
 from layouts.sharding import DTensor
-from models.layers import BlockModel
-from options import Options
-from world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
+
+    from models.layers import BlockModel
+    from options import Options
+    from world import World
 
 PIECE = 2**24  # weights that are split into halves at a time: a split needs 14 bytes for each
 

@@ -6,14 +6,19 @@ send the same number of bytes, so a weight that the ranks cannot share evenly is
 cast then.
 """
 
+from __future__ import annotations
+
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from errors import RefusedError
 from layouts.flat import local, spread_as
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KNOWN = "0.16 to 0.18"  # versions of torchao whose weights were looked into
 

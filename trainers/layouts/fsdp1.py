@@ -4,12 +4,12 @@ In: a model on the meta device, Options. Out: a Job. torch calls FSDP1 deprecate
 of LLM Foundry and AMD come from it.
 """
 
+from __future__ import annotations
+
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -20,9 +20,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from layouts import fsdp2, job, optimizer, prepare
-from models.layers import BlockModel
-from options import Options
-from world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from models.layers import BlockModel
+    from options import Options
+    from world import World
 
 STRATEGY = {
     "full_shard": ShardingStrategy.FULL_SHARD,

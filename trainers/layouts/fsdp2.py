@@ -8,23 +8,25 @@ https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from layouts import fp8_weights, job, optimizer, prepare
 from layouts.sharding import DTensor, MixedPrecisionPolicy, fully_shard
-from models.layers import BlockModel
-from options import Options
-from world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
+
+    from models.layers import BlockModel
+    from options import Options
+    from world import World
 
 
 class Fsdp2:

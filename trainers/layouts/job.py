@@ -5,7 +5,6 @@ In: Options, Preset, Plan, World. Out: a Job: a model spread over the ranks, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -16,6 +15,8 @@ from layouts import prepare
 from models.layers import BY_ROWS, WHOLE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Size, Tensor
 
     from options import Options

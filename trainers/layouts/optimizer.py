@@ -6,15 +6,20 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from layouts.flat import local
 from layouts.sharding import DTensor
-from options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+
+    from options import Options
 
 
 def matrices(model: nn.Module) -> set[str]:

@@ -9,23 +9,27 @@ a tied embedding two stages hold a copy (tied.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from errors import RefusedError
 from layouts import flat, fsdp2, prepare, zero1
-from layouts.job import Job
 from layouts.tied import FIRST, LAST, Tie
-from models.layers import BlockModel
-from options import Options
-from plan import Plan
-from world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from layouts.job import Job
+    from models.layers import BlockModel
+    from options import Options
+    from plan import Plan
+    from world import World
 
 # Each stage has its own keys. Unflattened, the optimizer's state is a list whose keys two stages would share.
 FLATTENED = StateDictOptions(flatten_optimizer_state_dict=True)

@@ -14,23 +14,27 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import initial
 from layouts import fp8_weights
 from layouts.sharding import Replicate
-from models.layers import BlockModel, Part
-from options import Options
-from world import World
+from models.layers import Part
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
+
+    from models.layers import BlockModel
+    from options import Options
+    from world import World
 
 BLOCKS = "blocks."  # what the name of a unit that is a block begins with
 STD = 0.02  # of initial weights, as GPT-2 and LLM Foundry draw them

@@ -16,26 +16,29 @@ second part in the gradients' norm, so the sum over all ranks has every weight o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import peaks
-from fused import layer, ops
+from fused import ops
 from layouts import flat, job, optimizer, prepare
 from layouts.flat import ALIGN
 from layouts.flat_unit import FlatUnit
 from layouts.sharding import DTensor, Shard
-from models.layers import BlockModel
-from options import Options
-from world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
+
+    from fused import layer
+    from models.layers import BlockModel
+    from options import Options
+    from world import World
 
 
 class Zero1:

@@ -1,5 +1,7 @@
 """GPT as Frontier trained it (arXiv 2312.12705): MPT's benchmark variant with GPT-2's padded vocabulary."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from models import mpt

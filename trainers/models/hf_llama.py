@@ -6,15 +6,20 @@ In: the shape of a preset. Out: a model with the same forward and the same first
 Layouts shard and compile its blocks as they do those of llama.py.
 """
 
-from typing import Any, cast
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import pretrained
 from errors import RefusedError
 from models import llama
 from models.layers import BlockModel, LossHead, run_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OURS = {name: name for name in ("embedding", "blocks", "head.norm", "head.out")} | {
     f"layer.{name}": ours for ours, name in llama.NAMES.items()

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import flash4
 from fused import ops
 from fused.products import accumulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
 try:
     from torch.nn.attention.varlen import varlen_attn

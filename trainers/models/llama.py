@@ -3,11 +3,13 @@
 In: tokens and labels [batch, sequence]. Out: mean cross entropy. Weights convert to and from transformers'.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from models.layers import (
     Decoder,
@@ -17,6 +19,10 @@ from models.layers import (
     document_context,
     window_attention,
 )
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,20 @@ In: tokens and labels. Out: mean cross entropy plus the balance loss. Tokens are
 grouped product serves all experts: the host never waits to learn how many tokens each expert got.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from models import llama
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 BYTES = 256  # experts whose numbers fit a byte
 

@@ -5,13 +5,19 @@ positions and biases; the released MPT-7B and 30B use ALiBi and no biases. The t
 names.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from models.layers import Decoder, alibi_slopes, document_attention, document_context, document_mask
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ true mean with 95 % confidence (Student's t) must lie within --margin. An interv
 undecided: no pass, and more seeds make it narrower.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json
@@ -31,16 +33,17 @@ import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from collections.abc import Sequence
-
 import loss_curve
 from errors import RefusedError
 from tools import launch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LOOK_S = 1.0  # a signal that comes just before a wait is seen when that wait ends
 LEAST_SEEDS = 3  # for one spread, the interval of two seeds is 3.6 times as wide as that of three

@@ -8,6 +8,8 @@ comparable. `judge` reads records of train.py: the segments of one job, in any o
 code 0: in the band. 1: outside, or the job failed. 2: not comparable, or no reference.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import sys

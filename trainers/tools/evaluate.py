@@ -4,11 +4,13 @@ In: a checkpoint with whole weights, a tokenizer, and tasks by name or from loca
 document on stdout, and on stderr a row of the table in which LLM Foundry's article on MI250 compares models.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # run by path: find the rooms of trainers/, and Hugging Face's `evaluate`
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -16,10 +18,7 @@ if __name__ == "__main__":  # run by path: find the rooms of trainers/, and Hugg
 
     require_torch(__file__)
 
-from collections.abc import Sequence
-
 import torch
-from torch import nn
 
 import checkpoint
 import initial
@@ -27,6 +26,11 @@ import presets
 import whole
 from errors import RefusedError
 from tools.scoring import Bytes, FromFolder, Scorer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
 
 SEED = 1234
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")

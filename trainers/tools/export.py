@@ -6,18 +6,18 @@ In: a checkpoint that holds whole weights. Out: a folder that from_pretrained re
 2: it holds none, or its family has no form there.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # run by path: find the rooms of trainers/ as train.py does, and not tools/ itself
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from errors import require_torch
 
     require_torch(__file__)
-
-from collections.abc import Sequence
 
 import checkpoint
 import initial
@@ -26,6 +26,9 @@ import pretrained
 import whole
 from errors import RefusedError
 from tools import launch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def export(source: Path, out: Path, positions: int) -> int:

@@ -4,11 +4,17 @@ In: a state dict. Out: the same weights under the other names. Where this projec
 one (queries, keys and values; in a single block the MLP too), one of its weights holds several of diffusers'.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
 
 ENDS = {
     "ends.image": ("x_embedder",),

@@ -9,6 +9,8 @@ The systems take turns; each segment resumes from the checkpoint of the segment 
 verdict. Exit code 0: in the band. 1: outside, or a segment failed. 2: not comparable.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import sys

@@ -5,6 +5,8 @@ record, or RunError. A system on this host is a number of ranks and flags; any o
 starts train.py there, and the flags are appended to it (`@ssh host torchrun --nproc-per-node 8 train.py`).
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import itertools
@@ -17,12 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Given: TypeAlias = argparse.Namespace  # options of the programs that start runs
 Parser: TypeAlias = argparse.ArgumentParser

@@ -4,15 +4,21 @@ In: a model with `logits`, pairs of token lists. Out: for each its log-probabili
 greedy.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
 from errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
 
 
 class Bytes:

@@ -8,6 +8,8 @@ fragmented would change its result. Out of memory is known by the exit code, bec
 vendors. Exit code 0: done. 1: no candidate ran, or the job failed. 3: the record of the job has problems.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
