@@ -149,7 +149,7 @@ class Alone:
     kind: torch.dtype | None = None  # in which all is computed; else weights as they are, under autocast
     buffers: list[Tensors] = field(default_factory=list)  # of each data rank
     fresh: bool = True  # whether DDP sends the buffers of rank 0 before the next pass
-    terms: float = 0.0  # of a step: the sum of the sizes of all that a gain's gradient adds up
+    terms: float = 0.0  # of a step: the sum of the absolute values of what a gain's gradient adds up
 
     def __post_init__(self) -> None:
         """Make the model, whose weights are replaced in each step."""
@@ -201,7 +201,7 @@ class Alone:
     def by_number(self, tokens: torch.Tensor, branch: bool) -> torch.Tensor:
         """The gradients of a gain for each number that it scales, batch by length by width.
 
-        They cancel: a norm behind them makes the size of what it gets no matter.
+        They cancel, as the result of a norm does not depend on the size of its input.
         """
         width = self.case.sizes["width"]
         gains = self.model.gain.detach().expand(*tokens[:, :-1].shape, width).clone().requires_grad_()
