@@ -30,7 +30,8 @@ VERSION_AXES = frozenset(
     )
 )
 
-_COMPARISON = re.compile(r"(>=|<=|==|!=|<|>)([0-9][0-9A-Za-z.]*)")
+_VERSION = r"[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc|\.post)[0-9]+)?"
+_COMPARISON = re.compile(rf"(>=|<=|==|!=|<|>)({_VERSION})")
 _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -96,5 +97,5 @@ def is_pattern(axis: str, pattern: str) -> bool:
     if axis not in VERSION_AXES:
         return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+*?!\[\]-]*", pattern) is not None
     if is_version(pattern):
-        return re.fullmatch(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post)[0-9]+)?", pattern) is not None
+        return re.fullmatch(_VERSION, pattern) is not None
     return all(_COMPARISON.fullmatch(part.strip()) for part in pattern.split(","))

@@ -11,7 +11,7 @@ import pytest
 from stackcheck.errors import ConfigurationError
 from stackcheck.matrix import compat, explain, known_issues, resolve
 from stackcheck.matrix.explain import parse_question
-from stackcheck.versions import matches
+from stackcheck.versions import is_pattern, matches
 
 ROOT = Path(__file__).parents[3]
 RULES = compat.load_rules(ROOT / "images" / "compat.yaml")
@@ -157,6 +157,15 @@ def test_a_wrong_rule_is_refused_with_its_place(rule, message):
     good = {"id": "R1-a", "when": {"torch": "2.6"}, "require": {"rocm": "6"}, "because": "a", "source": "S"}
     with pytest.raises(ConfigurationError, match=message):
         compat.parse({**MINIMAL, "rules": [{**good, **rule}]})
+
+
+@pytest.mark.parametrize("before", ["", "<", "<=", ">", ">=", "==", "!=", ">=1.0,<"])
+@pytest.mark.parametrize("after", ["2.1x4", "2.14.", "2..14", "2.14a", "2.rc1", "2.14.post"])
+def test_a_version_that_is_none_is_refused_alone_and_in_a_comparison(before, after):
+    """Read as its numbers it would be another version, and the rule would silently not apply."""
+    assert not is_pattern("torch", before + after)
+    assert is_pattern("torch", before + "2.14")
+    assert is_pattern("torch", before + "2.14rc1")
 
 
 @pytest.mark.parametrize(
