@@ -34,6 +34,7 @@ ASKED = asked() if __name__ == "__main__" else None  # before torch is loaded
 
 from workloads import (  # noqa: E402
     generated,
+    generated_draws,
     generated_inside,
     generated_judge,
     generated_operators,
@@ -81,7 +82,7 @@ def needs(of: tuple[int, int], watch: Watch = generated_inside.Inside) -> tuple[
                 grown += more
                 for one in more:
                     keep(generated_inside.profile(), *one)
-        said = generated._worst(forms, generated.OPERATORS_NEED[case.dtype]) if forms else None
+        said = generated._worst(forms, generated_draws.OPERATORS_NEED[case.dtype]) if forms else None
         if said and said[0] > 0.5:  # its kernels are at most there now
             grown.append(("operators" if "units" in said[1] else "broken", case.operator, 0))
             keep(generated_inside.profile(), *grown[-1])

@@ -8,27 +8,37 @@ import pytest
 from harness import skips, unloaded
 from harness.asked import of_image
 from harness.calls import OnDevice, RecordMetric
-from workloads import generated, generated_compiled, generated_inside, generated_report
+from workloads import generated, generated_compiled, generated_inside, generated_report, generated_sizes
 
 SOAK_S, STANDARD_S = 2400, 600
-# The least share of the drawn cases that float64 can judge.
-LEAST = {"operators": 0.85, "sizes": 0.9, "attention": 0.5, "compiled": 0.75, "triton": 0.8}
+# The least share of the drawn cases that float64 can judge; of huge ones, that there is memory for too.
+LEAST = {"operators": 0.85, "optimizers": 0.9, "sizes": 0.9, "huge": 0.6, "attention": 0.5, "compiled": 0.75,
+         "triton": 0.8}  # fmt: skip
 
 
-# No tier that certifies has any of them: three of five fresh seeds of drawn operators had false alarms on a
-# GPU (docs/reference/trust.md). The first asks the same in every run, as a tier that certifies must.
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("family", ["optimizers", "sizes"])
+def test_generated_once(family: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
+    """Cases of a seed that stays are as near to float64 as their inputs' precision allows."""
+    report = on_device(generated.of_standard, family=family, timeout_s=STANDARD_S)
+    generated_report.require(report, record_metric, LEAST[family])
+
+
+# No tier that certifies has it: three of five fresh seeds of drawn operators had false alarms on a GPU
+# (docs/reference/trust.md).
 @pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
 def test_each_operator(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """One drawn case of each operator is as near to float64 as its inputs' precision allows."""
     skips.if_lacking(on_device(generated_inside.lacks_a_profile))
-    report = on_device(generated.of_standard, timeout_s=STANDARD_S)
+    report = on_device(generated.of_standard, family="operators", timeout_s=STANDARD_S)
     generated_report.require(report, record_metric, LEAST["operators"])
 
 
 @pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
-@pytest.mark.parametrize("family", ["operators", "sizes", "attention", "compiled"])
+@pytest.mark.parametrize("family", ["operators", "optimizers", "sizes", "attention", "compiled"])
 def test_generated(
     family: str, on_device: OnDevice, record_metric: RecordMetric, pytestconfig: pytest.Config
 ) -> None:
@@ -45,6 +55,18 @@ def test_generated(
     else:
         report = on_device(generated.of_soak, family=family, seed=seed, timeout_s=SOAK_S)
     generated_report.require(report, record_metric, LEAST[family])
+
+
+@pytest.mark.tier("soak")
+@pytest.mark.gpus(1, whole=True)
+def test_generated_huge(
+    on_device: OnDevice, record_metric: RecordMetric, pytestconfig: pytest.Config
+) -> None:
+    """Operators and optimizers with more than 2^31 and 2^32 elements are as near to float64 as small ones."""
+    skips.if_lacking(on_device(generated_sizes.lacks))
+    seed = pytestconfig.getoption("case_seed")
+    report = on_device(generated.of_soak, family="huge", seed=seed, timeout_s=SOAK_S)
+    generated_report.require(report, record_metric, LEAST["huge"])
 
 
 @pytest.mark.tier("soak")

@@ -20,10 +20,10 @@ from torch.nn.attention import flex_attention as flex
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 
-from workloads import generated, generated_attention, generated_judge
+from workloads import generated, generated_attention, generated_draws, generated_judge
 from workloads.generated_attention import Case
 
-ATTEND, NEEDED = flex.flex_attention, generated.ATTENTION_NEEDED
+ATTEND, NEEDED = flex.flex_attention, generated_draws.ATTENTION_NEEDED
 CONDITIONS = {
     "always": lambda _: True,
     "more than 64 queries": lambda g: g["query"].shape[2] > 64,

@@ -17,7 +17,7 @@ from drawn_faults import Drawn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 
-from workloads import generated, generated_judge, generated_operators, generated_processes
+from workloads import generated, generated_draws, generated_judge, generated_operators, generated_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ def touched(case: Case, faults: Sequence[Drawn]) -> drawn_faults.Watched:
     """The faults that could strike in this case."""
     drawn = None
     with generated._plain(), generated_processes.limited(), contextlib.suppress(Exception):
-        drawn = generated._drawn(*case, "small")
+        drawn = generated_draws.drawn(*case, "small")
     with generated._plain(), generated_processes.limited(), drawn_faults.Watched(faults) as watched:
         for _, call in drawn[1] if drawn else ():
             with contextlib.suppress(Exception):

@@ -31,6 +31,7 @@ from workloads import (
     generated_known,
     generated_operators,
     generated_report,
+    generated_trees,
 )
 from workloads.generated_elsewhere import DeviceLostError
 from workloads.generated_judge import Call
@@ -221,7 +222,7 @@ def judged(func: Any, args: tuple[Any, ...], change: Callable[[Any], Any]) -> tu
 
     def on_a_device(*given: Any, **more: Any) -> Any:
         out = func(*given, **more)
-        return change(out) if next(generated_judge.leaves(out)).dtype is torch.float32 else out
+        return change(out) if next(generated_trees.leaves(out)).dtype is torch.float32 else out
 
     call = generated_inside._call(func, args, {})
     assert call is not None

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import itertools
 import os
 import random
 import subprocess
@@ -25,11 +26,14 @@ sys.path.insert(0, str(TESTS / "acceptance"))
 from workloads import (
     generated,
     generated_attention,
+    generated_draws,
     generated_inside,
     generated_judge,
     generated_operators,
+    generated_optimizers,
     generated_report,
     generated_sizes,
+    generated_trees,
     generated_variations,
     operands,
 )
@@ -37,6 +41,7 @@ from workloads.generated_attention import Case
 
 HERE = Path(__file__).parent
 CHECK = "test_generated.py::test_generated"
+ONCE = "test_generated.py::test_generated_once"
 TURNS = int(os.environ.get("STACKCHECK_DRAWN_TURNS", "1"))  # cases of each operator and type in one run
 NIGHTS = int(os.environ.get("STACKCHECK_DRAWN_NIGHTS", "0"))
 DRAWN = int(os.environ.get("STACKCHECK_DRAWN_FAULTS", "60"))
@@ -54,7 +59,8 @@ def planted(family: str, *fault: str, stay: bool = False) -> Fault:
 
     Or the same in the check whose cases stay.
     """
-    few = {"family": family, "seed": 0, "least": 24, "most": 24}
+    count = 48 if family == "sizes" else 24
+    few = {"family": family, "seed": 0, "least": count, "most": count}
     words = f"{few | {'processes': 2}!r} | {{'chosen': {MULTIPLY}}}" if family == "operators" else repr(few)
     return Fault(
         ("in the cases that stay: " if stay else "") + " ".join(fault),
@@ -90,7 +96,45 @@ def compiled(name: str, operator: str, *, another: bool = False, **fault: str) -
     )
 
 
+def stepped(name: str, function: str, becomes: str, *, another: bool = False) -> Fault:
+    """A fault of a form of optimizers, below their Python."""
+    patches = {f"torch:{function}": f"lambda *a, **k: {becomes}", "workloads.generated:SHRINKS": "1"}
+    return Fault(name, f"{ONCE}[optimizers]", patches=patches, says="units from float64", another=another)
+
+
 FAULTS = (
+    stepped(
+        "a fused step that leaves long weights as they are",
+        "_fused_adamw_",
+        "[one.copy_(kept) for one, kept in zip(a[0], [one.clone() for one in a[0]]) "
+        "if original(*a, **k) is None and one.numel() > 15]",
+    ),
+    stepped(
+        "lists of three weights that forget the last one",
+        "_foreach_addcdiv_",
+        "original(*(one[:2] if isinstance(one, (list, tuple)) else one for one in a), **k)",
+        another=True,
+    ),
+    stepped(
+        "a fused step that no scaler can leave out",
+        "_fused_sgd_",
+        "original(*a, **{**k, 'found_inf': None})",
+        another=True,
+    ),
+    Fault(
+        "what lies behind 2^18 elements is lost",
+        "test_generated.py::test_generated_huge",
+        patches={
+            "workloads.generated_sizes:lacks": "lambda: None",
+            "workloads.generated_sizes:ELEMENT_BORDERS": "original | {'huge': (2**18, 2**19)}",
+            "workloads.generated_sizes:BY_ROWS": "original | {'sigmoid': lambda x: x.sigmoid() if "
+            "x.numel() < 2**18 else x.sigmoid() * (torch.arange(x.numel()) < 2**18).view(x.shape)}",
+            "workloads.generated:PLANS": "original | {'huge': (Plan(1, 1, 0),) * 2}",
+            "workloads.generated:SHRINKS": "1",
+        },
+        says="units from float64",
+        tier="soak",
+    ),
     planted("operators", "mul", "float32", "an operand with gaps", "its last element is 0"),
     planted("operators", "mul", "float32", "always", "it is off by 4096 roundings", stay=True),
     planted("sizes", "gelu", "float32", "more than 2^16 elements", "its last element is 0"),
@@ -129,7 +173,7 @@ def test_a_long_row_that_loses_a_number_is_seen(name, monkeypatch):
     healthy, x = generated_sizes.BY_ROWS[name], operands.normal(2, 2**18, dtype=torch.float32, seed=3)
     given = {"name": name, "places": None, "gradients": name == "softmax"}
     call = generated_judge.Call(generated_sizes.at_rows, (x,), given, torch.float32, steps=True)
-    needed = generated.NEEDED * generated_sizes.more_units(call)
+    needed = generated_draws.NEEDED * generated_sizes.more_units(call)
     assert generated._judged(call, needed)[0] <= 1
 
     def loses(x):
@@ -231,7 +275,7 @@ NO_ALARMS = {
 def test_what_float64_says_otherwise_is_no_alarm(what):
     """The same kernel with a fault is one, unless its operands alone say that it cannot be."""
     dtype, kernel, operands, condition, effect = NO_ALARMS[what]
-    given = [one.to(dtype) if generated_judge.is_number(one) else one for one in operands]
+    given = [one.to(dtype) if generated_trees.is_number(one) else one for one in operands]
     name = generated_inside.name_of(kernel)
     fault = drawn_faults.Drawn(name, dtype, condition, effect)
     shares = []
@@ -277,7 +321,7 @@ def test_what_is_measured_of_a_call_excuses_its_rounding_and_no_fault(what, monk
     known = {"units": {}, **{name: [] for name in generated_inside.LISTS}}
     monkeypatch.setattr(generated_inside, "profile", lambda: known)
     dtype, kernel, operands, effect = DOUBTS[what]
-    given = [one.to(dtype) if generated_judge.is_number(one) else one for one in operands]
+    given = [one.to(dtype) if generated_trees.is_number(one) else one for one in operands]
     fault = drawn_faults.Drawn(generated_inside.name_of(kernel), dtype, "always", effect)
     shares = []
     for mode in (contextlib.nullcontext(), fault.mode()):
@@ -352,6 +396,72 @@ def test_another_seed_draws_other_cases():
     cases = [[str(generated_operators.draw(seed, n)) for n in range(50)] for seed in (0, 1, 0)]
     assert cases[0] == cases[2]
     assert not set(cases[0]) & set(cases[1])
+
+
+def test_each_optimizer_has_its_turn():
+    """With each of its options in each form, in another order in the next turn."""
+    table = generated_optimizers.table()
+    assert {form for _, _, form in table} == {"one by one", "lists", "fused"}
+    turns = [
+        [generated_optimizers.draw(generated_draws.source("optimizers", 0, n), 0, n) for n in numbers]
+        for numbers in (range(len(table)), range(len(table), 2 * len(table)))
+    ]
+    named = [[(one.name, one.form) for one in drawn] for drawn in turns]
+    assert sorted(named[0]) == sorted(named[1]) == sorted((name, form) for name, _, form in table)
+    assert named[0] != named[1]
+
+
+@pytest.mark.parametrize(("dtype", "overflows"), [(torch.float16, ()), (torch.float32, (0,))], ids=str)
+def test_what_is_passed_over_is_there(dtype, overflows):
+    """So this fails when torch has these faults no more: the second one is memory that nobody wrote."""
+    options, places = {"lr": 1.0, "momentum": 0.5}, ("dense", "dense")
+    case = generated_optimizers.Case("SGD", options, "fused", dtype, ((33,),), places, 1, overflows=overflows)
+    assert generated_optimizers.known(case)
+    said = generated._judged(generated_optimizers.made(case, 0), generated_optimizers.NEEDED)
+    assert said[0] > 1
+
+
+def test_memory_that_nobody_wrote_is_no_rounding():
+    """It changes from call to call, as rounding changes with the operands: that excuses nothing."""
+    calls = itertools.count()
+
+    def broken(x):
+        out = x * 2
+        return out if out.dtype is torch.float64 else torch.cat((out[1:], out[:1] * next(calls)))
+
+    x = operands.normal(64, dtype=torch.float32, seed=0)
+    call = generated_judge.Call(broken, (x,), {}, torch.float32, steps=True)
+    assert generated._judged(call, generated_draws.NEEDED)[0] > 1
+
+
+@pytest.fixture
+def huge(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Huge sizes that a processor has memory for: beyond 2^18 and 2^19 elements."""
+    monkeypatch.setitem(generated_sizes.ELEMENT_BORDERS, "huge", (2**18, 2**19))
+    return {"least": len(generated_sizes.NAMES), "most": len(generated_sizes.NAMES), "sizes": "huge"}
+
+
+def test_each_function_of_a_huge_size_is_judged(huge):
+    report = generated.check("sizes", 0, **huge)
+    assert not report["failed"]
+    assert report["judged"] >= 0.9 * len(generated_sizes.NAMES)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "fused AdamW of three", "sum of all", "index_add"])
+def test_what_a_huge_size_loses_is_seen(name, huge, monkeypatch):
+    """Behind the first 2^18 elements nothing is written."""
+    table = next(one for one in (generated_sizes.BY_ROWS, generated_sizes.OVER_ROWS) if name in one)
+    healthy = table[name]
+
+    def loses(x):
+        if x.dtype is torch.float64:
+            return healthy(x)
+        whole = x.flatten().clone()
+        whole[2**18 :] = 0
+        return healthy(whole.view(x.shape))
+
+    monkeypatch.setitem(table, name, loses)
+    assert generated.check("sizes", 0, **huge)["failed"]
 
 
 def test_a_clock_that_is_over_takes_nothing_from_the_least():

@@ -13,7 +13,7 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,15 +24,18 @@ from workloads import (
     device,
     generated_attention,
     generated_doubts,
+    generated_draws,
     generated_elsewhere,
     generated_inside,
     generated_judge,
     generated_left,
     generated_operators,
+    generated_optimizers,
     generated_processes,
     generated_report,
     generated_sizes,
     generated_words,
+    operands,
 )
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
@@ -46,25 +49,28 @@ class Plan(NamedTuple):
     seconds: float
 
 
-# What a healthy operator needs, in units of the judge, and by how much it may be left.
-NEEDED, FACTOR = 4.0, 4.0
-# Of an operator's result, which has the roundings of all its kernels; each of these is judged by itself.
-# A lost element is 100 units in bfloat16 and 800 in float16.
-OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
+FACTOR = 4.0  # by which what a healthy operator needs may be left, in units of the judge
 WITNESS_S = 2.0  # of float64 on the processor, beside a device: many evaluations follow the first one
-ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
 # A refusal is loud, and grammars ask for what is refused. These errors are none: a kernel broke.
 BROKEN = (
     "cuda error", "hip error", "internal assert", "illegal memory", "misaligned", "cublas_status",
     "cudnn_status",
 )  # fmt: skip
 NOT_WRITTEN = "NotImplementedError"  # what says so refuses, also where torch says that it takes the call
-NO_MEMORY = ("out of memory", "can't allocate memory")
-# Of soak, on a processor and on a GPU: so many cases in any case, then more until the time is over, at most
-# so many. A turn of the operators is one case of each operator and type.
+# Of soak, on a processor and on a GPU: so many turns in any case, then more until the time is over, at most
+# so many. A turn is one case; of these families it is one of each operator and type, of each optimizer's
+# options and form, and of each function of a size.
+TURNS: dict[str, Callable[[], int]] = {
+    "operators": lambda: len(generated_operators.rows()),
+    "optimizers": lambda: len(generated_optimizers.table()),
+    "huge": lambda: len(generated_sizes.NAMES),
+}
+STANDARD_COUNTS = 60, 600  # of sizes, on a processor and on a GPU
 PLANS = {
     "operators": (Plan(1, 1, 0), Plan(1, 1, 0)),
     "sizes": (Plan(100, 400, 300), Plan(1000, 3000, 900)),
+    "huge": (Plan(0, 0, 0), Plan(1, 20, 300)),
+    "optimizers": (Plan(1, 20, 60), Plan(1, 100, 180)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
 }
@@ -82,8 +88,6 @@ SHRINKS = 40  # tries for one failure
 SHRINK_S = 60.0  # after which no try begins: a compiled one takes seconds
 # A kernel that is launched for no element; nothing is damaged by that.
 NO_ELEMENT = ("invalid argument", "invalid configuration argument")
-# What is drawn: words, the calls with equal numbers (and what is special about each), and the units it needs.
-Drawn = tuple[str, list[tuple[str, Call]], float]
 
 
 def check(
@@ -149,14 +153,9 @@ def _again(family: str, seed: int, number: int, sizes: str) -> str:
     return f"generated.repeat({family!r}, {seed}, {number}, {sizes!r})"
 
 
-def source(family: str, seed: int, number: int) -> random.Random:
-    """The numbers that a case is drawn from."""
-    return random.Random(f"{family} {seed} {number}")
-
-
 def margin(family: str, seed: int, number: int, sizes: str = "small") -> float | None:
     """The distance of one case as a share of its gate; `None` if it is not judged."""
-    drawn = _drawn(family, seed, number, sizes)
+    drawn = generated_draws.drawn(family, seed, number, sizes)
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
         return None
@@ -174,7 +173,9 @@ def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
 def attention(**parts: Any) -> str:
     """A case of attention that is given by its parts, in words."""
     with _plain():
-        said = _judged(generated_attention.made(generated_attention.Case(**parts)), ATTENTION_NEEDED)
+        said = _judged(
+            generated_attention.made(generated_attention.Case(**parts)), generated_draws.ATTENTION_NEEDED
+        )
     return "not judged" if said is None else f"{said[0]:.3g} of its gate: {said[1]}"
 
 
@@ -197,7 +198,7 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
         from workloads import generated_triton  # not every image has Triton
 
         return generated_triton.one(seed, number)
-    drawn = _drawn(family, seed, number, sizes)
+    drawn = generated_draws.drawn(family, seed, number, sizes)
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
         return None
@@ -266,19 +267,6 @@ def _reference(call: Call) -> generated_judge.Reference | None:
     return None
 
 
-def _drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
-    mixed = seed * 1_000_003 + number
-    if family == "operators":
-        case = generated_operators.draw(seed, number)
-        forms = generated_operators.forms_of(case)
-        return (str(case), forms, OPERATORS_NEED[case.dtype]) if forms else None
-    if family == "sizes":
-        words, call = generated_sizes.draw(source(family, seed, number), mixed, sizes)
-        return words, [("", call)], NEEDED * generated_sizes.more_units(call)
-    call = generated_attention.made(generated_attention.draw(source(family, seed, number), mixed % 2**31))
-    return call.words, [("", call)], ATTENTION_NEEDED
-
-
 def _judged(
     call: Call, needed: float, reference: generated_judge.Reference | None = None
 ) -> tuple[float, str] | None:
@@ -292,6 +280,8 @@ def _judged(
     if elsewhere and time.process_time() - began > WITNESS_S:
         generated_left.say(generated_left.CALL, "float64 takes too long")
         return None
+    if reference:
+        operands.leave_nan(reference.right, call.dtype, call.on)
     try:
         got = generated_judge.results(call, within=inside if call.inside else None)
     except Exception as error:  # noqa: BLE001
@@ -299,7 +289,7 @@ def _judged(
         # No compiler works beneath a dispatch mode, and FlexAttention always has one.
         taken = call.taken and not is_in_torch_dispatch_mode() and NOT_WRITTEN not in words
         broken = taken or (not call.breaks and any(word in words.lower() for word in BROKEN))
-        broken = broken and not any(word in words.lower() for word in NO_MEMORY)
+        broken = broken and not generated_left.is_for_memory(error)
         refused = elsewhere and words.endswith(NO_ELEMENT) and _gives_nothing(call)
         if broken and not refused:
             return math.inf, words
@@ -365,18 +355,23 @@ def _smaller(call: Call, needed: float) -> Call:
 def of_soak(family: str, seed: int) -> dict[str, Any]:
     """What soak draws on this device: IN_PROCESSES in one process for each core, all else in one."""
     least, most, seconds = PLANS[family][device().type != "cpu"]
-    turn = len(generated_operators.rows()) if family == "operators" else 1
+    turn = TURNS.get(family, lambda: 1)()
     processes = _processes() if family in IN_PROCESSES else 1
-    sizes = "small" if family in IN_PROCESSES else "large"
-    report = check(family, seed, least * turn, most * turn, seconds=seconds, sizes=sizes, processes=processes)
+    name, sizes = (
+        ("sizes", family) if family == "huge" else (family, "small" if family in IN_PROCESSES else "large")
+    )
+    report = check(name, seed, least * turn, most * turn, seconds=seconds, sizes=sizes, processes=processes)
     return {**report, "least": least * turn}
 
 
-def of_standard() -> dict[str, Any]:
-    """What the tiers that certify draw: one case of each operator, in a type and with a seed that stay."""
-    chosen = generated_operators.once(STANDARD_SEED)
-    report = check("operators", STANDARD_SEED, 0, 0, processes=_processes(), chosen=chosen)
-    return {**report, "least": len(chosen)}
+def of_standard(family: str) -> dict[str, Any]:
+    """What the tiers that certify draw: one case of each operator or optimizer, or some sizes. They stay."""
+    if family == "operators":
+        chosen = generated_operators.once(STANDARD_SEED)
+        report = check(family, STANDARD_SEED, 0, 0, processes=_processes(), chosen=chosen)
+        return {**report, "least": len(chosen)}
+    count = TURNS[family]() if family in TURNS else STANDARD_COUNTS[device().type != "cpu"]
+    return {**check(family, STANDARD_SEED, count, count, sizes="large"), "least": count}
 
 
 def _processes() -> int:

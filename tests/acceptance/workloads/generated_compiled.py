@@ -37,6 +37,7 @@ from workloads import (
     generated_operators,
     generated_processes,
     generated_random,
+    generated_trees,
     generated_words,
     synchronize,
 )
@@ -142,7 +143,7 @@ def together(items: Sequence[Item], backend: str, *, dynamic: bool = False) -> l
     with _refusing():
         out = compiled(given)
     told = [(one, program.left(mine)) for program, one, mine in zip(programs, out, given, strict=True)]
-    results = [generated_judge.numbers(one) for one in told]
+    results = [generated_trees.numbers(one) for one in told]
     roots, weights, inputs = list[torch.Tensor](), list[torch.Tensor](), list[list[torch.Tensor]]()
     for call, one in zip(calls, told, strict=True):
         mine, its, given_to = generated_random.rooted(call, one)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from workloads import device, generated_judge, generated_left, generated_operators
+from workloads import device, generated_judge, generated_left, generated_operators, generated_trees
 from workloads import generated_variations as variations
 from workloads.generated_few import Few
 from workloads.generated_places import CHANGES, PARTS, PLACES, Shape
@@ -86,13 +86,13 @@ class Program:
     def prepare(self, given: Any) -> Any:
         """What a program may change is a copy."""
         places = itertools.count()
-        return generated_judge.mapped(
+        return generated_trees.mapped(
             given, lambda one: one.clone() if _is(one) and self._changes(next(places)) else one
         )
 
     def left(self, prepared: Any) -> list[torch.Tensor]:
         """What a program left in the copies."""
-        given = [one for one in generated_judge.leaves(prepared) if _is(one)]
+        given = [one for one in generated_trees.leaves(prepared) if _is(one)]
         return [one for n, one in enumerate(given) if self._changes(n)]
 
     def _changes(self, place: int) -> bool:
@@ -130,7 +130,7 @@ class Program:
         if not self.after:
             return out
         # A lazy conjugation is lost where a result is given twice: docs/reference/trust.md, known faults.
-        out = generated_judge.mapped(out, lambda one: one.resolve_conj().resolve_neg() if _is(one) else one)
+        out = generated_trees.mapped(out, lambda one: one.resolve_conj().resolve_neg() if _is(one) else one)
         y = _first(out)
         if self.after == "summed alone":  # as a loss is: the gradient that arrives has stride 0
             return y.sum()
@@ -203,7 +203,7 @@ def _is(one: Any) -> bool:
 
 
 def _first(out: Any) -> Any:
-    return next((one for one in generated_judge.leaves(out) if _is(one)), out)
+    return next((one for one in generated_trees.leaves(out) if _is(one)), out)
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def shares_unsaid(call: Call) -> bool:
         out = program.operator(first, *call.args[1][0], **call.args[1][1])
     return any(
         one is first or (_memory(one) == _memory(first) and not one._is_view())
-        for one in generated_judge.leaves(out)
+        for one in generated_trees.leaves(out)
         if _is(one)
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import gates, generated_judge, generated_left, operands
+from workloads import gates, generated_judge, generated_left, generated_trees, operands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +55,8 @@ class Rounded(TorchDispatchMode):  # type: ignore[misc]
         out = func(*args, **(kwargs or {}))
         if any(one.alias_info and not one.alias_info.is_write for one in func._schema.returns):
             return out
-        for one in generated_judge.leaves(out):
-            if generated_judge.is_number(one) and one.dtype is torch.float64 and 0 not in one.stride():
+        for one in generated_trees.leaves(out):
+            if generated_trees.is_number(one) and one.dtype is torch.float64 and 0 not in one.stride():
                 signs = operands.signs(one.shape, next(self.seeds)).to(one.device)
                 one.mul_(1 + signs * self.unit).add_(signs * (one != 0) * self.least)
         return out
@@ -72,25 +72,25 @@ def by_steps(call: Call, got: Sequence[torch.Tensor], reference: Reference) -> f
 
 def of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bound: float) -> float | None:
     """How far a result is from float64; `None` if it does not say so, or has no memory for it."""
-    try:
-        steady = replace(call, noisy=False)  # to ask how it changes with the last bits takes more calls
-        units = generated_judge.distance(steady, got, reference, enough=bound / 2)
-        if call.noisy and units is not None and bound < units < math.inf:
-            units = generated_judge.distance(call, got, reference)
-        if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
-            units = generated_judge.distance(replace(call, noisy=True), got, reference)
-            steps = units is not None and units > bound
-            units = by_steps(call, got, reference) if steps else units
-            return by_twin(call, got, reference, units, bound)
-        if units is not None and units > bound and call.steps:
-            return by_steps(call, got, reference)
-        if units is not None and bound < units <= EXCUSED and not call.noisy:
-            return generated_judge.distance(call, got, reference, excused=True)
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        generated_left.say(generated_left.CALL, "there is no memory for it")
-        return None
+    with generated_left.without_memory():
+        return _of_result(call, got, reference, bound)
+    return None
+
+
+def _of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bound: float) -> float | None:
+    steady = replace(call, noisy=False)  # to ask how it changes with the last bits takes more calls
+    units = generated_judge.distance(steady, got, reference, enough=bound / 2)
+    if call.noisy and units is not None and bound < units < math.inf:
+        units = generated_judge.distance(call, got, reference)
+    if units is not None and units > bound and call.inside:  # rounding that changes with the last bits
+        units = generated_judge.distance(replace(call, noisy=True), got, reference)
+        steps = units is not None and units > bound
+        units = by_steps(call, got, reference) if steps else units
+        return by_twin(call, got, reference, units, bound)
+    if units is not None and units > bound and call.steps:
+        return by_steps(call, got, reference)
+    if units is not None and bound < units <= EXCUSED and not call.noisy:
+        return generated_judge.distance(call, got, reference, excused=True)
     return units
 
 
@@ -189,7 +189,7 @@ def _overflows(call: Call) -> bool:
 
 
 def _shrunk(leaf: Any) -> Any:
-    if not generated_judge.is_number(leaf):
+    if not generated_trees.is_number(leaf):
         return leaf
     return operands.in_same_places(leaf, lambda one: one * SHRUNK)
 
@@ -214,7 +214,7 @@ def _reached(call: Call) -> list[torch.Tensor]:
 
 
 def _nudged(leaf: Any, share: float, seed: int) -> Any:
-    if not generated_judge.is_number(leaf):
+    if not generated_trees.is_number(leaf):
         return leaf
     chosen = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(seed)) < share
     return torch.where(chosen, leaf * (1 - NUDGE) + NUDGE * (leaf == 0), leaf)
@@ -241,12 +241,12 @@ def _at_borders(call: Call, reference: Reference) -> list[list[torch.Tensor]]:
 
     Of the largest number, also among those of no tensor, such as a border. Sizes are none.
     """
-    leaves = generated_judge.leaves((call.args, dict(call.kwargs)))
+    leaves = generated_trees.leaves((call.args, dict(call.kwargs)))
     sizes = {size for one in reference.right for size in one.shape}
     borders = [abs(float(one)) for one in leaves if isinstance(one, int | float) and one not in sizes]
 
     def moved(leaf: Any, way: float, seed: int) -> Any:
-        if not generated_judge.is_number(leaf):
+        if not generated_trees.is_number(leaf):
             return leaf
         step = gates.unit_roundoff(call.dtype) * max([_largest(leaf), *borders])
         return leaf + way * step * (operands.signs(leaf.shape, seed) if seed else 1.0)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import generated_judge
+from workloads import generated_trees
 
 MOST_KERNELS = 200  # of one program
 MOST_NUMBERS = 2**22  # of what one kernel gives
@@ -29,7 +29,7 @@ class Few(TorchDispatchMode):  # type: ignore[misc]
         if self.count > MOST_KERNELS or READS_NUMBERS.intersection(func.tags):
             raise NotImplementedError(f"not supported: {func} in a program")
         out = func(*args, **(kwargs or {}))
-        given = [one for one in generated_judge.leaves(out) if generated_judge.is_number(one)]
+        given = [one for one in generated_trees.leaves(out) if generated_trees.is_number(one)]
         if any(one.numel() > MOST_NUMBERS for one in given):
             raise NotImplementedError(f"not supported: {func} of so many numbers")
         self.types |= {one.dtype for one in given}

@@ -25,6 +25,7 @@ from workloads import (
     generated_judge,
     generated_known,
     generated_left,
+    generated_trees,
 )
 from workloads.generated_judge import Call
 
@@ -134,7 +135,7 @@ def _call(func: Any, args: Any, kwargs: Any) -> Call | None:
     """
     if not _has_one_answer(func):
         return None
-    floats = (one for one in generated_judge.leaves((args, kwargs)) if generated_judge.is_tensor(one))
+    floats = (one for one in generated_trees.leaves((args, kwargs)) if generated_trees.is_tensor(one))
     dtype = next((one.dtype for one in floats if one.is_floating_point() and one.numel()), None)
     if dtype not in generated_judge.FLOATS:
         return None
@@ -143,13 +144,13 @@ def _call(func: Any, args: Any, kwargs: Any) -> Call | None:
     if place is not None and any(one.device == place for one in call.tensors()):
         call = replace(call.mapped(generated_elsewhere.brought_back), on=place)
     if func._schema.is_mutable:
-        kept = functools.partial(generated_judge.kept, func)
-        call = replace(call, function=kept).mapped(generated_judge.copied)
+        kept = functools.partial(generated_trees.kept, func)
+        call = replace(call, function=kept).mapped(generated_trees.copied)
     return call.mapped(functools.partial(_rounded, dtype)) if _is_pointwise(name_of(func)) else call
 
 
 def _rounded(dtype: torch.dtype, leaf: Any) -> Any:
-    if generated_judge.is_tensor(leaf) and leaf.dim() and leaf.dtype in (torch.int32, torch.int64):
+    if generated_trees.is_tensor(leaf) and leaf.dim() and leaf.dtype in (torch.int32, torch.int64):
         return leaf.to(dtype)
     return leaf
 
@@ -169,7 +170,7 @@ def _is_pointwise(name: str) -> bool:
 
 def _added(name: str, call: Call, out: Any) -> int:
     """How many numbers a kernel may add into one; on a device also, over how many it may spread one."""
-    results = generated_judge.numbers(out) if call.on is not None else []
+    results = generated_trees.numbers(out) if call.on is not None else []
     return 0 if _is_pointwise(name) else max(one.numel() for one in (*call.tensors(), *results))
 
 
@@ -180,11 +181,11 @@ def _writes_twice(func: Any, call: Call) -> bool:
     """
     given = generated_known.arguments(func, call)
     several = any(
-        generated_judge.is_tensor(given[one]) and given[one].numel() > 1 for one in WRITTEN & given.keys()
+        generated_trees.is_tensor(given[one]) and given[one].numel() > 1 for one in WRITTEN & given.keys()
     )
     if not several or given.get("accumulate") or "reduce" in given or "_add" in name_of(func):
         return False
-    indices = generated_judge.leaves([given.get("index"), given.get("indices")])
+    indices = generated_trees.leaves([given.get("index"), given.get("indices")])
     places = [one for one in indices if isinstance(one, torch.Tensor) and one.dtype is not torch.bool]
     if not places:
         return False
@@ -226,7 +227,7 @@ def _units(func: Any, call: Call, out: Any, key: str) -> tuple[float | None, str
 
     `None` if float64 does not take its operands.
     """
-    known, got = profile(), generated_judge.numbers(out)
+    known, got = profile(), generated_trees.numbers(out)
     if key in known["unknown"] or sum(one.numel() for one in (*call.tensors(), *got)) > MOST_ELEMENTS:
         return None, PROFILE if key in known["unknown"] else ""
     got = [one.cpu() for one in got]

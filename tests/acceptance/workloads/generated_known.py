@@ -25,6 +25,11 @@ NO_NAN = ("unique_dim", "hash_tensor")
 BORDER = 4 * 2.0**-24  # of a place, by which two roundings in float32 move it
 
 
+def torch_is_newer_than(*release: int) -> bool:
+    """Whether this torch is of a later release, of two numbers."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) > release
+
+
 def arguments(func: Any, call: Call) -> dict[str, Any]:
     """A kernel's arguments by name."""
     names = [one.name for one in func._schema.arguments]
@@ -69,13 +74,13 @@ def passed_over(
 
 def _without_nan(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tensor:
     """NaN is lost (pytorch#173799, corrected after 2.11)."""
-    corrected = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 11)
+    corrected = torch_is_newer_than(2, 11)
     return right.isnan() & (given.get("p", 2.0) in (0.0, math.inf) and not corrected)
 
 
 def _last_channels(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tensor:
     """The gradient goes to other places where channels come last and there is padding (pytorch#188344)."""
-    corrected = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 13)
+    corrected = torch_is_newer_than(2, 13)
     last = suggest_memory_format(given["self"]) is torch.channels_last
     return torch.full(right.shape, last and any(given["padding"]) and not corrected)
 

@@ -17,6 +17,7 @@ CALL = "call"  # why a case or a form of it is left: of what it is made of nobod
 # The least shares that must be judged of what cases are made of, by the first word of its name; of cases each
 # family has its own. A processor has 0.75 of `form out`, 0.83 of `variation` and more of all others.
 LEAST = {"form": 0.5, "kernel": 0.5, "variation": 0.5, "surroundings": 0.5}
+NO_MEMORY = ("out of memory", "can't allocate memory")
 Left = dict[str, dict[str, int]]  # what, reason: how many
 _COUNTS: list[Counter[tuple[str, str]]] = []
 
@@ -44,6 +45,22 @@ def refusing(what: str, reason: str) -> Iterator[None]:
         yield
     except REFUSED as error:
         say(what, f"{reason}: {type(error).__name__}")
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Run the body; if there is no memory for it, count that and go on behind it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_for_memory(error):
+            raise
+        say(CALL, "there is no memory for it")
+
+
+def is_for_memory(error: Exception) -> bool:
+    """Whether it was raised because memory was not enough."""
+    return any(word in str(error).lower() for word in NO_MEMORY)
 
 
 def why(counts: Counter[tuple[str, str]]) -> str:

@@ -20,7 +20,14 @@ from typing import Any, cast
 
 import torch
 
-from workloads import device, generated_elsewhere, generated_inside, generated_judge, generated_left
+from workloads import (
+    device,
+    generated_elsewhere,
+    generated_inside,
+    generated_judge,
+    generated_left,
+    generated_trees,
+)
 from workloads import generated_variations as variations
 from workloads.generated_judge import Call
 
@@ -108,9 +115,9 @@ class Case:
         return f"{self.operator} {self.dtype} {changed or 'as it is'} (seed {self.seed})"
 
 
-@functools.cache
-def table() -> dict[str, Any]:
-    """PyTorch's operators by name. Their module needs a package that images lack, and changes settings."""
+@contextlib.contextmanager
+def settings_stay() -> Iterator[None]:
+    """Import PyTorch's tables in the body. They need a package that images lack, and change settings."""
     frozen, argv, variables = torch.backends.flags_frozen(), sys.argv, dict(os.environ)
     absent = types.ModuleType("expecttest")
     absent.TestCase = unittest.TestCase  # type: ignore[attr-defined]
@@ -118,13 +125,20 @@ def table() -> dict[str, Any]:
         absent = importlib.import_module("expecttest")
     sys.modules["expecttest"], sys.argv = absent, argv[:1]
     try:
-        from torch.testing._internal.common_methods_invocations import op_db
+        yield
     finally:
         sys.argv = argv
         for name in os.environ.keys() - variables.keys():  # a child with others loads torch anew
             del os.environ[name]
         if not frozen:
             torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    """PyTorch's operators by name."""
+    with settings_stay():
+        from torch.testing._internal.common_methods_invocations import op_db
     named = ((f"{op.name}.{op.variant_test_name}".rstrip("."), op) for op in op_db)
     drawn = [(name, op) for name, op in named if not name.startswith(NOT_DRAWN) and name not in INTEGERS]
     return dict(sorted(drawn, key=lambda pair: pair[0]))
@@ -232,7 +246,7 @@ def _numbers(given: Any) -> tuple[int, ...]:
 
 
 def _is_judged(given: Any) -> bool:
-    tensors = [one for one in generated_judge.leaves(given) if isinstance(one, torch.Tensor)]
+    tensors = [one for one in generated_trees.leaves(given) if isinstance(one, torch.Tensor)]
     return any(one.is_floating_point() for one in tensors) and not any(_odd(one) for one in tensors)
 
 
@@ -305,7 +319,7 @@ def _able(op: Any, dtype: torch.dtype) -> bool:
 
 def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
     """A sample's call, with copies of its tensors: PyTorch says which of them have gradients."""
-    function = functools.partial(generated_judge.kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
+    function = functools.partial(generated_trees.kept, op.op) if op.name.endswith(MOVES_STATISTICS) else op.op
     call = Call(function, (sample.input, *sample.args), sample.kwargs, dtype, _able(op, dtype), seed)
     call = replace(call, alike=seed % 4 == ALIKE)
     fixed = frozenset(n for n, one in enumerate(call.tensors()) if not one.requires_grad)
@@ -313,7 +327,7 @@ def _call(op: Any, dtype: torch.dtype, sample: Any, seed: int) -> Call:
 
 
 def _copied(leaf: Any) -> Any:
-    return generated_elsewhere.brought_back(generated_judge.copied(leaf))
+    return generated_elsewhere.brought_back(generated_trees.copied(leaf))
 
 
 def _forms(

@@ -23,6 +23,7 @@ from workloads import (
     generated_elsewhere,
     generated_judge,
     generated_left,
+    generated_trees,
     operands,
 )
 
@@ -76,7 +77,7 @@ class Way(NamedTuple):
         if gradients and inputs:
             grads = torch.autograd.grad(roots, inputs, weights, allow_unused=True, materialize_grads=True)
         value = sum(float(one.sum()) for one in parts)
-        return Run(generated_judge.numbers(told), list(grads), value, _size(parts))
+        return Run(generated_trees.numbers(told), list(grads), value, _size(parts))
 
 
 @contextlib.contextmanager
@@ -118,7 +119,7 @@ def leaves_of(call: Call) -> Call:
 
 def rooted(call: Call, told: Any) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """The results that have gradients, the gradients that come in, and the inputs that get some."""
-    tensors = [leaf for leaf in generated_judge.leaves(told) if generated_judge.is_tensor(leaf)]
+    tensors = [leaf for leaf in generated_trees.leaves(told) if generated_trees.is_tensor(leaf)]
     roots = [leaf for leaf in tensors if leaf.requires_grad and leaf.is_floating_point()]
     weights = [generated_judge._weights(leaf, call, n, 0) for n, leaf in enumerate(roots)]
     return roots, weights, [leaf for leaf in call.tensors() if roots and leaf.requires_grad]

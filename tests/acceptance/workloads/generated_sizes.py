@@ -1,11 +1,12 @@
 """Generated sizes: operators of models on both sides of 2^16 rows to 2^32 elements.
 
-In: a source of numbers. Out: a call.
+In: a source of numbers, and `small`, `large` (up to 2^24 elements) or `huge` (2^31 and 2^32). Out: a call.
 
 An operator that works row by row is judged at a few rows of the large result, by those rows alone in float64:
 so a size costs no more than the operator itself. One that adds up rows gets integers, whose sums are exact.
 """
 
+import gc
 import math
 import random
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from workloads import device, operands
 from workloads.generated_judge import FLOATS, Call
 
 ROW_BORDERS = (2**15, 2**16, 2**17, 2**20)
-ELEMENT_BORDERS = {"small": (2**16, 2**18), "large": (2**20, 2**23, 2**24)}
+ELEMENT_BORDERS = {"small": (2**16, 2**18), "large": (2**20, 2**23, 2**24), "huge": (2**31, 2**32)}
+HUGE_BYTES = 64 << 30  # of free memory: an operator's operands, result and gradients with 2^31 numbers
+FEW_ROWS = (100, 257, 1000)  # of which float64 has memory for those that are judged, also where they are long
 NEAR = (-1, 0, 1, 3)
 WIDTHS = (1, 2, 3, 5, 8, 17, 64, 100, 257)
 KEPT = 5  # rows around each place that is judged
@@ -29,6 +32,24 @@ ADDS_ROWS = ("linear", "batched product", "sum", "mean", "softmax", "log_softmax
 GROWS_FROM = 2**10  # numbers
 Function = Callable[[torch.Tensor], torch.Tensor]
 
+
+def _stepped(kind: type[torch.optim.Optimizer], parts: int, **options: Any) -> Function:
+    """Two steps of an optimizer for numbers that lie in one or more weights, and are their own gradients."""
+
+    def stepped(x: torch.Tensor) -> torch.Tensor:
+        weights = [part.detach().clone().requires_grad_() for part in x.detach().tensor_split(parts)]
+        optimizer = kind(weights, lr=0.25, **options)
+        for weight, part in zip(weights, x.detach().tensor_split(parts), strict=True):
+            weight.grad = part
+        optimizer.step()
+        optimizer.step()
+        return torch.cat(weights).detach()
+
+    return stepped
+
+
+# Sums that underflow in float16 are small beside 0.1.
+ADAM: dict[str, Any] = {"betas": (0.5, 0.5), "eps": 0.1}
 BY_ROWS: dict[str, Function] = {
     "gelu": lambda x: x + F.gelu(x),  # beside x, since its far tail is good to 1.5e-7 only
     "silu": lambda x: x + F.silu(x),
@@ -58,6 +79,11 @@ BY_ROWS: dict[str, Function] = {
     "linear": lambda x: x @ _square(x),
     "batched product": lambda x: (x[:, None, :] @ x[:, :, None])[:, 0],
     "cross_entropy": lambda x: F.cross_entropy(x, _labels(x), reduction="none")[:, None],
+    "fused AdamW": _stepped(torch.optim.AdamW, 1, fused=True, **ADAM),
+    "fused AdamW of three": _stepped(torch.optim.AdamW, 3, fused=True, **ADAM),
+    "AdamW of lists": _stepped(torch.optim.AdamW, 3, foreach=True, **ADAM),
+    "AdamW one by one": _stepped(torch.optim.AdamW, 3, foreach=False, **ADAM),
+    "SGD of lists": _stepped(torch.optim.SGD, 3, foreach=True, momentum=0.5),
 }
 OVER_ROWS: dict[str, Function] = {
     "sum": lambda x: x.double().sum(0) if x.dtype is torch.float64 else x.sum(0, dtype=torch.float32),
@@ -70,20 +96,37 @@ OVER_ROWS: dict[str, Function] = {
     "cumsum": lambda x: x.cumsum(0, dtype=_wide(x))[-9:],
     "sort": lambda x: x.sort(0).values[:: max(1, len(x) // 7)],
     "transposed": lambda x: x.t().contiguous().flatten()[-9:],
+    "cumsum of all": lambda x: x.flatten().cumsum(0, dtype=_wide(x))[-9:],
     "any": lambda x: (x > 1).any(0),
     "histogram": lambda x: torch.bincount((x.flatten() + 1).long(), minlength=3),
 }
 
 
+# Not "cumsum": a device adds up a column one by one, in float64 for 88 s (H200).
+NAMES = (*(name for name in OVER_ROWS if name != "cumsum"), *BY_ROWS)
+MOST_LABELS = 2**31 - 1  # nll_loss counts rows in 32 bits: beyond, it reads other labels (H200, torch 2.11)
+
+
+def lacks() -> dict[str, Any] | None:
+    """The feature or memory that huge sizes need and that is absent; None if they must run."""
+    if device().type == "cpu":
+        return {"feature": "gpu", "reason": "the sizes would take a CPU hours"}
+    free = torch.cuda.mem_get_info()[0]
+    return None if free >= HUGE_BYTES else {"memory_gib": HUGE_BYTES / 2**30, "present_gib": free / 2**30}
+
+
 def draw(source: random.Random, seed: int, sizes: str) -> tuple[str, Call]:
-    """One case, in words and as a call."""
+    """One case, in words and as a call. Of huge ones each operator has its turn, as they are few."""
     dtype = source.choice(FLOATS)
-    rows, width = _shape(source, sizes)
-    if source.random() < 0.3:
-        name = source.choice(list(OVER_ROWS))
+    if sizes == "huge":
+        name = NAMES[seed % len(NAMES)]
+        rows, width = _huge(source, dtype, MOST_LABELS if name == "cross_entropy" else math.inf)
+    else:
+        rows, width = _shape(source, sizes)
+        name = source.choice(list(OVER_ROWS if source.random() < 0.3 else BY_ROWS))
+    if name in OVER_ROWS:
         x = operands.integers(rows, width, dtype=dtype, seed=seed % 2**31, density=min(1.0, 2**14 / rows))
         return f"{name} over {dtype} {rows} x {width}", Call(OVER_ROWS[name], (x,), {}, dtype, seed=seed)
-    name = source.choice(list(BY_ROWS))
     x = operands.normal(rows, width, dtype=dtype, seed=seed % 2**31)
     gradients = source.random() < 0.5
     places = _places(rows, width)
@@ -130,6 +173,16 @@ def _shape(source: random.Random, sizes: str) -> tuple[int, int]:
     elements, width = source.choice(ELEMENT_BORDERS[sizes]), source.choice(WIDTHS)
     rows = max(1, elements // width + near)
     return (rows, width) if source.random() < 0.7 else (width, rows)
+
+
+def _huge(source: random.Random, dtype: torch.dtype, most_rows: float) -> tuple[int, int]:
+    """Beyond a border that memory for the type's numbers reaches: mostly many short rows."""
+    gc.collect()  # what a case before had no memory for may still hold some
+    elements = source.choice(ELEMENT_BORDERS["huge"]) if dtype.itemsize == 2 else min(ELEMENT_BORDERS["huge"])
+    few = source.random() < 0.3
+    one = source.choice(FEW_ROWS if few else [one for one in WIDTHS if elements // one < most_rows])
+    other = elements // one + source.choice((1, 3))
+    return (one, other) if few else (other, one)
 
 
 def _places(rows: int, width: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from workloads import device
 
 GUARD = 64
+BLOCKS = 4  # of freed memory for each tensor: those that come between take some
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -81,6 +82,12 @@ def counting(*shape: int, dtype: torch.dtype, modulus: int, step: int = 7) -> to
 def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor filled with NaN, so that an element that a kernel does not write is visible."""
     return tensor.fill_(float("nan"))
+
+
+def leave_nan(like: Sequence[torch.Tensor], dtype: torch.dtype, on: torch.device | None = None) -> None:
+    """Leave NaN in freed memory of these shapes, where what nobody writes is likely to be read next."""
+    every = [one for one in like for _ in range(BLOCKS)]
+    _ = [torch.full(one.shape, torch.nan, dtype=dtype, device=on or one.device) for one in every]
 
 
 def guarded(*shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,7 +49,13 @@ ROWS = {
 }
 # Suites -> what the others of their checks compare with.
 SOURCES = {
-    ("attention", "kernels", "compiled", "packages"): "a reference in more bits; gfx90a by AMD's documents",
+    (
+        "attention",
+        "kernels",
+        "compiled",
+        "generated",
+        "packages",
+    ): "a reference in more bits; gfx90a by AMD's documents",
     (
         "collectives",
         "collective_speed",

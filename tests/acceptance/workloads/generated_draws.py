@@ -1,0 +1,51 @@
+"""What each family draws. In: a family, a seed, a number. Out: words, and calls with equal numbers.
+
+Each case has its own source of numbers, so none depends on the cases before it.
+"""
+
+import random
+
+from workloads import (
+    generated_attention,
+    generated_left,
+    generated_operators,
+    generated_optimizers,
+    generated_sizes,
+)
+from workloads.generated_judge import Call
+
+NEEDED = 4.0  # units of the judge that a healthy operator needs
+# Of an operator's result, which has the roundings of all its kernels; each of these is judged by itself.
+# A lost element is 100 units in bfloat16 and 800 in float16.
+OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
+ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
+# Words, the calls with equal numbers (and what is special about each), and the units that they need.
+Drawn = tuple[str, list[tuple[str, Call]], float]
+
+
+def source(family: str, seed: int, number: int) -> random.Random:
+    """The numbers that a case is drawn from."""
+    return random.Random(f"{family} {seed} {number}")
+
+
+def drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
+    """A case of a family; `None` if it is left, and for what reason is said."""
+    mixed, numbers = seed * 1_000_003 + number, source(family, seed, number)
+    if family == "operators":
+        case = generated_operators.draw(seed, number)
+        forms = generated_operators.forms_of(case)
+        return (str(case), forms, OPERATORS_NEED[case.dtype]) if forms else None
+    if family == "attention":
+        call = generated_attention.made(generated_attention.draw(numbers, mixed % 2**31))
+        return call.words, [("", call)], ATTENTION_NEEDED
+    if family == "optimizers":
+        steps = generated_optimizers.draw(numbers, seed, number)
+        if generated_optimizers.known(steps):
+            generated_left.say(generated_left.CALL, "a known fault")
+            return None
+        needed = generated_optimizers.needed(steps)
+        return str(steps), [("", generated_optimizers.made(steps, mixed))], needed
+    with generated_left.without_memory():
+        words, call = generated_sizes.draw(numbers, mixed, sizes)
+        return words, [("", call)], NEEDED * generated_sizes.more_units(call)
+    return None
