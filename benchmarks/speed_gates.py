@@ -45,7 +45,7 @@ def figures(name: str) -> Figures:
 
 
 def _gated(metric: results.Metric) -> bool:
-    return bool(metric.direction and metric.value)
+    return bool((metric.direction or metric.name in predecessor.OWN) and metric.value)
 
 
 def lost(before: Figures, now: Figures, draw: random.Random, slower: float = 0.0) -> dict[Key, bool]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+import initial
+import memory
 import metrics
 import preflight
 from layouts import job as layouts
@@ -72,13 +74,20 @@ def make(run: Run) -> dict[str, Any]:
         "ranks_agree": all(_same(other, mine) for other in ranks),
         "digest": weights,
         "performance": timed,
-        "memory": max((r["memory"] for r in ranks), key=lambda m: m["allocated_gib"]) if world.gpu else None,
+        "memory": peak_memory(run, [each["memory"] for each in ranks]) if world.gpu else None,
         "checkpoint_s": run.store.seconds if run.store else [],
         "software": metrics.software(),
         "environment": metrics.environment(),
         "extra": run.extra | (model.statistics() if hasattr(model := run.job.model, "statistics") else {}),
         "problems": problems,
     }
+
+
+def peak_memory(run: Run, ranks: list[dict[str, float]]) -> dict[str, float]:
+    """The peaks of the rank with the most, in GiB, and `least_gib`, which memory.py planned for each."""
+    options, size = run.options, run.world.size
+    least = memory.need(options, initial.preset(options), ranks=size, micro_batch=run.plan.micro_batch).least
+    return {**max(ranks, key=lambda peaks: peaks["allocated_gib"]), "least_gib": least / memory.GIB}
 
 
 def shared_losses(run: Run) -> list[float]:

@@ -1,4 +1,4 @@
-"""Speed bounds of a stack from its own certificates. In: statements, a run. Out: a verdict held to them.
+"""Bounds of a stack from its own certificates. In: statements, a run. Out: a verdict held to them.
 
 A floor of thresholds/ serves the slowest healthy chip of a model, and lets a fast stack lose 20 % unseen.
 So a figure has to reach the stack's own certified figure too, less a margin. That figure is the best that was
@@ -33,6 +33,9 @@ WIDER = {
     ("h2d_gb_per_s", 256 << 20): 0.09,
     ("attention_backward_tflops", "cudnn"): 0.05,
 }
+# Figures without a bound, of which a stack is held to its own alone: memory at its peak. The same software
+# takes the same on H100s and H200s, to 0.02 GiB.
+OWN = {"train_allocated_gib": "max", "train_wide_allocated_gib": "max", "train_layout_peak": "max"}
 FOUND = ("choice", "library")  # conditions that a run finds; the others say what was asked for
 STATED = ("check", "name", "unit", "conditions", "direction", "value")
 Key = tuple[str, str, str, str]
@@ -59,7 +62,7 @@ def read(
 
 
 def held(verdict: Verdict, result: RunResult, signed: Iterable[Statement]) -> Verdict:
-    """The verdict of a run, FAILED if it is slower than the stack's certified figures, or lost one.
+    """The verdict of a run, FAILED if it is slower or larger than the stack's certified figures, or lost one.
 
     Its `baselines` are those that the run's certificate carries.
     """
@@ -93,7 +96,8 @@ def certified(result: RunResult, signed: Iterable[Statement]) -> Sequence[Figure
     if last is None:
         return ()
     best = {key(figure): figure for figure in facts(last).get("baselines", ())}
-    for own in facts(last).get("metrics", ()):
+    for own in map(dict, facts(last).get("metrics", ())):
+        own |= {"direction": own["direction"] or OWN.get(own["name"])}
         if own["direction"] and own["value"] and not _reaches(best.get(key(own)), own):
             best[key(own)] = {name: own[name] for name in STATED} | {"statement": last.digest}
     return tuple(best.values())
@@ -139,11 +143,13 @@ def loss(certified: float, value: float, direction: str) -> float:
 
 
 def judged(result: RunResult) -> Iterator[dict[str, Any]]:
-    """The figures of a run that a bound judges, as a certificate states them."""
+    """The figures of a run that a bound or the stack's own past judges, as a certificate states them."""
     for check in result.checks:
         for metric in check.metrics:
-            if metric.direction and metric.value:
-                yield {"check": check.id, **metric.model_dump(exclude={"repeats", "ceiling"})}
+            direction = metric.direction or OWN.get(metric.name)
+            if direction and metric.value:
+                stated = metric.model_dump(exclude={"repeats", "ceiling"})
+                yield {"check": check.id, **stated, "direction": direction}
 
 
 def key(figure: Figure) -> Key:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stackcheck import __version__
+from stackcheck.certificate import predecessor
 from stackcheck.certificate.levels import levels
 from stackcheck.certificate.signers import Signer
 from stackcheck.certificate.statement import (
@@ -329,12 +330,12 @@ def _host(result: RunResult) -> dict[str, Any]:
 
 
 def _metrics(result: RunResult) -> list[dict[str, Any]]:
-    """Every metric that was compared with a bound."""
+    """Every metric that was compared with a bound, or that the stack will be held to."""
     return [
         {"check": check.id, **metric.model_dump(exclude={"repeats", "ceiling"})}
         for check in result.checks
         for metric in check.metrics
-        if metric.verdict in {"pass", "fail"}
+        if metric.verdict in {"pass", "fail"} or metric.name in predecessor.OWN
     ]
 
 

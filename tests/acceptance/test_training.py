@@ -321,6 +321,7 @@ def test_throughput(
     preflight.require_usual(bf16_job["preflight"], bf16_ranks, acceptance, check)
     assert proxy["problems"] == [], "\n".join(proxy["problems"])
     training_jobs.record_speed(proxy, record_metric, gate=False)
+    training_jobs.require_planned(proxy, "proxy", acceptance.model)
 
 
 @pytest.fixture
@@ -339,6 +340,7 @@ def judged(
             f"{timed} steps were timed, expected at least {training_jobs.LEAST_TIMED}: {record['phases_s']}"
         )
         training_jobs.record_speed(record, record_metric, metric=metric, gate=True)
+        training_jobs.require_planned(record, name, acceptance.model)
 
     return judge
 

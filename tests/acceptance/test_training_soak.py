@@ -7,12 +7,13 @@ other suites.
 
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from harness import preflight, skips, training_jobs
+from harness import host_memory, preflight, skips, training_jobs
 from harness.calls import Launch, RecordMetric
 from harness.check import Check
 from harness.session import AcceptanceSession
@@ -42,10 +43,10 @@ def ran(
     acceptance.ended.expect(seconds + MARGIN_S)
     job = (*TINY, "--no-digest", "--no-backend-check") if on_cpu else training_jobs.FSDP2_JOB
     flags = {"long": (*job, *STEADY, seconds), "tiny": (*TINY, "--no-backend-check")}
-    limit_s = seconds + MARGIN_S
+    limit_s, began_s = seconds + MARGIN_S, time.time()
     found = training_jobs.launched(launch, flags, ranks, limit_s, env=training_jobs.LARGE_MEMORY)
     preflight.require_usual(found["preflight"], ranks, acceptance, check)
-    return found
+    return {**found, "host_memory": acceptance.host_memory.readings(began_s)}
 
 
 @pytest.mark.tier("soak")
@@ -63,10 +64,14 @@ def test_training_at_full_power(
     speed = record["performance"]
     assert speed is not None, f"no step was timed; seconds by phase: {record['phases_s']}"
     training_jobs.record_speed(record, record_metric, metric="train_soak_tokens_per_s_per_gpu", gate=False)
+    training_jobs.require_planned(record, "fsdp2", acceptance.model)
+    host_memory.record(ran["host_memory"], record_metric)
     check.more_evidence["minutes"] = {"tokens_per_s_per_gpu": speed["tokens_per_s_per_gpu_by_minute"]}
     if not acceptance.shares_devices:  # a busy processor has no steady speed, and no power reading
         require_power(speed, devices, record_metric)
         require_steady(speed["tokens_per_s_per_gpu_by_minute"], record_metric)
+    growing = host_memory.growing(ran["host_memory"]) if acceptance.shares_devices else []
+    assert not growing, "\n".join(growing)
     verdict = ran["curves"]["tiny"]
     assert verdict is not None, "trainers/curves has no reference curve for the tiny job"
     record_metric("train_soak_worst_deviation", verdict["worst_share"] or 0.0, unit="band widths")

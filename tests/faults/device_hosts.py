@@ -40,7 +40,8 @@ SEEN = {
     "vendors.nvidia:requirements": "lambda: ()",
 }
 
-SOON = {"harness.fixtures:GONE_WAIT_S": "1.0"}  # a process that stays is waited for
+# What stays is waited for.
+SOON = {"harness.fixtures:GONE_WAIT_S": "1.0", "harness.calls:CLEAN_WAIT_S": "1.0"}
 
 
 def by_uuid(first: int) -> dict[str, str]:

@@ -23,6 +23,7 @@ import vendors
 from harness import asked, launch, leases, models, nics, order, page, processes, records, resultfile, skips
 from harness.check import Check
 from harness.evidence import evidence, link_states
+from harness.host_memory import HostMemory
 from harness.listener import Listener
 from harness.monitor import Monitor, MonitorError
 from harness.overdue import OverdueError
@@ -88,6 +89,7 @@ class AcceptanceSession:
         self.stages: list[tuple[int, bool]] = []  # of the checks, in their order
         self.ended = order.Ended(self.result_dir / "children" / f"ended-{self.run_id}")
         self.listener = Listener(self.result_dir / "children" / f"faults-{self.run_id}.jsonl")
+        self.host_memory = HostMemory(self.result_dir / "children" / f"memory-{self.run_id}.jsonl")
         if self.listed:
             config.option.collectonly = True
         elif not self.is_worker:
@@ -176,7 +178,10 @@ class AcceptanceSession:
             arguments=[str(argument) for argument in self.config.invocation_params.args],
         )
         self.results = resultfile.ResultFile(self.result_dir / "result.json", head)
-        if self.host is not None and not self.shares_devices and not self.config.option.collectonly:
+        if self.host is None or self.config.option.collectonly:
+            return
+        self.host_memory.start()
+        if not self.shares_devices:
             self.listener.start(self.vendor)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -315,6 +320,7 @@ class AcceptanceSession:
         self.keeper.give_back()
         self.monitor.stop()
         self.listener.stop()
+        self.host_memory.stop()
         if self.is_worker:
             # pytest-xdist adds the attribute in its workers; pytest's type does not know it.
             self.config.workeroutput["stackcheck"] = self.selection  # type: ignore[attr-defined]

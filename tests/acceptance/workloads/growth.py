@@ -1,15 +1,13 @@
 """Some 200 steps of training: what this process, and one that it talks to, hold on to. In: what a step does.
 
-Out: for each way to run a block, what grew. A leak grows all the time, while a cache is filled once, and a
-busy machine disturbs a reading now and then. So the readings are cut into quarters, and only the least growth
-from the median of one quarter to that of the next counts.
+Out: for each way to run a block, what grew. A leak grows all the time: `quarters` tells it from a cache that
+is filled once, and from a busy machine that disturbs a reading now and then.
 """
 
 import contextlib
 import ctypes
 import gc
 import itertools
-import statistics
 import tempfile
 import time
 import timeit
@@ -26,8 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from workloads import device, operands, repeatability
 from workloads.collective_groups import DESCRIPTORS, STATUS
 from workloads.compiled_models import BACKEND
+from workloads.quarters import QUARTERS, least_growth
 
-WARM, WINDOWS, STEPS, QUARTERS = 20, 12, 17, 4  # one reading after each 17 steps
+WARM, WINDOWS, STEPS = 20, 12, 17  # one reading after each 17 steps
 BATCH, TOKENS, HEADS = 2, 32, 4
 WIDTH = {"cpu": 64, "cuda": 1024}
 MODES = ("eager", "compiled", "recomputed", "autocast")
@@ -100,9 +99,7 @@ def judged(
 
 def growth(readings: Sequence[float]) -> float:
     """The least growth from the median of a quarter of the readings to that of the next, for one step."""
-    size = len(readings) // QUARTERS
-    medians = [statistics.median(readings[n * size :][:size]) for n in range(QUARTERS)]
-    return min(after - before for before, after in itertools.pairwise(medians)) / (size * STEPS)
+    return least_growth(readings) / (len(readings) // QUARTERS * STEPS)
 
 
 def held() -> dict[str, float]:

@@ -22,6 +22,7 @@ OTHERS = {
     "test_absent_rank_is_named": "which rank an error names",
     "test_fp8_is_worth_it": "rates and memory",
     "test_groups_set_up_and_torn_down": "times, and what a process holds",
+    "test_peak_of_one_rank_of_eight": "memory",
 }
 ELSEWHERE = {
     "test_devices_links.py": "test_peer_copies_arrive",

@@ -103,6 +103,7 @@ def test_every_workload_whose_limit_grows_says_so_in_known_words():
         "collective_timing.py": "did not reach the barrier within",
         "training.py": "Phases(",  # trainers/phases.py: "lasted more than"
         "trainer_jobs.py": "Phases(",
+        "layout_peaks.py": "Phases(",
         "ranks.py": "init_process_group(",  # torch's own words
         "collective_groups.py": '"stuck": True',  # test_collectives reads it
         "generated_collectives.py": 'entry["hung"] = ',  # and this

@@ -19,8 +19,8 @@ case "$1" in
 *) {pytest} ;;
 esac
 """
-# Plant in checks of numbers what is no number: a hang, a process that dies, a speed.
-OF_NO_NUMBER = {"hang", "process", "training_speed", "whole_run"}
+# Plant in checks of numbers what is no number: a hang, bytes, a process that dies, a speed.
+OF_NO_NUMBER = {"hang", "memory", "process", "training_speed", "whole_run"}
 # What pytest reports of one test that passed: a start of the real one takes half a second.
 REPORT = '<x><testcase name="test_one"/></x>'
 PASSED = f"""for word; do case "$word" in --junit*) echo '{REPORT}' >"${{word#--junitxml=}}" ;; esac; done"""
