@@ -23,6 +23,7 @@ import options as cli
 import plan
 import plan as plans
 import presets
+import record
 import world
 from errors import RefusedError
 from fused import ops
@@ -66,6 +67,14 @@ def test_the_least_lies_under_what_was_measured(flags, ranks, samples, measured)
     how = options.parse([*flags.split(), *(["--implementation", "fused"] if fused else [])])
     # What a table plans with: a job that it tries should not run out of memory.
     assert 0.96 * measured < fit.planned(found, how) / memory.GIB < 1.2 * measured
+
+
+def test_the_record_has_the_peaks_of_the_largest_rank_beside_the_plan():
+    parsed = options.parse(FSDP2.split())
+    run = SimpleNamespace(options=parsed, world=SimpleNamespace(size=2), plan=SimpleNamespace(micro_batch=2))
+    ranks = [{"allocated_gib": 40.0, "reserved_gib": 50.0}, {"allocated_gib": 41.0, "reserved_gib": 42.0}]
+    least = need(FSDP2, 2, 2).least / memory.GIB
+    assert record.peak_memory(run, ranks) == {**ranks[1], "least_gib": least}  # type: ignore[arg-type]
 
 
 def test_gradients_left_in_place_take_no_memory_beside_the_activations():
