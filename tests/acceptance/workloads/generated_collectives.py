@@ -271,7 +271,7 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
     """Judge cases of a seed: the least number in any case, then until the time is over."""
     watch, ends = Watch(time.monotonic() + scaled(LIMIT_S), report), time.monotonic() + asked.seconds
     with watched(ranks, watch, report):
-        judge, lacks = Judge(ranks, watch), lacking(ranks)
+        judge, lacks = Judge(ranks, watch), lacking(ranks) | {*asked.without}
         report["lacks"] = sorted(lacks)
         for number in range(asked.first, asked.first + asked.most):
             late = number >= asked.first + asked.least and time.monotonic() > ends
@@ -334,6 +334,7 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=1)
     parser.add_argument("--most", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--without", nargs="*", default=[], help="what cases must not ask for: graph, …")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     parser.add_argument("--case", type=functools.partial(of_json, size=size), metavar="JSON")
     options = parser.parse_args()
