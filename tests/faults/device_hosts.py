@@ -57,7 +57,9 @@ READ, SAMPLE = "harness.monitor:Monitor.read_devices", "harness.monitor:Monitor.
 STUMBLES = "(_ for _ in ()).throw(__import__('harness.monitor').monitor.MonitorError('a stumble'))"
 
 
-def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **state: object) -> Fault:
+def nvidia(
+    name: str, check: str, says: str = "", outcome: str = "failed", tier: str = "standard", **state: object
+) -> Fault:
     return Fault(
         name,
         device_check(check),
@@ -66,6 +68,7 @@ def nvidia(name: str, check: str, says: str = "", outcome: str = "failed", **sta
         says=says,
         outcome=outcome,
         patches=SEEN | SOON,
+        tier=tier,
     )
 
 

@@ -18,7 +18,7 @@ from harness import host_memory, training_jobs
 from workloads import trainers
 
 PEAK, STAYS = "test_training_variants.py::test_peak_of_one_rank_of_eight", "test_no_memory_of_devices_stays"
-HOST = "test_devices_after.py::test_no_memory_of_the_host_is_lost"
+HOST = "test_growth.py::test_no_memory_of_the_host_is_lost"
 KEEPS = "original.__dict__.setdefault('kept', [])"
 
 
@@ -48,10 +48,10 @@ FAULTS = (
     peak("a clone of the optimizer's state", "compiled", TWIN),
     peak("logits are kept", "recomputed", LOGITS),
     peak("a compiled job is never freed", "compiled", {"train:build": f"lambda *a: ({KEEPS}.append(original(*a)), {KEEPS}[-1])[1]"}, "bytes stay after the job"),
-    nvidia("the driver keeps memory that no process has", STAYS, "device 0: 300 MiB stay in use", one={"used_late": 900 << 20}),
-    nvidia("a process stays after the run", STAYS, "device 0 is shared with 4321 python3", "invalid", one={"processes_late": [4321], "used_late": 1600 << 20}),
-    nvidia("nothing", STAYS, outcome="passed", one={"used_late": 616 << 20}),
-    Fault("the kernel loses memory all the time", HOST, says="memory that no process owns grew by", patches={
+    nvidia("the driver keeps memory that no process has", STAYS, "device 0: 300 MiB stay in use", tier="soak", one={"used_late": 900 << 20}),
+    nvidia("a process stays after the run", STAYS, "device 0 is shared with 4321 python3", "invalid", "soak", one={"processes_late": [4321], "used_late": 1600 << 20}),
+    nvidia("nothing", STAYS, outcome="passed", tier="soak", one={"used_late": 616 << 20}),
+    Fault("the kernel loses memory all the time", HOST, says="memory that no process owns grew by", tier="soak", patches={
         "harness.host_memory:PERIOD_S": "0.001", "harness.host_memory:LEAST": "8",
         "harness.host_memory:reading": f"lambda *a: ({KEEPS}.append(0), {{**original(*a), host_memory_no_owner: float(len({KEEPS})) * (1 << 28)}})[1]".replace("host_memory_no_owner", "NO_OWNER")}),
 )  # fmt: skip
