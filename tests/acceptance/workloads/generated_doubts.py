@@ -67,7 +67,7 @@ def by_steps(call: Call, got: Sequence[torch.Tensor], reference: Reference) -> f
     wide = generated_judge.wide(reference.call)
     steps = (Rounded(call.dtype, n * 2**20) for n in range(STEPS))
     more = [generated_judge.results(wide, within=one) for one in steps]
-    return generated_judge.distance(replace(call, noisy=True, doubted=1.0), got, reference, more=more)
+    return generated_judge.distance(replace(call, noisy=call.excused, doubted=1.0), got, reference, more=more)
 
 
 def of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bound: float) -> float | None:

@@ -52,6 +52,7 @@ class Call:
     passes_over_nan: bool = False  # nobody says what it gives for NaN, if that is a number
     inside: bool = False  # the kernels that run in it are judged too
     steps: bool = False  # a rounding of each of its kernels belongs to the unit
+    excused: bool = True  # what changes with its inputs' last bits is no error of its steps
     alone: bool = False  # they alone: its result is random, or nobody promises it
     breaks: bool = False  # a healthy torch breaks in it, loudly
     fixed: frozenset[int] = frozenset()  # the places of tensors that get no gradient

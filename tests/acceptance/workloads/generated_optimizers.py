@@ -12,6 +12,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ LONG, LONG_STEP = 0.7, 1.0  # of a default one a weight in 16 bits keeps nothing
 # the default epsilon is 0, so a gradient that its weight decay cancels would be divided by it.
 BETAS, EPS = (0.5, 0.75), 2.0**-6
 SCALED, SCALE = 0.5, 2.0**10
-NEEDED = 8.0  # units of a healthy step; RMSprop's differences of squares need half of it
+NEEDED = 16.0  # units; of 3,520 cases on a processor the worst was at half of the gate, four times that
 Weights = Sequence[torch.Tensor]
 
 
@@ -111,8 +112,9 @@ def draw(source: random.Random, seed: int, number: int) -> Case:
     """One case; each row of the table has its turn."""
     turn, row = divmod(number, len(table()))
     name, options, form = random.Random(f"{seed} {turn}").sample(table(), len(table()))[row]
-    dtype, count = source.choice(FLOATS), source.choice((1, 2, 3, 6))
-    sizes = tuple(source.choice(SIZES[name == "Adafactor" :]) for _ in range(count))
+    dtype, count = source.choice(FLOATS), source.choice((1, 3, 4, 6))
+    few = source.sample(SIZES[name == "Adafactor" :], 2)  # weights of equal sizes can be mixed up
+    sizes = tuple(source.choice(few) for _ in range(count))
     place = source.choice(PLACES)
     # Autograd gives a gradient its weight's strides. Of others fused forms refuse to work on a GPU, and are
     # silently wrong on a processor.
@@ -160,9 +162,9 @@ def made(case: Case, seed: int) -> Call:
     steps = tuple(one for one in case.steps if one not in case.overflows)
     plain = case._replace(form=PLAIN, places=(DENSE, DENSE), steps=steps, overflows=())
     right = Call(stepped, (weights, grads), {"case": plain}, case.dtype, seed=seed)
-    return Call(
-        stepped, (weights, grads), {"case": case}, case.dtype, seed=seed, steps=True, taken=True, right=right
-    )
+    call = Call(stepped, (weights, grads), {"case": case}, case.dtype, seed=seed, right=right)
+    # In 16 bits squares change with the last bits by so much that all of one could be lost.
+    return replace(call, steps=True, taken=True, excused=case.dtype is torch.float32)
 
 
 def stepped(weights: Weights, grads: Weights, case: Case) -> list[torch.Tensor]:
