@@ -124,7 +124,7 @@ class Fault:
 def device_check(function: str) -> str:
     """The id of a check of the device suites, found in whichever of their files has it."""
     for path in sorted(
-        [*(TESTS / "acceptance").glob("test_devices*.py"), TESTS / "acceptance/test_growth.py"]
+        [*(TESTS / "acceptance").glob("test_devices*.py"), TESTS / "acceptance/test_memory_after.py"]
     ):
         if f"def {function}(" in path.read_text(encoding="utf-8"):
             return f"{path.name}::{function}"

@@ -18,7 +18,7 @@ from harness import host_memory, training_jobs
 from workloads import trainers
 
 PEAK, STAYS = "test_training_variants.py::test_peak_of_one_rank_of_eight", "test_no_memory_of_devices_stays"
-HOST = "test_growth.py::test_no_memory_of_the_host_is_lost"
+HOST = "test_memory_after.py::test_no_memory_of_the_host_is_lost"
 KEEPS = "original.__dict__.setdefault('kept', [])"
 
 
