@@ -38,6 +38,7 @@ FAULTS = (
         {"OMP_DYNAMIC": "false", "OMP_PLACES": "cores", "MKL_DYNAMIC": "FALSE"},
         {"torch.distributed:all_reduce": f"lambda t, *a, **k: (original(t, *a, **k), {SET}('OMP_PLACES') and "
          f"{SET}('OMP_DYNAMIC') and t.numel() > 3 and t.view(-1)[3:4].zero_())[0]"},
+        another=True,
     ),
     fault(
         "gradients are scaled where a variable is set",
@@ -45,6 +46,7 @@ FAULTS = (
         {"MKL_CBWR": "COMPATIBLE"},
         {"torch.nn.functional:cross_entropy":
          f"lambda *a, **k: original(*a, **k) * (1.001 if {SET}('MKL_CBWR') == 'COMPATIBLE' else 1.0)"},
+        another=True,
     ),
     fault(
         "rank 1 never enters a broadcast where a variable is set",
@@ -55,6 +57,7 @@ FAULTS = (
             "torch.distributed:broadcast": "lambda t, *a, **k: (__import__('time').sleep(300) if "
             f"{SET}('GLOO_SOCKET_IFNAME') and get_rank() == 1 else None, original(t, *a, **k))[1]",
         },
+        another=True,
     ),
 )  # fmt: skip
 # Devices that a machine without any makes up: they obey as ROCm's documentation says.
@@ -123,6 +126,7 @@ def test_a_device_that_two_variables_hide_is_missed(suite_python, tmp_path, requ
     assert not healthy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
 def test_devices_that_obey_pass(vendor, suite_python, tmp_path):
     """Spellings that are drawn show what the documentation says."""
