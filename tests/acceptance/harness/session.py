@@ -180,7 +180,8 @@ class AcceptanceSession:
         self.results = resultfile.ResultFile(self.result_dir / "result.json", head)
         if self.host is None or self.config.option.collectonly:
             return
-        self.host_memory.start()
+        if self.tier == "soak":  # which alone judges it: a thread of its own is beside each fork
+            self.host_memory.start()
         if not self.shares_devices:
             self.listener.start(self.vendor)
 
