@@ -406,6 +406,12 @@ def test_another_seed_draws_other_cases():
     assert not set(cases[0]) & set(cases[1])
 
 
+@pytest.mark.parametrize("family", ["optimisers", "huge", ""])
+def test_a_family_that_is_none_is_refused(family):
+    with pytest.raises(ValueError, match="expected one of attention, operators, optimizers, sizes"):
+        generated.repeat(family, 0, 1)
+
+
 def test_each_optimizer_has_its_turn():
     """With each of its options in each form, in another order in the next turn."""
     table = generated_optimizers.table()

@@ -19,6 +19,7 @@ NEEDED = 4.0  # units of the judge that a healthy operator needs
 # A lost element is 100 units in bfloat16 and 800 in float16.
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
+FAMILIES = ("attention", "operators", "optimizers", "sizes")
 # Words, the calls with equal numbers (and what is special about each), and the units that they need.
 Drawn = tuple[str, list[tuple[str, Call]], float]
 
@@ -29,7 +30,13 @@ def source(family: str, seed: int, number: int) -> random.Random:
 
 
 def drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
-    """A case of a family; `None` if it is left, and for what reason is said."""
+    """A case of a family; `None` if it is left, and for what reason is said.
+
+    Raises:
+        ValueError: There is no such family.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"got the family {family!r}, expected one of {', '.join(FAMILIES)}")
     mixed, numbers = seed * 1_000_003 + number, source(family, seed, number)
     if family == "operators":
         case = generated_operators.draw(seed, number)

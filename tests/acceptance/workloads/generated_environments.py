@@ -9,6 +9,7 @@ counted. A case that fails loses variables for as long as it fails. Repeat what 
 tests/acceptance: `PYTHONPATH=. python3 workloads/generated_environments.py nvidia 0 7 NCCL_ALGO=Ring`.
 """
 
+import argparse
 import contextlib
 import functools
 import itertools
@@ -320,10 +321,16 @@ def of_soak(vendor: str, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    vendor, seed, number, *words = sys.argv[1:]
-    bench = Bench(vendor, int(seed))
-    case = dict(word.split("=", 1) for word in words)
-    found, margin = bench.failures(int(number), case)
+    parser = argparse.ArgumentParser(description="Repeat one case of drawn environments.")
+    parser.add_argument("vendor", choices=sorted(TABLES))
+    parser.add_argument("seed", type=int)
+    parser.add_argument("number", type=int)
+    parser.add_argument("variables", nargs="*", metavar="NAME=VALUE")
+    asked = parser.parse_args()
+    if wrong := [word for word in asked.variables if "=" not in word]:
+        parser.error(f"got {wrong[0]!r}, expected NAME=VALUE")
+    case = dict(word.split("=", 1) for word in asked.variables)
+    found, margin = Bench(asked.vendor, asked.seed).failures(asked.number, case)
     print("\n".join(found) or f"nothing is wrong: {margin:.3g} of its gates")
 
 
