@@ -14,9 +14,9 @@ from harness.session import AcceptanceSession
 from vendors import multicast
 from workloads import cases, generated, generated_report, margins
 
-# `ranks` is every device of this run. From "standard" on they are whole: what the worlds of that tier leave
-# behind is read as the device's memory.
-RANKS = {"cpu": 2, "whole_from": "standard"}
+# `ranks` is every device of this run. What worlds leave behind is read as the device's memory, so no other
+# check may use it then.
+RANKS = {"cpu": 2, "whole": ("test_groups_set_up_and_torn_down",)}
 HANG_S = 3.0
 # A waiting rank must notice within this much more time: a process group checks its clock every second.
 NOTICED_S = 20.0
@@ -184,13 +184,15 @@ def _sums(report: Mapping[str, Any], record_metric: RecordMetric) -> list[dict[s
 
 @pytest.mark.tier("standard")
 def test_groups_set_up_and_torn_down(
-    shared: dict[str, Any], ranks: int, acceptance: AcceptanceSession, record_metric: RecordMetric
+    ranks: int, launch: Launch, acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> None:
     """A world that is set up and torn down many times works each time and leaves nothing behind.
     It is tried with and without a device id. So are groups of one world, on a GPU in `soak` alone.
     """
-    assert shared["groups"], "no world was set up"
-    for ways in shared["groups"]:
+    words, timeout_s = ("--groups", "--tier", acceptance.tier), TIMEOUT_S[acceptance.tier]
+    report = launch("collective_values.py", *words, nproc=ranks, timeout_s=timeout_s)
+    assert report["groups"], "no world was set up"
+    for ways in report["groups"]:
         way = ways["way"]
         late = f"{way}: a world was not set up and torn down in time"
         assert not ways["error"], f"{late}; {ways['error']}"

@@ -18,6 +18,7 @@ LEAST = {"operators": 0.85, "optimizers": 0.9, "sizes": 0.9, "huge": 0.6, "atten
 
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1)
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["optimizers", "sizes"])
 def test_generated_once(family: str, on_device: OnDevice, record_metric: RecordMetric) -> None:
     """Cases of a seed that stays are as near to float64 as their inputs' precision allows."""

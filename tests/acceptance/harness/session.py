@@ -189,14 +189,14 @@ class AcceptanceSession:
         """Give `ranks` the number of devices of this run: a smaller world would leave links untried.
 
         A file whose checks have `ranks` says in RANKS how many run on a machine without a GPU ("cpu"), and
-        how its checks use the devices: the arguments of the mark `gpus` beside the number. "whole_from" names
-        the first tier in which they are whole.
+        how its checks use the devices: the arguments of the mark `gpus` beside the number. A tuple as "whole"
+        names the checks that need them whole; the others share them.
         """
         marks = dict(getattr(metafunc.module, "RANKS", {}))
         if marks and "ranks" in metafunc.fixturenames:
             on_cpu = marks.pop("cpu")
-            if first := marks.pop("whole_from", None):
-                marks["whole"] = first in order.TIERS[: order.reach(self.chosen)]
+            if isinstance(names := marks.get("whole"), tuple):
+                marks["whole"] = metafunc.function.__name__ in names
             count = on_cpu if self.vendor == "cpu" else self.device_count
             mark = pytest.mark.gpus(count, **marks)
             metafunc.parametrize("ranks", [pytest.param(count, marks=mark, id=f"{count}")])

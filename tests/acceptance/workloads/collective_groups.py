@@ -35,19 +35,19 @@ SHARED = "device_mib"
 STATUS, DESCRIPTORS = Path("/proc/self/status"), Path("/proc/self/fd")
 
 
-def run(ranks: Ranks, tier: str, report: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """One entry for each way, on rank 0; `report` is what rank 0 has to print if a cycle hangs."""
+def run(ranks: Ranks, tier: str) -> dict[str, Any] | None:
+    """`{"groups": [...]}` with one entry for each way, on rank 0, which prints it itself if a cycle hangs."""
     ways = ("without a device id", *(("with a device id",) if ranks.device.type == "cuda" else ()))
     ways += (INSIDE,) if tier == "soak" or ranks.device.type == "cpu" else ()  # it has not run on a GPU
     found: list[dict[str, Any]] = []
     for way in ways:
         watch = Watch(time.monotonic() + scaled(LIMIT_S), {"way": way, "stuck": True, "error": None})
         around = _world(ranks, way, bound=True) if way == INSIDE else contextlib.nullcontext()
-        with watched(ranks, watch, {**report, "groups": [*found, watch.entry]}), around:
+        with watched(ranks, watch, {"groups": [*found, watch.entry]}), around:
             entry = _cycles(ranks, watch, BUDGET_S[tier])
         everyone = ranks.collect(entry, about=f"groups {way}")
         found += [_merged(everyone)] if everyone is not None else []
-    return None if ranks.rank else found
+    return None if ranks.rank else {"groups": found}
 
 
 @dataclass

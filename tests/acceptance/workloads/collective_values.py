@@ -1,8 +1,8 @@
 """A torchrun program: every collective on exact data, checked on every rank. In: --tier. Out: a JSON line.
 
 The line is `{"cases": [{"name": "all_reduce: fp32 x 17", "failures": []}], "ranks": n, "repeats": null or
-[...], "groups": null or [...], "nvls": state}`; `repeats` is as `repeated` makes it, `groups` as in
-`collective_groups`. With --repeats, the line has `repeats` and `nvls` alone.
+[...], "nvls": state}`; `repeats` is as `repeated` makes it. With --repeats, the line has `repeats` and `nvls`
+alone; with --groups it is that of `collective_groups`.
 """
 
 import argparse
@@ -39,8 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tier", default="smoke")
     parser.add_argument("--repeats", action="store_true")
+    parser.add_argument("--groups", action="store_true")
     options = parser.parse_args()
-    report = sums_again() if options.repeats else everything(options.tier)
+    if options.groups:
+        with joined() as ranks:  # it is closed when the first of its worlds begins
+            pass
+        report = collective_groups.run(ranks, options.tier)
+    else:
+        report = sums_again() if options.repeats else everything(options.tier)
     if report is not None:
         print(json.dumps(report), flush=True)
 
@@ -63,11 +69,7 @@ def everything(tier: str) -> dict[str, Any] | None:
             book.same_everywhere("all_reduce", f"{payload} normal data, same bits on all ranks", *found)
         merged = book.merged()
         extra = {"repeats": repeated(ranks) if tier != "smoke" else None, "nvls": nccl_log.nvls()}
-    # The groups come last, when the world is closed: each of them is a world, and one that hangs ends this
-    # process.
-    report = {**(merged or {}), **extra}
-    report["groups"] = collective_groups.run(ranks, tier, report) if tier != "smoke" else None
-    return report if ranks.rank == 0 else None
+    return {**(merged or {}), **extra} if ranks.rank == 0 else None
 
 
 def payloads(tier: str, dtypes: tuple[str, ...]) -> Iterator[Payload]:

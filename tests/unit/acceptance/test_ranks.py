@@ -1,4 +1,4 @@
-"""How checks of all devices use them, by the tier that runs."""
+"""How checks of all devices use them, by their names."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +9,24 @@ from harness import order
 from harness.session import AcceptanceSession
 
 ALWAYS = {"cpu": 2, "whole": True}
-FROM_STANDARD = {"cpu": 2, "whole_from": "standard"}
+NAMED = {"cpu": 2, "whole": ("test_named", "test_other")}
 
 
-def use_of(ranks: dict[str, Any], chosen: str, devices: int) -> str:
-    """The use of a check that takes `ranks`, in a run of `chosen`."""
+def test_named() -> None:
+    """Stands for a check that needs its devices whole."""
+
+
+def test_shared() -> None:
+    """Stands for a check of the same file that does not."""
+
+
+def use_of(ranks: dict[str, Any], check: Any, devices: int) -> str:
+    """The use of a check that takes `ranks`."""
     made: list[Any] = []
-    session = SimpleNamespace(vendor="nvidia", chosen=chosen, device_count=devices)
+    session = SimpleNamespace(vendor="nvidia", device_count=devices)
     module = SimpleNamespace(RANKS=ranks)
     keep = lambda _, values: made.extend(values)  # noqa: E731 - a stand-in for a method
-    metafunc = SimpleNamespace(module=module, fixturenames=["ranks"], parametrize=keep)
+    metafunc = SimpleNamespace(module=module, function=check, fixturenames=["ranks"], parametrize=keep)
     AcceptanceSession.pytest_generate_tests(session, metafunc)  # type: ignore[arg-type]
     (mark,) = made[0].marks
     item = SimpleNamespace(path="test_collectives.py", get_closest_marker=lambda _: mark)
@@ -26,8 +34,7 @@ def use_of(ranks: dict[str, Any], chosen: str, devices: int) -> str:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-@pytest.mark.parametrize("chosen", [order.GATE, *order.TIERS])
-def test_what_needs_whole_devices_from_a_tier_on_shares_them_before_it(chosen, devices):
-    shares = chosen in {order.GATE, "smoke"}
-    assert use_of(FROM_STANDARD, chosen, devices) == ("shared" if shares else "whole")
-    assert use_of(ALWAYS, chosen, devices) == "whole"
+def test_a_check_has_whole_devices_if_its_file_names_it(devices):
+    assert use_of(NAMED, test_named, devices) == "whole"
+    assert use_of(NAMED, test_shared, devices) == "shared"
+    assert use_of(ALWAYS, test_shared, devices) == "whole"
