@@ -76,6 +76,55 @@ def test_what_a_device_has_no_memory_for_is_not_judged() -> None:
         assert generated_compiled.judge(item, [torch.ones(3)]) is None
 
 
+def judged_with(call: Call, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> float | None:
+    """How a judge finds what a compiler would have given: None where it passes over it."""
+    call = tried(call)
+    assert call is not None
+    said = generated_compiled.judge(Item("it", call), change(generated_judge.results(call)))
+    return None if said is None else said[0]
+
+
+def program_with(name: str, x: torch.Tensor, **kwargs: Any) -> Call:
+    return generated_compiled_items._plain(name, Call(tuple, (x,), kwargs, x.dtype, gradients=True))
+
+
+NUMBERS = torch.linspace(-3, 3, 27).reshape(3, 9)
+HALVES = NUMBERS.bfloat16()
+PADDED = {"stride": 3, "padding": 1, "ceil_mode": True}
+NOT_A_NUMBER = torch.tensor([1.5, torch.inf, torch.nan])
+POOL = functools.partial(program_with, "nn.functional.avg_pool1d", NUMBERS, kernel_size=4)
+# A program, which of its results is off, and by what: as a healthy compiler has it, and as none may.
+PASSED_OVER = {
+    "amax": (program_with("amax", HALVES), 1, lambda one: one * torch.nan),
+    "amax of rows": (program_with("amax", NUMBERS, dim=-1), 1, lambda one: one * 0),
+    "largest of all": (program_with("norm", HALVES, p=float("inf")), 1, lambda one: one * torch.nan),
+    "pool": (POOL(**PADDED), 1, lambda one: one / 2),
+    "exponent": (program_with("frexp", NOT_A_NUMBER), 1, lambda one: one + 7),
+    "any": (program_with("any", NUMBERS, dim=()), 0, lambda one: one.any()),
+    "rounded before": (program_with("var", torch.ones(64)), 0, lambda one: one + 3e-15),
+    "order of equal ones": (program_with("argsort", torch.zeros(8)), 0, lambda one: one.flip(0)),
+}  # fmt: skip
+FAULTS = {
+    "amax itself": (program_with("amax", HALVES), 0, lambda one: one * torch.nan),
+    "amax goes elsewhere": (program_with("amax", HALVES), 1, lambda one: one.roll(1)),
+    "a sum": (program_with("sum", HALVES), 1, lambda one: one * torch.nan),
+    "pool itself": (POOL(**PADDED), 0, lambda one: one / 2),
+    "a plain pool": (POOL(stride=3), 1, lambda one: one / 2),
+    "an exponent of a number": (program_with("frexp", NUMBERS), 1, lambda one: one + 7),
+    "any of rows": (program_with("any", NUMBERS, dim=(0,)), 0, lambda one: one.any()),
+    "a variance": (program_with("var", NUMBERS), 0, lambda one: one + 1e-3),
+    "order of others": (program_with("argsort", torch.arange(8.0)), 0, lambda one: one.flip(0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*PASSED_OVER, *FAULTS])
+def test_what_a_healthy_compiler_gets_wrong_excuses_nothing_else(name: str) -> None:
+    """By its kernels and by how it is wrong."""
+    call, place, wrong = {**PASSED_OVER, **FAULTS}[name]
+    share = judged_with(call, lambda got: [*got[:place], wrong(got[place]), *got[place + 1 :]])
+    assert (share is None or share <= 1) is (name in PASSED_OVER), share
+
+
 SHARING = {
     "dropout of nothing": (lambda x: torch.nn.functional.dropout(x, 0.0, training=True), True),
     "dropout": (lambda x: torch.nn.functional.dropout(x, 0.5, training=True), False),

@@ -62,12 +62,24 @@ class Rounded(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
-def by_steps(call: Call, got: Sequence[torch.Tensor], reference: Reference) -> float | None:
-    """How far a program's result is from float64, if a rounding of each of its steps belongs to the unit."""
+def by_steps(
+    call: Call, got: Sequence[torch.Tensor], reference: Reference, *, whole: bool = False
+) -> float | None:
+    """How far a program's result is from float64, if a rounding of each of its steps belongs to the unit.
+
+    With `whole`, roundings by which numbers are lost say nothing: a largest number that moved is found
+    nowhere.
+    """
     wide = generated_judge.wide(reference.call)
     steps = (Rounded(call.dtype, n * 2**20) for n in range(STEPS))
     more = [generated_judge.results(wide, within=one) for one in steps]
+    if whole:
+        more = [one for one in more if not any(map(_loses, one, reference.right))]
     return generated_judge.distance(replace(call, noisy=call.excused, doubted=1.0), got, reference, more=more)
+
+
+def _loses(given: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool((right.isfinite() & ~given.isfinite()).any())
 
 
 def of_result(call: Call, got: Sequence[torch.Tensor], reference: Reference, bound: float) -> float | None:
