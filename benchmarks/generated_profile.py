@@ -46,7 +46,9 @@ Watch = Callable[[], generated_inside.Inside]
 
 
 def main(seed: int, first: int, last: int) -> None:
-    """Judge these cases, and keep what each kernel and each operator needs."""
+    """Judge these cases, and keep what each kernel and each operator needs: of this architecture alone."""
+    if not generated_inside.path().exists():
+        generated_inside.path().write_text("{}\n", encoding="utf-8")
     known = generated_inside.profile()
     generated_operators.rows()
     cases = ((seed, n) for n in range(first, last))

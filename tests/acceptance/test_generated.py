@@ -8,7 +8,7 @@ import pytest
 from harness import skips, unloaded
 from harness.asked import of_image
 from harness.calls import OnDevice, RecordMetric
-from workloads import generated, generated_compiled, generated_inside, generated_report, generated_sizes
+from workloads import generated, generated_compiled, generated_report, generated_sizes
 
 SOAK_S, STANDARD_S = 2400, 600
 # The least share of the drawn cases that float64 can judge; of huge ones, that there is memory for too.
@@ -32,7 +32,6 @@ def test_generated_once(family: str, on_device: OnDevice, record_metric: RecordM
 @pytest.mark.gpus(1)
 def test_each_operator(on_device: OnDevice, record_metric: RecordMetric) -> None:
     """One drawn case of each operator is as near to float64 as its inputs' precision allows."""
-    skips.if_lacking(on_device(generated_inside.lacks_a_profile))
     report = on_device(generated.of_standard, family="operators", timeout_s=STANDARD_S)
     generated_report.require(report, record_metric, LEAST["operators"])
 
@@ -48,8 +47,6 @@ def test_generated(
     Two runs with one seed draw the same cases; the one on a slower machine ends earlier, but never before the
     least number of them.
     """
-    if family == "operators":
-        skips.if_lacking(on_device(generated_inside.lacks_a_profile))
     seed = pytestconfig.getoption("case_seed")
     if family == "compiled":
         report = on_device(generated_compiled.of_soak, seed=seed, timeout_s=SOAK_S)

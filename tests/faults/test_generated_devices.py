@@ -5,9 +5,10 @@
 import contextlib
 import functools
 import itertools
+import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,11 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import drawn_faults
+
 sys.path.insert(0, str(TESTS / "acceptance"))
 
+from harness import models
 from workloads import (
     generated,
     generated_doubts,
@@ -162,14 +166,87 @@ def test_drawn_cases_run_elsewhere_and_agree(monkeypatch: pytest.MonkeyPatch) ->
     assert placed
 
 
-def test_an_architecture_without_a_profile_has_no_wide_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated_inside.arch, "name", lambda: "sm_999")
-    generated_inside.profile.cache_clear()
-    try:
-        assert set(generated_inside.profile()["units"]) == set()
-        assert generated_inside.gate("convolution float32") == generated_inside.GATES["float32"]
-    finally:
+MEASURED = {
+    one.stem: json.loads(one.read_text(encoding="utf-8")) for one in generated_inside.PROFILES.glob("*.json")
+}
+# Each that devices.json has, and some that it has not, of which one does not exist.
+KNOWN_ARCHS = {row["arch"] for row in models.table() if row["arch"]}
+UNMEASURED = sorted((KNOWN_ARCHS | {"gfx1100", "sm_75", "sm_999"}) - MEASURED.keys())
+OF_NOBODY = ("exp float32", "mul float16", "special_zeta float32")  # kernels that no profile has
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Make this another architecture: its profile is read once only."""
+
+    def take(name: str) -> None:
+        monkeypatch.setattr(generated_inside.arch, "name", lambda: name)
         generated_inside.profile.cache_clear()
+
+    yield take
+    monkeypatch.undo()
+    generated_inside.profile.cache_clear()
+
+
+def gates(keys: Iterable[str]) -> dict[str, float]:
+    """The gates of kernels and types on this architecture."""
+    return {key: generated_inside.gate(key) for key in keys}
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_an_architecture_that_nobody_measured_has_gates(name: str, on: Callable[[str], None]) -> None:
+    """They are finite, none is narrower than on one that was measured, and what one needs this one may have."""
+    keys = {key for one in MEASURED.values() for key in one["units"]} | {*OF_NOBODY}
+    needed = []
+    for one in MEASURED:
+        on(one)
+        needed.append(gates(keys))
+    on(name)
+    for key, gate in gates(keys).items():
+        widest = max(one[key] for one in needed)
+        assert widest <= gate <= generated_inside.TRANSFERS * widest, key
+    known = generated_inside.profile()
+    for kind in generated_inside.LISTS:
+        # What breaks a processor says nothing of a device.
+        of = [one for name, one in MEASURED.items() if (kind, name) != ("broken", "cpu")]
+        every = set(itertools.chain(*(one[kind] for one in of)))
+        assert every <= set(known[kind])
+        assert kind == "unknown" or every == set(known[kind])
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_an_architecture_that_was_measured_has_what_it_needs_alone(
+    name: str, on: Callable[[str], None]
+) -> None:
+    on(name)
+    assert generated_inside.profile() == MEASURED[name]
+    for key in (*MEASURED[name]["units"], *OF_NOBODY):
+        units = MEASURED[name]["units"].get(key, 0)
+        assert generated_inside.gate(key) == max(generated_inside._gate(key), 4 * units)
+
+
+def test_what_loses_all_in_float32_does_so_in_fewer_bits(on: Callable[[str], None]) -> None:
+    on("sm_999")
+    for key in generated_inside.profile()["unknown"]:
+        name, dtype = key.split()
+        halves = {f"{name} float16", f"{name} bfloat16"}
+        assert dtype != "float32" or halves <= set(generated_inside.profile()["unknown"])
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_operators_are_drawn_where_nobody_measured(
+    on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Healthy cases pass, most are judged, and a fault of one is seen."""
+    on("gfx942")
+    monkeypatch.setattr(generated, "SHRINKS", 1)
+    report = generated.check("operators", 0, 12, 12)
+    assert not report["failed"]
+    assert report["judged"] >= 0.85 * report["drawn"]
+    x = torch.linspace(0.5, 2, 64)
+    call = Call(torch.mul, (x, x), {}, torch.float32, inside=True, on=CPU)
+    with drawn_faults.Drawn("mul", torch.float32, "always", "it is off by 4096 roundings").mode():
+        assert generated._judged(call, 4.0)[0] > 1
 
 
 REPEATED = {

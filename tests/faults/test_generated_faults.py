@@ -295,7 +295,19 @@ def test_what_float64_says_otherwise_is_no_alarm(what):
     assert shares[1] > 1 or condition != "always"
 
 
+@pytest.mark.parametrize(("count", "is_judged"), [([65_536], False), ([65_504], True), ([65_536, 2], True)])
+def test_one_integer_beyond_a_half_has_two_right_answers(count, is_judged):
+    """A processor divides by it as it is, and by several integers as halves."""
+    call = generated_inside._call(ATEN.div.Tensor, (torch.ones(2, dtype=HALF), torch.tensor(count)), {})
+    assert (call is not None) is is_judged
+
+
 DOUBTS = {
+    "a count of more ones than a half has": (
+        torch.bfloat16, ATEN.histc.default,
+        (torch.rand(32_776, generator=torch.Generator().manual_seed(0)) * 20 - 10, 10, -10, 0),
+        "one element is NaN",
+    ),
     "overflow inside": (
         torch.bfloat16, ATEN.soft_margin_loss.default,
         (torch.tensor([1.0, -294, 2]), torch.tensor([1.0, 400, 1]), 0), "one element is NaN",

@@ -23,7 +23,6 @@ FEATURES = (
     "tf32",
     "grouped product",
     "varlen_attn",
-    "drawn operators",  # a profile of what its healthy kernels need
     *(f"attention: {name}" for name in ("math", "flash", "efficient", "cudnn")),
 )
 

@@ -29,6 +29,7 @@ LOSES = 2  # bytes of a type that loses whole units by its definition
 STEPS = 8  # evaluations in which each kernel's result is rounded at random
 # Numbers that are added into one, for which its unit is larger by one: halves may be added in their own type.
 TERMS = {torch.float32: 64, torch.float16: 2, torch.bfloat16: 2}
+ONES = 32  # of a count, which cost as much as one other term: 64 for a unit, where up to 120 were read
 TRIES, NUDGE = 3, 2.0**-12  # choices of operands' numbers that are changed, and by which part
 # What kernels call the arguments that say how places follow from sizes. A place has a rounding of its own, so
 # it is the less exact the longer a row is.
@@ -142,6 +143,8 @@ def of_kernel(
     `alone`: it works element by element, and adds nothing up.
     """
     reached = _reached(call)
+    if not alone:
+        reached = [_counted(call, *each) for each in zip(reached, reference.right, strict=True)]
     grown = [(one / TERMS[call.dtype]).clamp(min=1) for one in reached]
     interpolates = _interpolates(call.function)
     if math.isinf(units):
@@ -223,6 +226,16 @@ def _reached(call: Call) -> list[torch.Tensor]:
             share = torch.stack([other[n].nan_to_num() != one for other in found]).double().mean(0)
             reached[n] = torch.where(share >= 0.6, 2.0**power, reached[n])
     return reached
+
+
+def _counted(call: Call, reached: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """The same; of a count, beyond what its type reaches by ones, by the ones: it changes by no operand."""
+    given = [one for one in call.tensors() if one.is_floating_point()]
+    if not _is_whole([ref]) or _is_whole(given):
+        return reached
+    ones = ref.double().abs().nan_to_num()
+    more = torch.maximum(reached, ones / ONES)
+    return torch.where(ones * gates.unit_roundoff(call.dtype) >= 1, more, reached)
 
 
 def _nudged(leaf: Any, share: float, seed: int) -> Any:

@@ -35,6 +35,7 @@ GATES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 SERIES = "special_"  # what is worked out by series has more roundings
 RECURRENCES = "_polynomial_"  # and what is worked out by recurrence has rough steps, which overflow
 FACTOR = 4.0  # by so much a kernel may leave its profile or a series the gate of its type
+TRANSFERS = 2.0  # and by so much more what others need, where nobody measured (docs/reference/trust.md)
 GROWS = 4  # numbers for each unit of a kernel whose error grows with them, as it adds them one by one
 MOST_CALLS = 16  # of one kernel and type in one program: a loop of thousands would take minutes
 MOST_ELEMENTS = 2**20  # of a kernel's operands and results: float64 has six times as many
@@ -45,6 +46,7 @@ NO_RESULT = (
 )  # fmt: skip
 # What excuses a kernel: what was measured on healthy ones, a doubt, a known fault; and a gradient: a place.
 PROFILE, DOUBTED, KNOWN, CHOSEN = "its profile", "a doubt excuses", "a known fault is passed over", "a place"
+INTEGERS = (torch.int32, torch.int64)
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)
 # What kernels call the numbers that they write to places.
 WRITTEN = {"source", "src", "values", "value"}
@@ -139,6 +141,9 @@ def _call(func: Any, args: Any, kwargs: Any) -> Call | None:
     dtype = next((one.dtype for one in floats if one.is_floating_point() and one.numel()), None)
     if dtype not in generated_judge.FLOATS:
         return None
+    is_pointwise = _is_pointwise(name_of(func))
+    if is_pointwise and any(_is_beyond(dtype, one) for one in generated_trees.leaves((args, kwargs))):
+        return None
     place = generated_elsewhere.place()
     call = Call(func, tuple(args), kwargs, dtype)
     if place is not None and any(one.device == place for one in call.tensors()):
@@ -146,11 +151,17 @@ def _call(func: Any, args: Any, kwargs: Any) -> Call | None:
     if func._schema.is_mutable:
         kept = functools.partial(generated_trees.kept, func)
         call = replace(call, function=kept).mapped(generated_trees.copied)
-    return call.mapped(functools.partial(_rounded, dtype)) if _is_pointwise(name_of(func)) else call
+    return call.mapped(functools.partial(_rounded, dtype)) if is_pointwise else call
+
+
+def _is_beyond(dtype: torch.dtype, leaf: Any) -> bool:
+    """Whether this is one integer for which a type has infinity alone: some kernels take it as it is."""
+    whole = generated_trees.is_tensor(leaf) and leaf.dtype in INTEGERS
+    return whole and leaf.numel() == 1 and abs(leaf.item()) > torch.finfo(dtype).max
 
 
 def _rounded(dtype: torch.dtype, leaf: Any) -> Any:
-    if generated_trees.is_tensor(leaf) and leaf.dim() and leaf.dtype in (torch.int32, torch.int64):
+    if generated_trees.is_tensor(leaf) and leaf.dim() and leaf.dtype in INTEGERS:
         return leaf.to(dtype)
     return leaf
 
@@ -272,7 +283,8 @@ def needed(key: str) -> float:
 
 def gate(key: str) -> float:
     """The units that a kernel may have, by its name and type."""
-    return max(_gate(key), FACTOR * float(profile()["units"].get(key, 0)))
+    measured = max(_gate(key), FACTOR * float(profile()["units"].get(key, 0)))
+    return measured if path().exists() else TRANSFERS * measured
 
 
 def _gate(key: str) -> float:
@@ -280,6 +292,7 @@ def _gate(key: str) -> float:
 
 
 LISTS = ("broken", "grows", "noisy", "operators", "overflows", "unknown")
+PROCESSOR = "cpu"
 
 
 def path() -> Path:
@@ -289,19 +302,24 @@ def path() -> Path:
 
 @functools.cache
 def profile() -> dict[str, Any]:
-    """What was measured on this architecture; nothing where nobody measured: then no gate is wide.
+    """What was measured on this architecture; where nobody measured, all that others need.
 
     By kernel and type: `units`, and `unknown` if nothing helps. Also `noisy` if its rounding is rougher than
     its inputs', `overflows` if inner values leave the type. By kernel: `grows` if its error grows with the
     number of its operands' elements. `operators`: their results are far from float64; `broken`: they break
-    loudly.
+    loudly, which a processor says of no device.
     """
-    nothing: dict[str, Any] = {"units": {}, **{name: [] for name in LISTS}}
-    return nothing | (json.loads(path().read_text(encoding="utf-8")) if path().exists() else {})
-
-
-def lacks_a_profile() -> dict[str, Any] | None:
-    """The lack of a profile of this architecture: without one nobody knows what a healthy kernel needs."""
-    file = path()
-    reason = f"no profile of drawn operators for this architecture: {file.name}"
-    return None if file.exists() else {"feature": "drawn operators", "reason": reason}
+    files = [path()] if path().exists() else sorted(PROFILES.glob("*.json"))
+    known: dict[str, Any] = {"units": {}, **{name: [] for name in LISTS}}
+    for file in files:
+        measured = json.loads(file.read_text(encoding="utf-8"))
+        if PROCESSOR in {file.stem} ^ {path().stem}:
+            measured["broken"] = []
+        for key, units in measured.get("units", {}).items():
+            known["units"][key] = max(units, known["units"].get(key, 0))
+        for name in LISTS:
+            known[name] = sorted({*known[name], *measured.get(name, ())})
+    if not path().exists():  # what loses all in float32 loses as much in fewer bits
+        names = [key.split()[0] for key in known["unknown"] if key.endswith(" float32")]
+        known["unknown"] = sorted({*known["unknown"], *(f"{a} {b}" for a in names for b in GATES)})
+    return known
