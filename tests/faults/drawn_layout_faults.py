@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining import stage as pipelines
@@ -99,6 +99,12 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     **{f"{one}: no_sync": ((one,), ("each",), ("never ends", "keeps nothing")) for one in MARKS},
     "ddp: buffers": (("ddp",), ("each",), ("not sent",)),
     "ddp: ZeRO": (("ddp",), ("each",), ("not sent",)),
+    "fsdp2: what the host has": (
+        ("fsdp2", "fsdp2+tensor"),
+        tuple(PARTS)[:2],
+        ("as it was", "zero", "without its last row"),
+    ),
+    "fsdp2: a factor": (("fsdp2",), ("each",), ("not sent",)),
     "pipeline: a pass": (
         PIPELINES,
         ("each", "the first", "the last"),
@@ -145,6 +151,8 @@ NAMED = {
     Fault("ddp: a sum", "always", "each", "not reduced"): ("layouts", 0, 0),
     Fault("fsdp1: a sum", "flat parameters", "each", "rounded to bfloat16"): ("layouts", 0, 1),
     Fault("fsdp2: no_sync", "bfloat16", "each", "keeps nothing"): ("layouts", 1, 37),
+    Fault("fsdp2: what the host has", "always", "each", "as it was"): ("layouts", 0, 4),
+    Fault("fsdp2: a factor", "always", "each", "not sent"): ("checkpoints", 1, 11),
     Fault("tensor: a sum", "always", "each", "rounded to bfloat16"): ("layouts", 0, 3),
     Fault("pipeline: a pass", "backward in two", "the last", "zero"): ("layouts", 0, 5),
     Fault("pipeline: a pass", "several stages", "the first", "reduced twice"): ("layouts", 0, 5),
@@ -298,6 +306,17 @@ def forgets(planted: Planted, original: Any, param: Any) -> None:
         original(param)
 
 
+def at_host(planted: Planted, original: Any, group: Any) -> None:
+    """What a step leaves of gradients that are on the host; as it was: what it was after the pass before."""
+    original(group)
+    for number, param in enumerate(group.fsdp_params):
+        if param.offload_to_cpu and param.sharded_param.grad is not None:
+            grad = param.sharded_param.grad._local_tensor
+            old = planted.kept.get(id(param), grad)
+            planted.kept[id(param)] = grad.clone()
+            planted.damages(grad, old, number, len(group.fsdp_params))
+
+
 def piped(planted: Planted, original: Any, job: Any, layout: Any) -> None:
     """A pipeline begins. It also is a layout of FSDP2, which asked for other things before."""
     original(job, layout)
@@ -424,6 +443,8 @@ WRAPS: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
     "ZeRO": ((ZeroRedundancyOptimizer, "_sync_params", skipped),),
     "a norm": ((torch.nn.utils, "clip_grad_norm_", clip), (Fsdp1, "clip_grad_norm_", clip)),
     "a pass": ((Stage, "backward_one_chunk", passed), (Stage, "backward_weight_one_chunk", passed)),
+    "what the host has": ((_fsdp_param_group.FSDPParamGroup, "finalize_backward", at_host),),
+    "a factor": ((FSDPModule, "set_gradient_divide_factor", skipped),),
     "a scale": ((Stage, "scale_grads", shared),),
     "a loss": ((schedules._PipelineSchedule, "_compute_loss", lost),),
     "what comes back": ((Stage, "_retrieve_recv_grads", come_back),),
@@ -441,6 +462,8 @@ NEEDS: dict[str, Callable[[Any, Any], Any]] = {
     and case.chunks > layout_options.groups_of(one, 2),
     "buffers": lambda case, one: case["buffers"] == "means" and one["forward_sync_buffers"],
     "ZeRO": lambda _, one: one["zero"],
+    "what the host has": lambda case, one: one["offload"] and case.kind == "float32",
+    "a factor": lambda _, one: one["divided"] == "by caller" and one["force_sum"],
     "a norm": lambda case, _: case.clip,
     "unused parameters": lambda _, one: one["find_unused_parameters"],
     "views of buckets": lambda _, one: one["gradient_as_bucket_view"],

@@ -18,7 +18,8 @@ PLAIN = (  # no plainer one has FSDP2
     '"kind": "float32", "chunks": 2, "layouts": [{"parallel": "fsdp2", "options": {"sync": "each", "units": '
     '"blocks", "reduce": "float32", "ignored": false, "replicas": false, "placement": false, '
     '"reshard_after_forward": true, "reshard_after_backward": true, "prefetch": false, "force_sum": false, '
-    '"unused": false}}], "traits": {}, "steps": 1}'
+    '"unused": false, "offload": "", "divided": "", "output": "", "cast_forward_inputs": true, "ahead": '
+    'false, "in_flight": 1}}], "traits": {}, "steps": 1}'
 )
 DDP = {
     "sync": "each", "reduce": "float32", "hook": False, "zero": "", "bucket_cap_mb": 25,

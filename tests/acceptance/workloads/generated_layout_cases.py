@@ -109,6 +109,7 @@ def _refused(case: Case, one: Layout, size: int) -> Any:
     """What no layout, DDP or FSDP2 can do. Tensors of two meshes have no common norm, nor a common update."""
     two, unused, static = len(case.layouts) > 1, one["find_unused_parameters"], one["static_graph"]
     whole = one.parallel in {"alone", "pipeline"}  # no rank has a part of a gradient
+    coarse = one["unused"] and one["sync"] == "last" and case.kind != one["reduce"]
     meshes = "tensor" in one.parallel and not one["sequence"] and (case.adamw != "for" or case.clip)
     some = case["spare"] or case["branch"]
     ddp = (
@@ -121,6 +122,7 @@ def _refused(case: Case, one: Layout, size: int) -> Any:
         meshes
         or case.chunks % groups_of(one, size)
         or (two and case["buffers"] == "means")
+        or (case["branch"] == "chunk" and coarse)  # some ranks raise: pytorch#196996
         or (case["branch"] == "chunk" and not (unused or (HAS_UNUSED and one["unused"]) or whole))
         or (one["ignored"] and case["frozen"] and case.kind == "bfloat16")  # it stays in float32
         or (case["mixed"] and (case.kind == "bfloat16" or one.memory == "compiled"))
@@ -131,6 +133,7 @@ def _refused(case: Case, one: Layout, size: int) -> Any:
 
 def _flat(case: Case, one: Layout, size: int) -> Any:
     """FSDP1: a flat parameter has one type, and without the original ones all of it is trained or nothing.
+    On the host, gradients replace those of the pass before, and are not added to them.
 
     Not drawn, as torch 2.13 gets them wrong: a hybrid whose shards have one rank each becomes NO_SHARD of one
     rank, and sums nothing; and a flat parameter takes the count of steps of any of its weights.
@@ -144,6 +147,7 @@ def _flat(case: Case, one: Layout, size: int) -> Any:
     resumed = len(case.layouts) > 1 and (case["spare"] or case["branch"])
     return (
         one["inner"] == 1 < size
+        or (one["offload"] and one["sync"] == "each" and case.chunks > groups_of(one, size))
         or (flat and (not whole or one.memory == "compiled" or resumed))
         or (case["tied"] and one["units"] == "size")
     )
@@ -201,6 +205,10 @@ KNOWN: dict[str, tuple[str, Callable[[Case, Layout, int], Any]]] = {
         r"FSDP reduce-scatter expects uniform gradient dtype",
         lambda case, one, passes: one["unused"] and one["sync"] == "last" and passes > 1
         and case.kind != one["reduce"] and (case["spare"] or case["branch"])),
+    "a factor divides twice where a shard has one rank": (
+        r": gradient \d of ",
+        lambda _, one, __: one["divided"] == "by ranks" and one["force_sum"] and one["replicas"]
+        and one["inner"] == 1),
     "no state of what is unused": (
         r"Missing key in checkpoint state_dict: job\.optimizer\.state\.(spare|blocks\.\d\.side)",
         lambda case, *_: len(case.layouts) > 1 and (case["spare"] or case["branch"])),

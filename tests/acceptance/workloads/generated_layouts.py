@@ -360,7 +360,7 @@ def main(family: str, seed: int, first: int, count: int, *, kept: str | None = N
             if found["failures"] and not small:
                 print(f"[rank{ranks.rank}]: {found['failures']}", file=sys.stderr, flush=True)
                 small = told(shrunk(judge, case, ranks.size))
-                found["failures"].append(f"the smallest case: '{small}'")
+                found["failures"].insert(0, f"the smallest case: '{small}'")  # the end of a report may be cut
         report["hung"] = None
     if ranks.rank == 0:
         print(json.dumps(report), flush=True)

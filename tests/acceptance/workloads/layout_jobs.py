@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -38,9 +38,14 @@ from workloads.layout_options import DDP_ONLY, FSDP1_ONLY, compiled_whole, group
 from workloads.ranks import Ranks
 
 try:
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 except ImportError:  # before torch 2.6
-    from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed._composable.fsdp import (
+        CPUOffloadPolicy,
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
 
 Of = Callable[[nn.Parameter], Any]
 PREFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "module.")
@@ -65,6 +70,8 @@ class Job:
         self.trained = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
         self.groups, self.ran = groups_of(layout, ranks.size), False
         self.group = ranks.rank * self.groups // ranks.size
+        sums = layout["force_sum"] or ranks.device.type == "cuda"  # gloo has no sum of what is divided
+        self.divided = layout["divided"] if sums else ""
         self.fsdp1, self.fsdp2 = layout.parallel == "fsdp1", "fsdp2" in layout.parallel
         self.autocast = case.kind == "bfloat16" and not (self.fsdp1 or self.fsdp2)
         self._spread(layout)
@@ -125,6 +132,7 @@ class Job:
                 param_dtype=None if kind == torch.float32 else kind, reduce_dtype=TYPES[layout["reduce"]]
             ),
             ignored_states=self._ignored(layout),
+            cpu_offload=CPUOffload(offload_params=layout["offload"] and self.ranks.device.type == "cuda"),
             device_id=self.ranks.device,
             **given(Fsdp1, layout, FSDP1_ONLY) | {"sync_module_states": synced},
         )
@@ -132,11 +140,17 @@ class Job:
     def _fsdp2(self, model: Any, layout: Layout, over: DeviceMesh) -> None:
         kind, size = TYPES[self.case.kind], over.size(-1)
         policy = MixedPrecisionPolicy(
-            param_dtype=None if kind == torch.float32 else kind, reduce_dtype=TYPES[layout["reduce"]]
+            param_dtype=None if kind == torch.float32 else kind,
+            reduce_dtype=TYPES[layout["reduce"]],
+            output_dtype=TYPES.get(layout["output"]),
+            cast_forward_inputs=layout["cast_forward_inputs"] is not False,
         )
-        more = {"mp_policy": policy, "reshard_after_forward": layout["reshard_after_forward"]}
+        more: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": layout["reshard_after_forward"]}
         if layout["ignored"]:
             more["ignored_params"] = set(self._ignored(layout) or ())
+        if layout["offload"]:
+            pinned = layout["offload"] == "pinned" and self.ranks.device.type == "cuda"  # refused for others
+            more["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
         if layout["placement"]:
             more["shard_placement_fn"] = lambda one: (
                 Shard(1) if one.ndim > 1 and one.shape[1] % size == 0 else None
@@ -148,9 +162,15 @@ class Job:
             for one, after in itertools.pairwise(blocks):
                 one.set_modules_to_forward_prefetch([after])
                 after.set_modules_to_backward_prefetch([one])
-        for option, method in FSDP2_METHODS.items():
-            for unit in (*blocks, model) if layout[option] else ():
-                getattr(unit, method, lambda _: None)(True)
+        factor = {"by ranks": float(self.groups), "by caller": 1.0}.get(self.divided)
+        asked = {
+            "set_gradient_divide_factor": factor,
+            "set_reduce_scatter_max_input_buffers": layout["in_flight"],
+        }
+        asked |= {method: layout[option] for option, method in FSDP2_METHODS.items()}
+        for method, value in asked.items():
+            for unit in (*blocks, model) if value else ():
+                getattr(unit, method, lambda _: None)(value)
 
     def _ignored(self, layout: Layout) -> list[nn.Parameter] | None:
         return (
@@ -167,9 +187,14 @@ class Job:
                 self._syncing(sync, turn + 1 == len(every)),
                 torch.autocast(self.ranks.device.type, torch.bfloat16, self.autocast),
             ):
+                if self.layout["ahead"]:
+                    self.model.unshard()
                 loss = loss_of(self.model, tokens.to(self.ranks.device), self.case.uses(number, chunk))
                 (loss / len(every)).backward()
             losses.append(loss.detach().double().cpu())
+        for _, weight in self.named() if self.divided == "by caller" else ():
+            if weight.grad is not None:
+                weight.grad.div_(self.groups)
         found = self.whole(lambda weight: weight.grad)
         norm = self._clip(most) if self.case.clip else None
         self.optimizer.step()
@@ -186,8 +211,14 @@ class Job:
     def _clip(self, most: float) -> float:
         if self.fsdp1:
             return float(self.model.clip_grad_norm_(most))
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        weights = list(self.model.parameters())
+        if self.layout["offload"]:  # no sum over ranks of what is on the host, where NCCL is the backend
+            norm = on_device(
+                torch.nn.utils.get_total_norm([one.grad for one in weights if one.grad is not None])
+            )
+            torch.nn.utils.clip_grads_with_norm_(weights, most, norm.cpu())
+            return float(norm)
+        return float(on_device(torch.nn.utils.clip_grad_norm_(weights, most)))
 
     def _syncing(self, sync: bool, last: bool) -> Any:
         if self.fsdp2:
@@ -298,4 +329,12 @@ def tensor_plan(case: Case, sequence: bool) -> dict[str, Any]:
 def gathered(value: Any, like: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor from all ranks; zeros in place of `None`."""
     value = torch.zeros_like(like) if value is None else value.detach()
-    return (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu().clone()
+    return on_device(value).cpu().clone()
+
+
+def on_device(value: torch.Tensor) -> torch.Tensor:
+    """A tensor from all ranks, on the device of their mesh, where the host has it."""
+    if not hasattr(value, "full_tensor"):
+        return value
+    found: torch.Tensor = value.to(value.device_mesh.device_type).full_tensor()
+    return found

@@ -25,9 +25,13 @@ FSDP1_ONLY: dict[str, tuple[Any, ...]] = {
     "use_orig_params": (True, False),
     "sync_module_states": (False, True),
 }
+OFFLOAD = ("", "pageable", "pinned")  # to the host's memory
 FSDP2_ONLY: dict[str, tuple[Any, ...]] = {
     "reshard_after_forward": (True, False), "reshard_after_backward": (True, False),
     "prefetch": (False, True), "force_sum": (False, False, True), "unused": (False, True),
+    "offload": ("", *OFFLOAD), "divided": ("", "", "by ranks", "by caller"),
+    "output": ("", "float32"), "cast_forward_inputs": (True, False), "ahead": (False, True),
+    "in_flight": (1, 1, 3),
 }  # fmt: skip
 PIPELINE: dict[str, tuple[Any, ...]] = {
     "schedule": ("GPipe", "1F1B", *SEVERAL),
@@ -49,6 +53,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
         "units": ("blocks", "root", "size"),
         "strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
         "backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", ""),
+        "offload": (False, False, True),
         **FSDP1_ONLY,
     },
     "fsdp2": {
