@@ -28,14 +28,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining import stage as pipelines
 from torch.distributed.tensor.placement_types import Partial
 from torch.nn.parallel import DistributedDataParallel
 
 from workloads import generated_layout_cases as cases
 from workloads import generated_layouts as generated
-from workloads import layout_jobs
+from workloads import layout_jobs, layout_options, layout_pipelines
 from workloads.collective_groups import Watch, watched
 from workloads.ranks import joined
 
@@ -52,6 +54,9 @@ CONDITIONS: dict[str, dict[str, Callable[[dict[str, Any]], Any]]] = {
     "fsdp2": {"weights kept after forward": lambda asked: not asked["reshard_after_forward"],
               "replicas": lambda asked: asked["mesh"].ndim > 1,
               "bfloat16": lambda asked: asked["mp_policy"].param_dtype},
+    "pipeline": {"several stages": lambda asked: asked["stages"] > 1,
+                 "backward in two": lambda asked: asked["schedule"] in layout_options.SPLIT,
+                 "the sum of all": lambda asked: asked["loss"] == "sum"},
 }  # fmt: skip
 MARKS = {"ddp": "static_graph", "fsdp1": "sharding_strategy", "fsdp2": "mp_policy"}  # what tells each
 PARTS: dict[str, Callable[[int, torch.Tensor, int], bool]] = {
@@ -63,8 +68,9 @@ PARTS: dict[str, Callable[[int, torch.Tensor, int], bool]] = {
     "those of few elements": lambda _, one, __: one.numel() < 100,
     "those of an odd size": lambda _, one, __: one.numel() % 2 == 1,
 }
-COUNTS = {"layouts": 30, "checkpoints": 15}  # cases of a seed
+COUNTS = {"layouts": 42, "checkpoints": 15}  # cases of a seed
 FEW = 8  # cases after which a fault that never struck is given up
+PIPELINES = ("pipeline", "fsdp2+pipeline")
 BUFFERS = ("each", "the first", "those of few elements", "those of an odd size")
 
 
@@ -93,6 +99,28 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     **{f"{one}: no_sync": ((one,), ("each",), ("never ends", "keeps nothing")) for one in MARKS},
     "ddp: buffers": (("ddp",), ("each",), ("not sent",)),
     "ddp: ZeRO": (("ddp",), ("each",), ("not sent",)),
+    "fsdp2: what the host has": (
+        ("fsdp2", "fsdp2+tensor"),
+        tuple(PARTS)[:2],
+        ("as it was", "zero", "without its last row"),
+    ),
+    "fsdp2: a factor": (("fsdp2",), ("each",), ("not sent",)),
+    "pipeline: a pass": (
+        PIPELINES,
+        ("each", "the first", "the last"),
+        ("zero", "reduced twice", "a hundredth too large"),
+    ),
+    "pipeline: a scale": (PIPELINES, ("each",), ("not sent", "divided twice")),
+    "pipeline: a loss": (
+        PIPELINES,
+        ("each", "the first", "the last"),
+        ("reduced twice", "a hundredth too large"),
+    ),
+    "pipeline: what comes back": (
+        PIPELINES,
+        ("each", "the first", "the last"),
+        ("as it was", "zero", "rounded to bfloat16"),
+    ),
     "any: a norm": ((), ("each",), ("not clipped", "clipped twice", "the last one is not clipped")),
     "any: AdamW": ((), ("each",), ("the last one stays", "its count stays")),
     "load: a tensor": ((), tuple(PARTS)[3:], ("as it was", "without its last row", "rounded to bfloat16")),
@@ -116,16 +144,23 @@ class Fault:
         return f"{self.place}, {self.condition}, {self.part}: {self.effect}"
 
 
-# Known shapes, each with a case of seed 0 that finds it.
+# Known shapes, each with a case that finds it: family, seed and number.
 NAMED = {
-    Fault("ddp: no_sync", "a static graph", "each", "never ends"): ("layouts", 25),
-    Fault("ddp: buffers", "always", "each", "not sent"): ("layouts", 25),
-    Fault("ddp: a sum", "always", "each", "not reduced"): ("layouts", 0),
-    Fault("fsdp1: a sum", "flat parameters", "each", "rounded to bfloat16"): ("layouts", 1),
-    Fault("fsdp2: no_sync", "bfloat16", "each", "keeps nothing"): ("layouts", 27),
-    Fault("tensor: a sum", "always", "each", "rounded to bfloat16"): ("layouts", 3),
-    Fault("load: objects", "always", "each", "replaced"): ("checkpoints", 1),
-    Fault("load: bytes", "always", "each", "as it was"): ("checkpoints", 1),
+    Fault("ddp: no_sync", "a static graph", "each", "never ends"): ("layouts", 7, 21),
+    Fault("ddp: buffers", "always", "each", "not sent"): ("layouts", 0, 35),
+    Fault("ddp: a sum", "always", "each", "not reduced"): ("layouts", 0, 0),
+    Fault("fsdp1: a sum", "flat parameters", "each", "rounded to bfloat16"): ("layouts", 0, 1),
+    Fault("fsdp2: no_sync", "bfloat16", "each", "keeps nothing"): ("layouts", 1, 37),
+    Fault("fsdp2: what the host has", "always", "each", "as it was"): ("layouts", 0, 4),
+    Fault("fsdp2: a factor", "always", "each", "not sent"): ("checkpoints", 1, 11),
+    Fault("tensor: a sum", "always", "each", "rounded to bfloat16"): ("layouts", 0, 3),
+    Fault("pipeline: a pass", "backward in two", "the last", "zero"): ("layouts", 0, 5),
+    Fault("pipeline: a pass", "several stages", "the first", "reduced twice"): ("layouts", 0, 5),
+    Fault("pipeline: a scale", "always", "each", "not sent"): ("layouts", 0, 26),
+    Fault("pipeline: a loss", "the sum of all", "the last", "a hundredth too large"): ("layouts", 0, 5),
+    Fault("pipeline: what comes back", "always", "the last", "as it was"): ("layouts", 0, 5),
+    Fault("load: objects", "always", "each", "replaced"): ("checkpoints", 0, 0),
+    Fault("load: bytes", "always", "each", "as it was"): ("checkpoints", 0, 0),
 }
 
 
@@ -271,6 +306,69 @@ def forgets(planted: Planted, original: Any, param: Any) -> None:
         original(param)
 
 
+def at_host(planted: Planted, original: Any, group: Any) -> None:
+    """What a step leaves of gradients that are on the host; as it was: what it was after the pass before."""
+    original(group)
+    for number, param in enumerate(group.fsdp_params):
+        if param.offload_to_cpu and param.sharded_param.grad is not None:
+            grad = param.sharded_param.grad._local_tensor
+            old = planted.kept.get(id(param), grad)
+            planted.kept[id(param)] = grad.clone()
+            planted.damages(grad, old, number, len(group.fsdp_params))
+
+
+def piped(planted: Planted, original: Any, job: Any, layout: Any) -> None:
+    """A pipeline begins. It also is a layout of FSDP2, which asked for other things before."""
+    original(job, layout)
+    planted.asked, planted.calls, planted.kept = {"steps": 0, **layout.options}, 0, {}
+
+
+def of_pass(planted: Planted, number: int, stage: Any) -> bool:
+    """Whether the fault strikes this pass of a stage."""
+    right = PARTS[planted.fault.part](number, torch.zeros(()), stage.chunks)
+    return right and "schedule" in planted.asked and planted.strikes()
+
+
+def passed(planted: Planted, original: Any, stage: Any, number: int, *a: Any, **k: Any) -> None:
+    """What a pass adds to the gradients of a stage."""
+    weights = list(stage.submod.parameters())
+    before = [None if one.grad is None else one.grad.clone() for one in weights]
+    original(stage, number, *a, **k)
+    if of_pass(planted, number, stage):
+        for one, old in zip(weights, before, strict=True):
+            if one.grad is not None:
+                added = one.grad.clone() if old is None else one.grad - old
+                assert planted.harm is not None
+                planted.harm(added, added)
+                one.grad.copy_(added if old is None else old + added)
+
+
+def shared(planted: Planted, original: Any, stage: Any, factor: int) -> None:
+    strikes = "schedule" in planted.asked and factor > 1 and planted.strikes()
+    for _ in range(1 if not strikes else 0 if planted.effect == "not sent" else 2):
+        original(stage, factor)
+
+
+def lost(planted: Planted, original: Any, schedule: Any, *a: Any, **k: Any) -> Any:
+    loss, planted.calls = original(schedule, *a, **k), planted.calls + 1
+    right = PARTS[planted.fault.part](planted.calls - 1, loss, schedule._n_microbatches)
+    if right and "schedule" in planted.asked and planted.strikes():
+        return loss * {"reduced twice": 2.0}.get(planted.effect, 1.01)
+    return loss
+
+
+def come_back(planted: Planted, original: Any, stage: Any, number: int) -> Any:
+    """The gradient that a stage got of the next; as it was: that of the pass before."""
+    found = original(stage, number)
+    old = planted.kept.get(stage.stage_index, found)
+    planted.kept[stage.stage_index] = tuple(None if one is None else one.clone() for one in found)
+    if of_pass(planted, number, stage):
+        for one, was in zip(found, old, strict=True):
+            if one is not None and planted.harm is not None:
+                planted.harm(one, was)
+    return found
+
+
 def clip(planted: Planted, original: Any, first: Any, most: float) -> Any:
     every = list(first.parameters() if isinstance(first, nn.Module) else first)
     some = [(one.grad, one.grad.clone()) for one in every if one.grad is not None]
@@ -327,8 +425,10 @@ Loading, Saving = default_planner.DefaultLoadPlanner, default_planner.DefaultSav
 WATCHES = (
     *((one, "__init__", made) for one in (DistributedDataParallel, Fsdp1)),
     *((layout_jobs, name, made) for name in ("fully_shard", "parallelize_module")),
-    (layout_jobs.Job, "step", stepped),
+    *((one, "step", stepped) for one in (layout_jobs.Job, layout_pipelines.Pipelined)),
+    (layout_pipelines.Pipelined, "_spread", piped),
 )
+Stage = pipelines._PipelineStageBase
 SUMS = tuple(
     (dist, name, reduced) for name in ("reduce_scatter_single", "reduce_scatter_tensor", "all_reduce")
 )
@@ -342,6 +442,12 @@ WRAPS: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
     "buffers": ((DistributedDataParallel, "_sync_buffers", skipped),),
     "ZeRO": ((ZeroRedundancyOptimizer, "_sync_params", skipped),),
     "a norm": ((torch.nn.utils, "clip_grad_norm_", clip), (Fsdp1, "clip_grad_norm_", clip)),
+    "a pass": ((Stage, "backward_one_chunk", passed), (Stage, "backward_weight_one_chunk", passed)),
+    "what the host has": ((_fsdp_param_group.FSDPParamGroup, "finalize_backward", at_host),),
+    "a factor": ((FSDPModule, "set_gradient_divide_factor", skipped),),
+    "a scale": ((Stage, "scale_grads", shared),),
+    "a loss": ((schedules._PipelineSchedule, "_compute_loss", lost),),
+    "what comes back": ((Stage, "_retrieve_recv_grads", come_back),),
     "AdamW": ((torch.optim.AdamW, "step", adamw),),
     "load: AdamW": ((layout_jobs, "set_state_dict", loaded_adamw),),
     "save: a tensor": ((Saving, "resolve_data", resolved),),
@@ -353,9 +459,11 @@ WRAPS: dict[str, tuple[tuple[Any, str, Callable[..., Any]], ...]] = {
 
 NEEDS: dict[str, Callable[[Any, Any], Any]] = {
     "no_sync": lambda case, one: one["sync"] in {"last", "later"}
-    and case.chunks > layout_jobs.groups_of(one, 2),
+    and case.chunks > layout_options.groups_of(one, 2),
     "buffers": lambda case, one: case["buffers"] == "means" and one["forward_sync_buffers"],
     "ZeRO": lambda _, one: one["zero"],
+    "what the host has": lambda case, one: one["offload"] and case.kind == "float32",
+    "a factor": lambda _, one: one["divided"] == "by caller" and one["force_sum"],
     "a norm": lambda case, _: case.clip,
     "unused parameters": lambda _, one: one["find_unused_parameters"],
     "views of buckets": lambda _, one: one["gradient_as_bucket_view"],
@@ -364,6 +472,11 @@ NEEDS: dict[str, Callable[[Any, Any], Any]] = {
     "flat parameters": lambda _, one: not one["use_orig_params"],
     "replicas": lambda _, one: one["replicas"],
     "bfloat16": lambda case, _: case.kind == "bfloat16",
+    "a scale": lambda case, one: one["loss"] == "mean" and case.chunks > layout_options.groups_of(one, 2),
+    "what comes back": lambda case, one: (one["inner"] or 2) > 1 and case.chunks > layout_options.groups_of(one, 2),
+    "several stages": lambda _, one: one["stages"] > 1,
+    "backward in two": lambda _, one: one["schedule"] in layout_options.SPLIT,
+    "the sum of all": lambda _, one: one["loss"] == "sum",
 }  # fmt: skip
 
 
@@ -383,6 +496,9 @@ def main() -> None:
     parser.add_argument("--fault-seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--find", action="store_true", help="the first case of each known shape that finds it"
+    )
     options = parser.parse_args()
     report: dict[str, Any] = {"healthy": [], "faults": {}, "hung": {}}
     with joined() as ranks, contextlib.ExitStack() as stack:
@@ -400,8 +516,8 @@ def main() -> None:
             planted, found, said = Planted(fault), None, []
             crossed = [one for one, case in drawn.items() if crossing(fault, case)]
             crossed.sort(key=lambda one: (one[1], any(of.memory == "compiled" for of in drawn[one].layouts)))
-            if fault in NAMED:
-                crossed = [(NAMED[fault][0], 0, NAMED[fault][1])]
+            if fault in NAMED and not options.find:
+                crossed = [NAMED[fault]]
             for tried, one in enumerate(crossed, 1):
                 with planted.here():
                     said = judge(cases.draw(*one, ranks.size), f"{fault} {one}")["failures"]

@@ -18,7 +18,8 @@ PLAIN = (  # no plainer one has FSDP2
     '"kind": "float32", "chunks": 2, "layouts": [{"parallel": "fsdp2", "options": {"sync": "each", "units": '
     '"blocks", "reduce": "float32", "ignored": false, "replicas": false, "placement": false, '
     '"reshard_after_forward": true, "reshard_after_backward": true, "prefetch": false, "force_sum": false, '
-    '"unused": false}}], "traits": {}, "steps": 1}'
+    '"unused": false, "offload": "", "divided": "", "output": "", "cast_forward_inputs": true, "ahead": '
+    'false, "in_flight": 1}}], "traits": {}, "steps": 1}'
 )
 DDP = {
     "sync": "each", "reduce": "float32", "hook": False, "zero": "", "bucket_cap_mb": 25,
@@ -72,10 +73,19 @@ FAULTS = (
     planted(
         "gradients that are parts of a sum are not clipped, as before torch 2.12",
         "layouts",
-        18,
+        17,
         {"torch:_foreach_mul_": "lambda grads, by: original([one for one in grads if 'Partial' not in "
          "str(getattr(one, 'placements', ''))], by)"},
         "norm.weight after step 0",
+        another=True,
+    ),
+    planted(
+        "a pipeline's last backward pass adds nothing to its weights",
+        "layouts",
+        5,
+        {"torch.distributed.pipelining.stage:_PipelineStageBase.backward_weight_one_chunk": "lambda self, "
+         "number, last_backward=False: None if last_backward else original(self, number, last_backward)"},
+        "gradient 0 of",
         another=True,
     ),
     # Chosen only after the check was done.

@@ -24,8 +24,9 @@ import vendors
 from workloads import attention, convolution, devices, gemm, generated_collectives
 from workloads.gates import Reading
 from workloads.generated_layouts import Chain
-from workloads.layout_jobs import OPTIONS, Job, Step
+from workloads.layout_jobs import Job, Step
 from workloads.layout_models import Case, Layout
+from workloads.layout_options import OPTIONS
 from workloads.ranks import Book, Ranks, joined
 
 COLLECTIVES = 20

@@ -16,11 +16,13 @@ from typing import Any
 
 from workloads.attention_refusals import release
 from workloads.case_texts import CaseError, Check, listed, named, one_of, parsed, refuse, whole
-from workloads.layout_jobs import HAS_UNUSED, OPTIONS, compiled_whole, groups_of
+from workloads.layout_jobs import HAS_UNUSED
 from workloads.layout_models import FROZEN, TYPES, Case, Layout
+from workloads.layout_options import OPTIONS, SPLIT, V_SHAPED, compiled_whole, groups_of
 
 FAMILIES = ("layouts", "checkpoints")
-PARALLEL = ("ddp", "fsdp1", "fsdp2", "tensor", "fsdp2+tensor")
+SAVED = ("ddp", "fsdp1", "fsdp2", "tensor", "fsdp2+tensor")  # between which checkpoints go
+PARALLEL = (*SAVED, "pipeline", "fsdp2+pipeline")
 MEMORY = ("plain", "recomputed", "compiled")
 ADAMW = ("foreach", "fused", "for")
 TRAITS: dict[str, tuple[str, ...]] = {
@@ -35,20 +37,30 @@ SIZES: dict[str, tuple[int, ...]] = {
 
 
 def draw(family: str, seed: int, number: int, size: int) -> Case:
-    """One case for a number of ranks; 30 in turn have every kind, way and type of the first layout."""
+    """One case for a number of ranks; 42 in turn have every kind, way and type of the first layout.
+
+    Of checkpoints 30 have.
+    """
     r = random.Random(f"{family} {seed} {number}")
-    two, parallel = family == "checkpoints", PARALLEL[number % 5]
-    memory, kind = MEMORY[number // 5 % 3], tuple(TYPES)[number // 15 % 2]
+    two = family == "checkpoints"
+    ways = SAVED if two else PARALLEL
+    turn, way = divmod(number, len(ways))
+    memory, kind = MEMORY[turn % 3], tuple(TYPES)[turn // 3 % 2]
     while True:
-        layouts = [_layout(r, parallel, memory, size)]
+        layouts = [_layout(r, ways[way], memory, size)]
         if two:
-            layouts.append(_layout(r, r.choice((*PARALLEL, "alone")), r.choice(MEMORY), size))
+            layouts.append(_layout(r, r.choice((*SAVED, "alone")), r.choice(MEMORY), size))
         traits = {name: some for name, of in TRAITS.items() if (some := r.choice(of))}
+        sizes = {name: r.choice(of) for name, of in SIZES.items()}
+        chunks = r.choice((1, 2, 3, 4)) * max(groups_of(one, size) for one in layouts)
+        if stages := _stages(layouts[0], size):
+            sizes["blocks"] = max(sizes["blocks"], stages - 2)
+            chunks *= r.choice((1, layouts[0]["inner"] or size))
         case = Case(
             numbers=seed * 1_000_003 + number,
-            sizes={name: r.choice(of) for name, of in SIZES.items()},
+            sizes=sizes,
             kind=kind,
-            chunks=r.choice((1, 2, 3, 4)) * max(groups_of(one, size) for one in layouts),
+            chunks=chunks,
             layouts=tuple(layouts),
             traits=traits,
             steps=r.choice((2, 2, 3)),
@@ -61,7 +73,8 @@ def draw(family: str, seed: int, number: int, size: int) -> Case:
 
 
 def _layout(r: random.Random, parallel: str, memory: str, size: int) -> Layout:
-    options = {name: r.choice(of) for name, of in OPTIONS[parallel].items()}
+    key = r.random()  # a new option shall change no other
+    options = {name: random.Random(f"{key} {name}").choice(of) for name, of in OPTIONS[parallel].items()}
     if _is_of_two(parallel, options):
         options["inner"] = r.choice(_divisors(size))
     return Layout(parallel=parallel, memory=memory, options=options)
@@ -69,7 +82,16 @@ def _layout(r: random.Random, parallel: str, memory: str, size: int) -> Layout:
 
 def _is_of_two(parallel: str, options: Mapping[str, Any]) -> bool:
     """Whether the mesh of a layout has an inner dimension."""
-    return parallel == "fsdp2+tensor" or options.get("replicas") or "HYBRID" in options.get("strategy", "")
+    return (
+        parallel in {"fsdp2+tensor", "fsdp2+pipeline"}
+        or options.get("replicas")
+        or "HYBRID" in options.get("strategy", "")
+    )
+
+
+def _stages(one: Layout, size: int) -> int:
+    """How many stages a pipeline has; 0 of another layout."""
+    return (one["inner"] or size) * one["stages"] if "pipeline" in one.parallel else 0
 
 
 def _divisors(size: int) -> list[int]:
@@ -78,12 +100,16 @@ def _divisors(size: int) -> list[int]:
 
 def fits(case: Case, size: int) -> bool:
     """Whether PyTorch says that such a case can run."""
-    return not any(rule(case, one, size) for one in case.layouts for rule in (_refused, _flat, _tensor))
+    return not any(
+        rule(case, one, size) for one in case.layouts for rule in (_refused, _flat, _tensor, _pipeline)
+    )
 
 
 def _refused(case: Case, one: Layout, size: int) -> Any:
     """What no layout, DDP or FSDP2 can do. Tensors of two meshes have no common norm, nor a common update."""
     two, unused, static = len(case.layouts) > 1, one["find_unused_parameters"], one["static_graph"]
+    whole = one.parallel in {"alone", "pipeline"}  # no rank has a part of a gradient
+    coarse = one["unused"] and one["sync"] == "last" and case.kind != one["reduce"]
     meshes = "tensor" in one.parallel and not one["sequence"] and (case.adamw != "for" or case.clip)
     some = case["spare"] or case["branch"]
     ddp = (
@@ -96,16 +122,18 @@ def _refused(case: Case, one: Layout, size: int) -> Any:
         meshes
         or case.chunks % groups_of(one, size)
         or (two and case["buffers"] == "means")
-        or (case["branch"] == "chunk" and not (unused or (HAS_UNUSED and one["unused"])))
+        or (case["branch"] == "chunk" and coarse)  # some ranks raise: pytorch#196996
+        or (case["branch"] == "chunk" and not (unused or (HAS_UNUSED and one["unused"]) or whole))
         or (one["ignored"] and case["frozen"] and case.kind == "bfloat16")  # it stays in float32
         or (case["mixed"] and (case.kind == "bfloat16" or one.memory == "compiled"))
         or (case["mixed"] and "fsdp" in one.parallel and one["units"] != "blocks")
-        or (ddp if one.parallel == "ddp" else case["gain"] == "scalar" and one.parallel != "alone")
+        or (ddp if one.parallel == "ddp" else case["gain"] == "scalar" and not whole)
     )
 
 
 def _flat(case: Case, one: Layout, size: int) -> Any:
     """FSDP1: a flat parameter has one type, and without the original ones all of it is trained or nothing.
+    On the host, gradients replace those of the pass before, and are not added to them.
 
     Not drawn, as torch 2.13 gets them wrong: a hybrid whose shards have one rank each becomes NO_SHARD of one
     rank, and sums nothing; and a flat parameter takes the count of steps of any of its weights.
@@ -119,6 +147,7 @@ def _flat(case: Case, one: Layout, size: int) -> Any:
     resumed = len(case.layouts) > 1 and (case["spare"] or case["branch"])
     return (
         one["inner"] == 1 < size
+        or (one["offload"] and one["sync"] == "each" and case.chunks > groups_of(one, size))
         or (flat and (not whole or one.memory == "compiled" or resumed))
         or (case["tied"] and one["units"] == "size")
     )
@@ -133,6 +162,30 @@ def _tensor(case: Case, one: Layout, size: int) -> Any:
         or thawed
         or case.sizes["hidden"] % size
         or case.sizes["length"] % size
+    )
+
+
+def _pipeline(case: Case, one: Layout, size: int) -> Any:
+    """A stage takes and returns tensors alone, and shares no weight with another.
+
+    What is told of shapes is also whether their gradients are needed, and of a type. Not drawn, as torch 2.13
+    gets them wrong: buffers that the pass for shapes changes too; and, where the backward pass is in two,
+    weights that FSDP2 reshards after forward, and a block used twice that is not in the first stage.
+    """
+    stages, inner = _stages(one, size), one["inner"] or size
+    passes, schedule = case.chunks // groups_of(one, size), one["schedule"]
+    split = schedule in SPLIT
+    return stages and (
+        len(case.layouts) > 1
+        or case["tied"]
+        or stages > case.sizes["blocks"] + 2
+        or one["stages"] != {"GPipe": 1, "1F1B": 1, **dict.fromkeys(V_SHAPED, 2)}.get(schedule, one["stages"])
+        or (schedule in {"1F1B", "DualPipeV"} and passes < stages)
+        or ("Interleaved" in schedule and passes % max(1, passes // inner))
+        or (split and (one.memory == "compiled" or one["reshard_after_forward"]))
+        or (split and case["twice"] and stages == case.sizes["blocks"] + 2)
+        or (one["given"] and (case["frozen"] or case["mixed"]))
+        or (case["buffers"] and not one["given"])
     )
 
 
@@ -152,6 +205,10 @@ KNOWN: dict[str, tuple[str, Callable[[Case, Layout, int], Any]]] = {
         r"FSDP reduce-scatter expects uniform gradient dtype",
         lambda case, one, passes: one["unused"] and one["sync"] == "last" and passes > 1
         and case.kind != one["reduce"] and (case["spare"] or case["branch"])),
+    "a factor divides twice where a shard has one rank": (
+        r": gradient \d of ",
+        lambda _, one, __: one["divided"] == "by ranks" and one["force_sum"] and one["replicas"]
+        and one["inner"] == 1),
     "no state of what is unused": (
         r"Missing key in checkpoint state_dict: job\.optimizer\.state\.(spare|blocks\.\d\.side)",
         lambda case, *_: len(case.layouts) > 1 and (case["spare"] or case["branch"])),

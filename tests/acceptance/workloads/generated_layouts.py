@@ -36,8 +36,10 @@ from workloads.collective_groups import Watch, watched
 from workloads.gates import Reading, checksum, exact, relative_error, unit_roundoff
 from workloads.generated_layout_cases import draw, fits, given, known, smaller, told
 from workloads.layout_checkpoints import LatePlanner, Notes
-from workloads.layout_jobs import Job, Step, groups_of
+from workloads.layout_jobs import Job, Step
 from workloads.layout_models import LR, TYPES, Adam, Alone, Case, Layout, Model, Tensors
+from workloads.layout_options import groups_of
+from workloads.layout_pipelines import job_of
 from workloads.ranks import Book, Ranks, joined
 from workloads.time_limits import scaled
 
@@ -209,7 +211,7 @@ def check(ranks: Ranks, case: Case, saver: Any, tag: str) -> tuple[Reading, ...]
         torch._dynamo.reset()  # which also forgets what tensor parallel has learned
     try:
         chain, readings = Chain(ranks, case, tag), list[Reading]()
-        job = Job(case, case.layouts[0], ranks, case.numbers, chain.adam.epsilon)
+        job = job_of(case, case.layouts[0], ranks, case.numbers, chain.adam.epsilon)
         for number in range(case.steps):
             if number == 1 and len(case.layouts) > 1:
                 job, more = saver(job, chain)
@@ -248,7 +250,7 @@ class Saver:
         if job.layout.parallel == "alone" and self.ranks.rank == 0:
             sums = {name: str(checksum(one)) for name, one in before.items()}
             self.ranks.store.set(SAVED, json.dumps(sums))
-        later = Job(self.case, layout, self.ranks, self.case.numbers + 1 + back, job.epsilon)
+        later = job_of(self.case, layout, self.ranks, self.case.numbers + 1 + back, job.epsilon)
         self.holder |= {"job": later, "notes": Notes(self.case.numbers + 1), "step": 0, "name": ""}
         given = dict(self.holder)
         dcp.load(self.holder, checkpoint_id=path, no_dist=layout.parallel == "alone")
@@ -358,7 +360,7 @@ def main(family: str, seed: int, first: int, count: int, *, kept: str | None = N
             if found["failures"] and not small:
                 print(f"[rank{ranks.rank}]: {found['failures']}", file=sys.stderr, flush=True)
                 small = told(shrunk(judge, case, ranks.size))
-                found["failures"].append(f"the smallest case: '{small}'")
+                found["failures"].insert(0, f"the smallest case: '{small}'")  # the end of a report may be cut
         report["hung"] = None
     if ranks.rank == 0:
         print(json.dumps(report), flush=True)

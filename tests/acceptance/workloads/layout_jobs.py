@@ -1,7 +1,8 @@
 """A small model in a layout of torch itself, trained by AdamW. In: a case. Out: losses, gradients, state.
 
-Layouts are DDP (with ZeroRedundancyOptimizer too), FSDP1, FSDP2, tensor parallel, the last two together, and
-one rank alone on all data. OPTIONS has what each can be asked for; the first of each is the plainest.
+Layouts are DDP (with ZeroRedundancyOptimizer too), FSDP1, FSDP2, tensor parallel, the last two together, a
+pipeline (layout_pipelines.py), also of FSDP2, and one rank alone on all data. What each can be asked for is
+in layout_options.py.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -33,62 +34,20 @@ from torch.nn.parallel import DistributedDataParallel
 from workloads.compiled_models import BACKEND
 from workloads.layout_models import BETAS, LR, TYPES, Block, Case, Layout, Model, Tensors, chunks_of, loss_of
 from workloads.layout_models import syncs as syncs_after
+from workloads.layout_options import DDP_ONLY, FSDP1_ONLY, compiled_whole, groups_of
 from workloads.ranks import Ranks
 
 try:
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 except ImportError:  # before torch 2.6
-    from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed._composable.fsdp import (
+        CPUOffloadPolicy,
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
 
 Of = Callable[[nn.Parameter], Any]
-REDUCED = ("float32", "float32", "float32", "bfloat16")  # the type in which gradients are summed
-SHARDED = {"sync": ("each", "last"), "units": ("blocks", "root"), "reduce": REDUCED, "ignored": (False, True)}
-DDP_ONLY: dict[str, tuple[Any, ...]] = {
-    "bucket_cap_mb": (25, 0.001, 0.01, 1),
-    "gradient_as_bucket_view": (False, True),
-    "static_graph": (False, False, True),
-    "find_unused_parameters": (False, True),
-    "forward_sync_buffers": (True, False),
-    "batched_grad_copy": (False, False, True),
-    "skip_all_reduce_unused_params": (False, False, False, True),
-    "bucket_cap_mb_list": (None, None, None, (0.001, 0.02)),
-}
-FSDP1_ONLY: dict[str, tuple[Any, ...]] = {
-    "forward_prefetch": (False, True),
-    "limit_all_gathers": (True, False),
-    "use_orig_params": (True, False),
-    "sync_module_states": (False, True),
-}
-FSDP2_ONLY: dict[str, tuple[Any, ...]] = {
-    "reshard_after_forward": (True, False), "reshard_after_backward": (True, False),
-    "prefetch": (False, True), "force_sum": (False, False, True), "unused": (False, True),
-}  # fmt: skip
-OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "alone": {},
-    "ddp": {
-        "sync": ("each", "last", "later"),  # later: each in the first step, then the last
-        "reduce": (*REDUCED[:3], "float16"),
-        "hook": (False, True),
-        "zero": ("", "", "copies", "views"),
-        **DDP_ONLY,
-    },
-    "fsdp1": {
-        **SHARDED,
-        "units": ("blocks", "root", "size"),
-        "strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
-        "backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", ""),
-        **FSDP1_ONLY,
-    },
-    "fsdp2": {
-        **SHARDED,
-        "sync": ("each", "last", "scatter"),
-        "replicas": (False, True),
-        "placement": (False, True),
-        **FSDP2_ONLY,
-    },
-    "tensor": {"sequence": (False, True)},
-    "fsdp2+tensor": {**SHARDED, "sequence": (False, True), **FSDP2_ONLY},
-}
 PREFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "module.")
 
 
@@ -105,12 +64,14 @@ class Job:
     """A model in a layout with its AdamW; also what torch.distributed.checkpoint saves and loads."""
 
     def __init__(self, case: Case, layout: Layout, ranks: Ranks, seed: int, epsilon: float) -> None:
-        self.case, self.layout, self.ranks, self.epsilon = case, layout, ranks, epsilon
+        self.case, self.layout, self.ranks, self.epsilon, self.seed = case, layout, ranks, epsilon, seed
         self.model: Any = Model(case, seed).to(ranks.device)
         self.model.recomputed = layout.memory == "recomputed"
         self.trained = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
         self.groups, self.ran = groups_of(layout, ranks.size), False
         self.group = ranks.rank * self.groups // ranks.size
+        sums = layout["force_sum"] or ranks.device.type == "cuda"  # gloo has no sum of what is divided
+        self.divided = layout["divided"] if sums else ""
         self.fsdp1, self.fsdp2 = layout.parallel == "fsdp1", "fsdp2" in layout.parallel
         self.autocast = case.kind == "bfloat16" and not (self.fsdp1 or self.fsdp2)
         self._spread(layout)
@@ -121,7 +82,7 @@ class Job:
             how |= {"parameters_as_bucket_view": layout["zero"] == "views"}
             self.optimizer: Any = ZeroRedundancyOptimizer(trained, torch.optim.AdamW, **how)
         else:
-            self.optimizer = torch.optim.AdamW(trained, **how)
+            self.optimizer = torch.optim.AdamW(trained, **how) if trained else None
 
     def _spread(self, layout: Layout) -> None:
         kind, parallel = self.ranks.device.type, layout.parallel
@@ -141,9 +102,8 @@ class Job:
         elif self.fsdp1:
             self._fsdp1(layout, data)
         elif self.fsdp2:
-            self._fsdp2(
-                layout, data if layout["replicas"] else data["outer" if "tensor" in parallel else "inner"]
-            )
+            over = data if layout["replicas"] else data["outer" if "tensor" in parallel else "inner"]
+            self._fsdp2(self.model, layout, over)
 
     def _ddp(self, layout: Layout) -> None:
         asked = given(DistributedDataParallel, layout, DDP_ONLY)
@@ -172,32 +132,45 @@ class Job:
                 param_dtype=None if kind == torch.float32 else kind, reduce_dtype=TYPES[layout["reduce"]]
             ),
             ignored_states=self._ignored(layout),
+            cpu_offload=CPUOffload(offload_params=layout["offload"] and self.ranks.device.type == "cuda"),
             device_id=self.ranks.device,
             **given(Fsdp1, layout, FSDP1_ONLY) | {"sync_module_states": synced},
         )
 
-    def _fsdp2(self, layout: Layout, over: DeviceMesh) -> None:
+    def _fsdp2(self, model: Any, layout: Layout, over: DeviceMesh) -> None:
         kind, size = TYPES[self.case.kind], over.size(-1)
         policy = MixedPrecisionPolicy(
-            param_dtype=None if kind == torch.float32 else kind, reduce_dtype=TYPES[layout["reduce"]]
+            param_dtype=None if kind == torch.float32 else kind,
+            reduce_dtype=TYPES[layout["reduce"]],
+            output_dtype=TYPES.get(layout["output"]),
+            cast_forward_inputs=layout["cast_forward_inputs"] is not False,
         )
-        more = {"mp_policy": policy, "reshard_after_forward": layout["reshard_after_forward"]}
+        more: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": layout["reshard_after_forward"]}
         if layout["ignored"]:
             more["ignored_params"] = set(self._ignored(layout) or ())
+        if layout["offload"]:
+            pinned = layout["offload"] == "pinned" and self.ranks.device.type == "cuda"  # refused for others
+            more["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
         if layout["placement"]:
             more["shard_placement_fn"] = lambda one: (
                 Shard(1) if one.ndim > 1 and one.shape[1] % size == 0 else None
             )
-        blocks = list(self.model.blocks) if layout["units"] == "blocks" else []
-        for unit in (*blocks, self.model):
+        blocks = [one for one in model.blocks if one is not None and layout["units"] == "blocks"]
+        for unit in (*blocks, model):
             fully_shard(unit, mesh=over, **more)
         if layout["prefetch"]:
             for one, after in itertools.pairwise(blocks):
                 one.set_modules_to_forward_prefetch([after])
                 after.set_modules_to_backward_prefetch([one])
-        for option, method in FSDP2_METHODS.items():
-            for unit in (*blocks, self.model) if layout[option] else ():
-                getattr(unit, method, lambda _: None)(True)
+        factor = {"by ranks": float(self.groups), "by caller": 1.0}.get(self.divided)
+        asked = {
+            "set_gradient_divide_factor": factor,
+            "set_reduce_scatter_max_input_buffers": layout["in_flight"],
+        }
+        asked |= {method: layout[option] for option, method in FSDP2_METHODS.items()}
+        for method, value in asked.items():
+            for unit in (*blocks, model) if value else ():
+                getattr(unit, method, lambda _: None)(value)
 
     def _ignored(self, layout: Layout) -> list[nn.Parameter] | None:
         return (
@@ -214,9 +187,14 @@ class Job:
                 self._syncing(sync, turn + 1 == len(every)),
                 torch.autocast(self.ranks.device.type, torch.bfloat16, self.autocast),
             ):
+                if self.layout["ahead"]:
+                    self.model.unshard()
                 loss = loss_of(self.model, tokens.to(self.ranks.device), self.case.uses(number, chunk))
                 (loss / len(every)).backward()
             losses.append(loss.detach().double().cpu())
+        for _, weight in self.named() if self.divided == "by caller" else ():
+            if weight.grad is not None:
+                weight.grad.div_(self.groups)
         found = self.whole(lambda weight: weight.grad)
         norm = self._clip(most) if self.case.clip else None
         self.optimizer.step()
@@ -233,8 +211,14 @@ class Job:
     def _clip(self, most: float) -> float:
         if self.fsdp1:
             return float(self.model.clip_grad_norm_(most))
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        weights = list(self.model.parameters())
+        if self.layout["offload"]:  # no sum over ranks of what is on the host, where NCCL is the backend
+            norm = on_device(
+                torch.nn.utils.get_total_norm([one.grad for one in weights if one.grad is not None])
+            )
+            torch.nn.utils.clip_grads_with_norm_(weights, most, norm.cpu())
+            return float(norm)
+        return float(on_device(torch.nn.utils.clip_grad_norm_(weights, most)))
 
     def _syncing(self, sync: bool, last: bool) -> Any:
         if self.fsdp2:
@@ -311,18 +295,6 @@ def mesh(kind: str, outer: int, inner: int) -> DeviceMesh:
     return init_device_mesh(kind, (outer, inner), mesh_dim_names=("outer", "inner"))
 
 
-def compiled_whole(layout: Layout) -> bool:
-    """Whether all of the model is compiled, if anything is; else each block."""
-    return layout.parallel == "ddp" and layout["bucket_cap_mb"] >= 1 and not layout["bucket_cap_mb_list"]
-
-
-def groups_of(layout: Layout, size: int) -> int:
-    """How many ranks, or groups of ranks, have data of their own."""
-    if layout.parallel == "alone":
-        return 1
-    return size // (layout["inner"] or size) if "tensor" in layout.parallel else size
-
-
 def given(function: Any, layout: Layout, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that this release knows, and that are not left out."""
     known = inspect.signature(function).parameters
@@ -357,4 +329,12 @@ def tensor_plan(case: Case, sequence: bool) -> dict[str, Any]:
 def gathered(value: Any, like: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor from all ranks; zeros in place of `None`."""
     value = torch.zeros_like(like) if value is None else value.detach()
-    return (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu().clone()
+    return on_device(value).cpu().clone()
+
+
+def on_device(value: torch.Tensor) -> torch.Tensor:
+    """A tensor from all ranks, on the device of their mesh, where the host has it."""
+    if not hasattr(value, "full_tensor"):
+        return value
+    found: torch.Tensor = value.to(value.device_mesh.device_type).full_tensor()
+    return found

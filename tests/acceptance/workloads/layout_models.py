@@ -6,7 +6,7 @@ a gradient, in float64.
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,18 +108,35 @@ class Model(nn.Module):  # type: ignore[misc]
         if case["mixed"]:
             self.blocks[-1].bfloat16()
 
-    def forward(self, tokens: torch.Tensor, branch: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits, and the output that is never used."""
-        x = self.embedding(tokens)
-        if self.gain is not None:
-            x = x * self.gain
-        if self.case["buffers"]:
-            x = self._with_buffers(x)
+    def keep(self, parts: Collection[int]) -> None:
+        """Drop all parts but some: 0 is the embedding, the next are the blocks, the last is the head."""
+        if 0 not in parts:
+            self.embedding = self.gain = None
+            for name, _ in list(self.named_buffers()):
+                delattr(self, name)
+        for number in range(len(self.blocks)):
+            if number + 1 not in parts:
+                self.blocks[number] = None
+        if len(self.blocks) + 1 not in parts:
+            self.norm = self.head = self.spare = None
+
+    def forward(self, x: torch.Tensor, branch: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of tokens, and the output that is never used; of a part, what the next part takes."""
+        if self.embedding is not None:
+            x = self._embedded(x)
         for number, block in enumerate(self.blocks):
-            for _ in range(2 if self.case["twice"] and not number else 1):
+            for _ in range(0 if block is None else 2 if self.case["twice"] and not number else 1):
                 x = checkpoint(block, x, branch, use_reentrant=False) if self.recomputed else block(x, branch)
+        if self.head is None:
+            return x, None
         x = self.norm(x.to(self.norm.weight.dtype))
         return self.head(x), self.spare(x) if self.spare is not None else None
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.embedding(tokens)
+        if self.gain is not None:
+            x = x * self.gain
+        return self._with_buffers(x) if self.case["buffers"] else x
 
     def _with_buffers(self, x: torch.Tensor) -> torch.Tensor:
         """What the buffers make of it; each call changes them."""
@@ -171,12 +188,13 @@ class Alone:
             if not rank and layout["forward_sync_buffers"] and self.fresh:
                 self.buffers = [copy.deepcopy(self.buffers[0]) for _ in range(groups)]
             self.fresh = syncs(layout, turn, passes)
-            yield self._one(held, tokens.to(self.device), self.case.uses(step, number), rank, passes)
+            shares = Shares.of(self.case, layout, passes)
+            yield self._one(held, tokens.to(self.device), self.case.uses(step, number), rank, shares)
 
-    def _one(self, held: Tensors, tokens: torch.Tensor, branch: bool, rank: int, passes: int) -> Any:
+    def _one(self, held: Tensors, tokens: torch.Tensor, branch: bool, rank: int, shares: "Shares") -> Any:
         if self.model.gain is not None and self.kind == torch.float64:
             self._restore(rank)
-            self.terms += float(self.by_number(tokens, branch).abs().sum()) / passes
+            self.terms += float(self.by_number(tokens, branch).abs().sum()) / shares.passes
         self._restore(rank)
         call = self.model
         if self.kind is not None:
@@ -184,15 +202,17 @@ class Alone:
             call = lambda *a: torch.func.functional_call(self.model, cast, a)  # noqa: E731 - one call
         autocast = self.kind is None and self.case.kind == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, autocast):
-            loss = loss_of(call, tokens, branch)
+            loss = loss_of(call, tokens, branch, shares.reduction)
         trained = {name: one for name, one in held.items() if one.requires_grad}
-        got = torch.autograd.grad(loss / passes, list(trained.values()), allow_unused=True)
+        got = torch.autograd.grad(loss / shares.before, list(trained.values()), allow_unused=True)
         found = {
-            name: torch.zeros_like(one) if gradient is None else gradient
+            name: torch.zeros_like(one) if gradient is None else gradient / shares.after
             for (name, one), gradient in zip(trained.items(), got, strict=True)
         }
         self.buffers[rank] = {name: one.clone() for name, one in self.model.named_buffers()}
-        return loss.detach().double().cpu(), {name: one.detach().cpu() for name, one in found.items()}
+        return loss.detach().double().cpu() / shares.terms, {
+            name: one.detach().cpu() for name, one in found.items()
+        }
 
     def _restore(self, rank: int) -> None:
         for name, buffer in self.model.named_buffers():
@@ -249,8 +269,33 @@ def chunks_of(case: Case, step: int) -> list[torch.Tensor]:
     return [torch.randint(case.sizes["vocab"], shape, generator=numbers) for _ in range(case.chunks)]
 
 
-def loss_of(model: Any, tokens: torch.Tensor, branch: bool) -> torch.Tensor:
-    """Mean cross entropy of the next token."""
-    logits = model(tokens[:, :-1], branch)[0].flatten(0, 1)
+@dataclass(frozen=True)
+class Shares:
+    """What makes the mean of several passes of each loss: what divides it, and what its gradient after."""
+
+    passes: int
+    reduction: str = "mean"
+    terms: int = 1  # of a loss that is their sum
+    before: int = 1
+    after: int = 1
+
+    @classmethod
+    def of(cls, case: Case, layout: Layout, passes: int) -> "Shares":
+        """As a layout was asked for: it divides the sum of the passes, or the caller, before or after."""
+        if layout["loss"] == "mean":
+            return cls(passes, after=passes)
+        if layout["loss"] == "sum":
+            terms = case.sizes["batch"] * case.sizes["length"]
+            return cls(passes, "sum", terms, after=passes * terms)
+        return cls(passes, before=passes)
+
+
+def loss_of(model: Any, tokens: torch.Tensor, branch: bool, reduction: str = "mean") -> torch.Tensor:
+    """Cross entropy of the next token, mean or sum."""
+    return entropy(model(tokens[:, :-1], branch)[0], tokens[:, 1:], reduction)
+
+
+def entropy(logits: torch.Tensor, after: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    """Cross entropy of logits beside the tokens that come after, mean or sum."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return functional.cross_entropy(wide, tokens[:, 1:].flatten())
+    return functional.cross_entropy(wide.flatten(0, 1), after.flatten(), reduction=reduction)
