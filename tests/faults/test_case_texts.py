@@ -19,11 +19,13 @@ sys.path.insert(0, str(TESTS / "acceptance"))
 
 from workloads import generated_collective_cases as collectives
 from workloads import generated_layout_cases as layouts
+from workloads import generated_placement_cases as placements
 from workloads.case_texts import CaseError
 
 SIZE = 2
 FAMILIES: dict[str, tuple[Callable[[int], str], Callable[[str], Any]]] = {
     "collectives": (lambda number: str(collectives.draw(0, number, SIZE, device="cpu")), functools.partial(collectives.of_json, size=SIZE)),
+    "placements": (lambda number: str(placements.draw(0, number, SIZE)), functools.partial(placements.of_json, size=SIZE)),
     **{
         family: (
             lambda number, family=family: layouts.told(layouts.draw(family, 0, number, SIZE)),
@@ -68,7 +70,7 @@ def test_a_case_is_what_is_printed_of_it_and_nothing_else_is_one(family: str) ->
     for number in range(12):
         text = told(number)
         again = of_json(text)
-        assert text == (str(again) if family == "collectives" else layouts.told(again))
+        assert text == (str(again) if family in {"collectives", "placements"} else layouts.told(again))
         for place, other in changed(text):
             try:
                 of_json(other)  # another value may be right
