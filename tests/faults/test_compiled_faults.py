@@ -1,5 +1,6 @@
 """Programs for a compiler: what is drawn, who judges them, and that drawn faults of a compiler are found."""
 
+import dataclasses
 import functools
 import itertools
 import random
@@ -88,6 +89,13 @@ def program_with(name: str, x: torch.Tensor, **kwargs: Any) -> Call:
     return generated_compiled_items._plain(name, Call(tuple, (x,), kwargs, x.dtype, gradients=True))
 
 
+def changed_later(call: Call) -> Call:
+    program = generated_compiled_items.program_of(call)
+    return dataclasses.replace(
+        call, function=dataclasses.replace(program, elsewhere="changed for the caller")
+    )
+
+
 NUMBERS = torch.linspace(-3, 3, 27).reshape(3, 9)
 HALVES = NUMBERS.bfloat16()
 PADDED = {"stride": 3, "padding": 1, "ceil_mode": True}
@@ -100,6 +108,8 @@ PASSED_OVER = {
     "largest of all": (program_with("norm", HALVES, p=float("inf")), 1, lambda one: one * torch.nan),
     "pool": (POOL(**PADDED), 1, lambda one: one / 2),
     "exponent": (program_with("frexp", NOT_A_NUMBER), 1, lambda one: one + 7),
+    "gradient by an exponent": (program_with("frexp", NOT_A_NUMBER), 2, lambda one: one * torch.inf),
+    "copy that is none": (changed_later(program_with("expand_copy", NUMBERS, size=(3, 9))), 0, torch.neg),
     "any": (program_with("any", NUMBERS, dim=()), 0, lambda one: one.any()),
     "rounded before": (program_with("var", torch.ones(64)), 0, lambda one: one + 3e-15),
     "order of equal ones": (program_with("argsort", torch.zeros(8)), 0, lambda one: one.flip(0)),
@@ -111,6 +121,9 @@ FAULTS = {
     "pool itself": (POOL(**PADDED), 0, lambda one: one / 2),
     "a plain pool": (POOL(stride=3), 1, lambda one: one / 2),
     "an exponent of a number": (program_with("frexp", NUMBERS), 1, lambda one: one + 7),
+    "gradient by a finite exponent": (program_with("frexp", NUMBERS), 2, lambda one: one * torch.inf),
+    "copy that nobody changes": (program_with("expand_copy", NUMBERS, size=(3, 9)), 0, torch.neg),
+    "no copy": (changed_later(program_with("neg", NUMBERS)), 0, torch.zeros_like),
     "any of rows": (program_with("any", NUMBERS, dim=(0,)), 0, lambda one: one.any()),
     "a variance": (program_with("var", NUMBERS), 0, lambda one: one + 1e-3),
     "order of others": (program_with("argsort", torch.arange(8.0)), 0, lambda one: one.flip(0)),

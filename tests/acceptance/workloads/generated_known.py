@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_OF_MODE = 2048  # in a row
 PAIR = 4  # bytes of two halves
 # What compares numbers, or bits, of NaN: that has no order (pytorch#95583), and many bits.
-NO_NAN = ("unique_dim", "hash_tensor")
+NO_NAN = ("unique_dim", "_unique2", "hash_tensor")
 BORDER = 4 * 2.0**-24  # of a place, by which two roundings in float32 move it
 
 

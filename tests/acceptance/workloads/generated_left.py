@@ -44,7 +44,7 @@ def refusing(what: str, reason: str) -> Iterator[None]:
     try:
         yield
     except REFUSED as error:
-        say(what, f"{reason}: {type(error).__name__}")
+        say(what, f"{reason}: {_named(error)}")
 
 
 @contextlib.contextmanager
@@ -56,6 +56,15 @@ def without_memory() -> Iterator[None]:
         if not is_for_memory(error):
             raise
         say(CALL, "there is no memory for it")
+
+
+def _named(error: Exception) -> str:
+    """The kind of an error.
+
+    A lack of memory has words by which no check is run again with more of it: a case may need more than
+    there is.
+    """
+    return "there is no memory for it" if is_for_memory(error) else type(error).__name__
 
 
 def is_for_memory(error: Exception) -> bool:

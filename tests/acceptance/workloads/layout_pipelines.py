@@ -68,7 +68,7 @@ class Pipelined(Job):
         )
 
     def _shapes(self, number: int, count: int) -> dict[str, Any]:
-        """What a stage takes and returns, where that is told."""
+        """What a stage takes and returns, where that is given."""
         if not self.layout["given"]:
             return {}
         case = self.case
