@@ -104,6 +104,11 @@ class StoppedError(Exception):
         return all(one and not WAITED.search(one) for one in self.said)
 
     @property
+    def early(self) -> bool:
+        """Whether all ranks refused it before they sent anything to each other."""
+        return self.refused and self.reason in WORDS
+
+    @property
     def hung(self) -> bool:
         """Whether ranks waited for others that raised nothing."""
         return not any(one and not WAITED.search(one) for one in self.said)
@@ -276,9 +281,9 @@ class Judge:
                     continue
             except StoppedError as stopped:
                 said = self._told(tag, stopped.reason, None, 0.0)
-                if stopped.step == JUDGING or stopped.refused:
+                if stopped.step == JUDGING or stopped.early:
                     return said
-                self.meshes.forget()
+                self.meshes.forget()  # something may be under way, also where all of them raised
                 if not stopped.hung:
                     return said
                 said = (generated_left.JUDGED, f"{WAIT}: {stopped}", math.inf)
@@ -320,6 +325,7 @@ def run(ranks: Ranks, report: dict[str, Any], asked: argparse.Namespace) -> None
             if not goes_on(ranks, f"case {number}", over=late):
                 break
             case = asked.case or draw(report["seed"], number, ranks.size)
+            print(f"at case {number}: {case}", file=sys.stderr, flush=True)  # which may end this process
             kind, failure, margin = judge(case, f"case {number}")
             if asked.tell and ranks.rank == 0:
                 print(json.dumps([number, kind, failure, margin, str(case)]), file=sys.stderr, flush=True)
