@@ -64,13 +64,13 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], float]] = {
 }
 GRADIENTS_GIB = 45.0
 # One of eight ranks of a small Llama, on a processor: {layout: (flags, the most that it may hold at once)}, a
-# multiple of the least by trainers/memory.py. It is 3 % above what torch 2.13 holds; planted faults hold 5 to
-# 29 % more. Other releases may have other peaks, which are recorded.
+# multiple of the least by trainers/memory.py. It is 3 % above what torch 2.11 and 2.13 hold (they are equal);
+# planted faults hold 5 to 29 % more. Older releases may have other peaks, which are recorded.
 SMALL = (
     *("--model", "llama", "--size", "tiny", "--layers", 8, "--data", "synthetic", "--micro-batch", 2),
     *("--lr", "3e-5", "--portable", "--no-preflight", "--no-digest", "--no-backend-check"),
 )
-EAGER, PEAKS_OF = ("--precision", "bf16", "--no-compile"), "2.13."
+EAGER, PEAKS_FROM = ("--precision", "bf16", "--no-compile"), (2, 11)
 PEAKS: Mapping[str, tuple[tuple[object, ...], float]] = {
     "fsdp2": (EAGER, 2.111),
     "compiled": (("--precision", "bf16", "--compile"), 1.569),
@@ -81,7 +81,7 @@ PEAKS: Mapping[str, tuple[tuple[object, ...], float]] = {
     "zero1": (("--precision", "bf16", "--reduce", "bf16", *OWN), 1.336),
     "fp8": (("--precision", "fp8", "--reduce", "bf16", *OWN), 1.547),
 }
-LEFT_BYTES = 4096  # after a job; torch 2.13 leaves none
+LEFT_BYTES = 4096  # after a job; torch 2.11 leaves 32 bytes at most, and 2.13 none
 SHARED_FAILED = "the launch that these checks share failed; look at the first of them"
 Kept = dict[str, Mapping[str, Any]]
 
@@ -226,7 +226,7 @@ def test_peak_of_one_rank_of_eight(
     run = functools.partial(in_child, "workloads.layout_peaks:check", jobs=jobs, env=one_thread, fresh=True)
     ran = once(kept, "peaks", run, SHARED_FAILED)
     found, most = ran["jobs"][layout], PEAKS[layout][1]
-    judged = ran["torch"].startswith(PEAKS_OF)
+    judged = tuple(map(int, ran["torch"].split(".")[:2])) >= PEAKS_FROM
     if "error" in found:
         check.more_evidence["memory"] = found["error"]
         assert not judged, f"the job raised:\n{found['error']}"
