@@ -124,6 +124,7 @@ FAULTS = {
     "gradient by a finite exponent": (program_with("frexp", NUMBERS), 2, lambda one: one * torch.inf),
     "copy that nobody changes": (program_with("expand_copy", NUMBERS, size=(3, 9)), 0, torch.neg),
     "no copy": (changed_later(program_with("neg", NUMBERS)), 0, torch.zeros_like),
+    "any of no dimensions in its shape": (program_with("any", NUMBERS, dim=()), 0, torch.logical_not),
     "any of rows": (program_with("any", NUMBERS, dim=(0,)), 0, lambda one: one.any()),
     "a variance": (program_with("var", NUMBERS), 0, lambda one: one + 1e-3),
     "order of others": (program_with("argsort", torch.arange(8.0)), 0, lambda one: one.flip(0)),

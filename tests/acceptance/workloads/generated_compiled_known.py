@@ -97,10 +97,9 @@ def explained(call: Call, got: Sequence[torch.Tensor], eager: Sequence[torch.Ten
     """
     kernels = Kernels()
     generated_judge.results(call, within=kernels)
-    if any(name in ("any", "all") and given.get("dim") == [] for name, given in kernels.calls):
-        return "any or all of no dimensions"
     if [one.shape for one in got] != [one.shape for one in eager]:
-        return None
+        of_nothing = any(name in ("any", "all") and given.get("dim") == [] for name, given in kernels.calls)
+        return "any or all of no dimensions" if of_nothing else None
     outputs = len(generated_judge.results(replace(call, gradients=False)))
     wrong = [_far(a, b, call) for a, b in zip(got, eager, strict=True)]
     changed = generated_compiled_items.program_of(call).elsewhere == "changed for the caller"

@@ -372,7 +372,7 @@ def main() -> None:
     }
     report |= {"judged": 0, "worst": 0.0, "failed": [], "passed over": {}, "hung": "no case"}
     warnings.simplefilter("ignore")
-    with joined() as ranks, contextlib.ExitStack():
+    with joined() as ranks:
         run(ranks, report, options)
     if ranks.rank == 0:
         print(json.dumps(report), flush=True)
