@@ -28,6 +28,8 @@ sys.path.insert(0, str(TESTS / "acceptance"))
 from workloads import (
     generated_compiled,
     generated_compiled_items,
+    generated_compiled_known,
+    generated_doubts,
     generated_judge,
     generated_operators,
     generated_random,
@@ -75,6 +77,22 @@ def test_what_a_device_has_no_memory_for_is_not_judged() -> None:
     item = Item("exp", call_of("exp", torch.ones(3)))
     with mock.patch.object(generated_judge, "results", side_effect=torch.OutOfMemoryError("no memory")):
         assert generated_compiled.judge(item, [torch.ones(3)]) is None
+
+
+@pytest.mark.parametrize("part", ["_roundings", "distance", "Reference.moved", "by_steps", "explained"])
+@pytest.mark.parametrize("error", [TypeError, RuntimeError, AssertionError])
+def test_a_judge_that_breaks_refuses_nothing(part: str, error: type[Exception]) -> None:
+    """Only eager mode and float64 refuse a program; what raises beside them would pass all that is wrong."""
+    call = tried(program_with("cumsum", NUMBERS, dim=1))
+    assert call is not None
+    got = [one * 1.001 for one in generated_judge.results(call)]
+    modules = {"by_steps": generated_doubts, "explained": generated_compiled_known}
+    *of, name = part.split(".")
+    place = generated_judge.Reference if of else modules.get(name, generated_judge)
+    kind = mock.PropertyMock if of else mock.Mock
+    raising = kind(side_effect=error("it is broken"))
+    with mock.patch.object(place, name, raising), pytest.raises(error):
+        generated_compiled.judge(Item("cumsum", call), got)
 
 
 def judged_with(call: Call, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> float | None:

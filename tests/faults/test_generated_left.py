@@ -1,13 +1,17 @@
 """What drawn families leave out is counted under a reason, and too much of it fails their check."""
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from planting import TESTS
 
 pytest.importorskip("torch", reason="the suites need torch")
+import torch
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
@@ -15,12 +19,19 @@ from workloads import (
     generated,
     generated_compiled,
     generated_compiled_items,
+    generated_compiled_known,
+    generated_doubts,
+    generated_few,
+    generated_inside,
+    generated_judge,
     generated_left,
     generated_operators,
     generated_report,
+    generated_trees,
     generated_variations,
 )
 from workloads.generated_compiled import Job
+from workloads.generated_judge import Call
 
 CASES = (0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 17, 19, 20)  # of seed 0, the quick ones
 ROWS = [("exp", "float32"), ("mul", "bfloat16"), ("nn.functional.dropout", "float32"), ("sum", "float32")]
@@ -112,3 +123,38 @@ def test_a_case_that_is_nowhere_fails() -> None:
     report = {"family": "sizes", "seed": 0, "drawn": 4, "least": 4, "judged": 3, "worst": 0.0, "failed": []}
     with pytest.raises(AssertionError, match="3 of 4 cases are judged or left for a reason"):
         require(report | {"left": {"case": {"judged": 3}}})
+
+
+@pytest.mark.parametrize("part", ["_known", "distance", "moved", "of_kernel"])
+@pytest.mark.parametrize("error", [TypeError, RuntimeError, AttributeError])
+def test_a_judge_of_kernels_that_breaks_is_a_failure(part: str, error: type[Exception]) -> None:
+    """Only float64 refuses a kernel: what else a judge raises would pass all that is wrong."""
+    places = {"_known": generated_inside, "distance": generated_judge, "moved": generated_judge.Reference}
+    kind = mock.PropertyMock if part == "moved" else mock.Mock
+    call = Call(lambda x: x.cumsum(0) * 1.0, (torch.linspace(1, 2, 64),), {}, torch.float32, inside=True)
+    wrong = mock.patch.object(
+        generated_trees, "run", lambda kernel, args, kwargs: kernel(*args, **kwargs) * 1.1
+    )
+    place = places.get(part, generated_doubts)
+    with wrong, mock.patch.object(place, part, kind(side_effect=error("it is broken"))):
+        said = generated._judged(call, 4.0)
+    assert said
+    assert said[0] > 1
+
+
+MODES = {
+    "Few": generated_few.Few,
+    "Inside": generated_inside.Inside,
+    "Kernels": generated_compiled_known.Kernels,
+    "Rounded": functools.partial(generated_doubts.Rounded, torch.float32, 0),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("then", [torch.atanh, torch.asin, torch.special.log_ndtr])
+def test_zeros_without_memory_end_no_process(name: str, then: Callable[..., torch.Tensor]) -> None:
+    """The gradient of `sgn` is such a tensor, and below a dispatch mode kernels read it."""
+    x = torch.linspace(0.1, 0.9, 16, requires_grad=True)
+    with MODES[name]():
+        (gradient,) = torch.autograd.grad(then(x).sgn().sum(), x)
+    assert torch.equal(gradient, torch.zeros(16))

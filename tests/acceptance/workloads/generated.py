@@ -289,6 +289,7 @@ def _judged(
         # No compiler works beneath a dispatch mode, and FlexAttention always has one.
         taken = call.taken and not is_in_torch_dispatch_mode() and NOT_WRITTEN not in words
         broken = taken or (not call.breaks and any(word in words.lower() for word in BROKEN))
+        broken |= isinstance(error, generated_inside.JudgeError)
         broken = broken and not generated_left.is_for_memory(error)
         refused = elsewhere and words.endswith(NO_ELEMENT) and _gives_nothing(call)
         if broken and not refused:
@@ -315,7 +316,7 @@ def _judged(
 
 def _gives_nothing(call: Call) -> bool:
     """Whether no result of a call has an element."""
-    given = generated_judge.results(generated_judge.wide(replace(call, gradients=False)))
+    given = generated_judge.witness(generated_judge.wide(replace(call, gradients=False)))
     return not any(one.numel() for one in given)
 
 
@@ -327,8 +328,8 @@ def is_sent(call: Call) -> bool:
     if call.on is None:
         return True
     try:
-        generated_judge.results(generated_judge.wide(call))
-    except generated_left.REFUSED:
+        generated_judge.witness(generated_judge.wide(call))
+    except generated_left.RefusedError:
         return False
     return True
 

@@ -39,10 +39,11 @@ def judge(item: Item, got: Results) -> Judged | None:
     Then this device refuses what a processor takes, float64 does, or there is too little memory for it.
     """
     with (
-        generated_left.refusing(generated_left.CALL, "eager mode or float64 refuses it here"),
+        generated_left.without_memory(),
+        generated_left.refusing(generated_left.CALL, "it is refused here", generated_left.RefusedError),
         generated_elsewhere.answering(),
     ):
-        eager = generated_judge.results(item.call)
+        eager = generated_judge.witness(item.call)
         said = _judged(item.call, got, eager)
         if said and said[0] > 1 and (fault := generated_compiled_known.explained(item.call, got, eager)):
             generated_left.say(generated_left.CALL, f"passed over: {fault}")

@@ -53,7 +53,7 @@ class Rounded(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the kernel; views stay as they are."""
-        out = func(*args, **(kwargs or {}))
+        out = generated_trees.run(func, args, kwargs or {})
         if any(one.alias_info and not one.alias_info.is_write for one in func._schema.returns):
             return out
         for one in generated_trees.leaves(out):
@@ -73,7 +73,7 @@ def by_steps(
     """
     wide = generated_judge.wide(reference.call)
     steps = (Rounded(call.dtype, n * 2**20) for n in range(STEPS))
-    more = [generated_judge.results(wide, within=one) for one in steps]
+    more = [generated_judge.witness(wide, within=one) for one in steps]
     if whole:
         more = [one for one in more if not any(map(_loses, one, reference.right))]
     return generated_judge.distance(replace(call, noisy=call.excused, doubted=1.0), got, reference, more=more)
@@ -198,7 +198,7 @@ def _of_all_numbers(call: Call, reached: Sequence[torch.Tensor], *, alone: bool,
 def _overflows(call: Call) -> bool:
     """Whether it agrees with float64 about what is finite as soon as its operands are smaller."""
     small = call.mapped(_shrunk)
-    got, right = generated_judge.results(small), generated_judge.results(generated_judge.wide(small))
+    got, right = generated_judge.witness(small), generated_judge.witness(generated_judge.wide(small))
     pairs = zip(got, right, strict=False)
     return all(torch.equal(one.isfinite(), ref.to(one.dtype).isfinite()) for one, ref in pairs)
 
@@ -215,11 +215,11 @@ def _reached(call: Call) -> list[torch.Tensor]:
     Of the operands' numbers one in 4, 16, 64, ... is changed a little, until a result changes no more.
     """
     wide = generated_judge.wide(call)
-    right = [one.nan_to_num() for one in generated_judge.results(wide)]
+    right = [one.nan_to_num() for one in generated_judge.witness(wide)]
     reached = [torch.ones_like(one, dtype=torch.float64) for one in right]
     for power in range(0, max(one.numel() for one in call.tensors()).bit_length(), 2):
         found = [
-            generated_judge.results(wide.mapped(functools.partial(_nudged, share=2.0**-power, seed=seed)))
+            generated_judge.witness(wide.mapped(functools.partial(_nudged, share=2.0**-power, seed=seed)))
             for seed in range(TRIES)
         ]
         for n, one in enumerate(right):
@@ -278,7 +278,7 @@ def _at_borders(call: Call, reference: Reference) -> list[list[torch.Tensor]]:
 
     wide = generated_judge.wide(call)
     return [
-        generated_judge.results(wide.mapped(functools.partial(moved, way=way, seed=seed)))
+        generated_judge.witness(wide.mapped(functools.partial(moved, way=way, seed=seed)))
         for way in (1.0, -1.0, 3.0, -3.0)
         for seed in (0, 1, 2)
     ]

@@ -47,7 +47,6 @@ NO_RESULT = (
 # What excuses a kernel: what was measured on healthy ones, a doubt, a known fault; and a gradient: a place.
 PROFILE, DOUBTED, KNOWN, CHOSEN = "its profile", "a doubt excuses", "a known fault is passed over", "a place"
 INTEGERS = (torch.int32, torch.int64)
-REFUSED = (RuntimeError, TypeError, ValueError, IndexError)
 # What kernels call the numbers that they write to places.
 WRITTEN = {"source", "src", "values", "value"}
 # Beside its first result it gives what it worked with, or one of several right places of equal numbers.
@@ -55,6 +54,10 @@ GIVES_WORK = (
     "sort", "_embedding_bag", "_embedding_bag_forward_only", "_linalg_det", "_linalg_slogdet",
     "_linalg_solve", "nll_loss2d_forward",
 )  # fmt: skip
+
+
+class JudgeError(Exception):
+    """A judge broke, which would pass all that is wrong with a kernel."""
 
 
 class Inside(TorchDispatchMode):  # type: ignore[misc]
@@ -76,7 +79,7 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
         call = _call(func, args, kwargs)
         if call and call.on is not None:
             generated_known.require_harmless(func, call, args)
-        out = func(*args, **kwargs)
+        out = generated_trees.run(func, args, kwargs)
         if call:
             key = f"{name_of(func)} {str(call.dtype).removeprefix('torch.')}"
             self.calls[key] += 1
@@ -96,9 +99,11 @@ class Inside(TorchDispatchMode):  # type: ignore[misc]
     def _units(self, func: Any, call: Call, out: Any, key: str) -> float | None:
         try:
             units, excused = _units(func, call, out, key)
-        except REFUSED as error:  # in float64
-            generated_left.say("kernel", f"float64 refuses it by a {type(error).__name__}")
+        except generated_left.RefusedError as error:
+            generated_left.say("kernel", f"float64 refuses it by a {type(error.__cause__).__name__}")
             return None
+        except Exception as error:
+            raise JudgeError(f"judging {key} ends in {type(error).__name__}: {error}") from error
         words = "neither float64 nor its profile say what is right"
         generated_left.say("kernel", words if units is None else generated_left.JUDGED)
         self.has_chosen |= excused == CHOSEN
@@ -271,7 +276,7 @@ def _units(func: Any, call: Call, out: Any, key: str) -> tuple[float | None, str
     try:
         units = generated_doubts.of_kernel(call, got, reference, units, alone=is_pointwise)
         units = generated_doubts.by_twin(call, got, reference, units, enough) or 0.0
-    except REFUSED:
+    except generated_left.REFUSED:
         return units, ""
     return (enough, DOUBTED) if units <= enough else (units, "")
 

@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from workloads import gates, generated_elsewhere, generated_trees, operands
+from workloads import gates, generated_elsewhere, generated_left, generated_trees, operands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,14 +85,14 @@ class Reference:
     def __init__(self, call: Call) -> None:
         """Evaluate it once; how far its results lie apart is found when somebody asks."""
         self.call = replace(call.right or call, apart=False)
-        self.right = results(wide(self.call))
+        self.right = witness(wide(self.call))
 
     @functools.cached_property
     def moved(self) -> list[list[torch.Tensor]]:
         """The results for inputs moved by one rounding; empty if float64 does not say what is right."""
         given = torch.manual_seed  # of a function that sets a seed of its own
         with mock.patch.object(torch, "manual_seed", lambda seed: given(int(seed) + 1)):
-            again = results(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
+            again = witness(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
         drawn = torch.default_generator.get_state()
         seed_all(self.call.seed + 1)
         if not torch.equal(drawn, torch.default_generator.get_state()) or any(
@@ -108,7 +108,7 @@ class Reference:
         shaken = []
         for move in range(SHAKES):
             call = wide(self.call).mapped(functools.partial(generated_elsewhere.shaken, move=move))
-            shaken.append(results(call))
+            shaken.append(witness(call))
         return [one for one in shaken if _shapes(one) == _shapes(self.right)]
 
     def ask_again(self) -> None:
@@ -118,7 +118,17 @@ class Reference:
             self.moved.extend(one for one in more if _shapes(one) == _shapes(self.right))
 
     def _moved(self, move: int) -> list[torch.Tensor]:
-        return results(wide(self.call, move), move)
+        return witness(wide(self.call, move), move)
+
+
+def witness(
+    call: Call, move: int = 0, within: contextlib.AbstractContextManager[Any] | None = None
+) -> list[torch.Tensor]:
+    """The results of a call that says what is right. Raises `RefusedError` if torch does not take it."""
+    try:
+        return results(call, move, within)
+    except generated_left.REFUSED as error:
+        raise generated_left.RefusedError(f"{type(error).__name__}: {error}") from error
 
 
 def results(
@@ -297,7 +307,7 @@ def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor
 
         other = call.mapped(change)
         count = len(right)  # of what the call gives, the first ones may be judged alone
-        errors = zip(results(other)[:count], results(wide(_right(other)))[:count], got, right, strict=True)
+        errors = zip(witness(other)[:count], witness(wide(_right(other)))[:count], got, right, strict=True)
         for n, (one, exact, mine, ref) in enumerate(errors):
             if one.shape == ref.shape and one.is_floating_point():
                 change_of_error = ((one.double() - exact) - (mine.double() - ref)).abs().nan_to_num()

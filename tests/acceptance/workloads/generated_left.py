@@ -22,6 +22,10 @@ Left = dict[str, dict[str, int]]  # what, reason: how many
 _COUNTS: list[Counter[tuple[str, str]]] = []
 
 
+class RefusedError(RuntimeError):
+    """No witness takes a call; the cause is what torch raised. What else a judge raises is its own fault."""
+
+
 def say(what: str, reason: str = JUDGED) -> None:
     """Count one of these things under a reason."""
     if _COUNTS:
@@ -39,11 +43,13 @@ def counted() -> Iterator[Counter[tuple[str, str]]]:
 
 
 @contextlib.contextmanager
-def refusing(what: str, reason: str) -> Iterator[None]:
+def refusing(
+    what: str, reason: str, errors: tuple[type[Exception], ...] | type[Exception] = REFUSED
+) -> Iterator[None]:
     """Run the body; if torch refuses something in it, count that and go on behind it."""
     try:
         yield
-    except REFUSED as error:
+    except errors as error:
         say(what, f"{reason}: {_named(error)}")
 
 
@@ -64,7 +70,7 @@ def _named(error: Exception) -> str:
     A lack of memory has words by which no check is run again with more of it: a case may need more than
     there is.
     """
-    return "there is no memory for it" if is_for_memory(error) else type(error).__name__
+    return "there is no memory for it" if is_for_memory(error) else type(error.__cause__ or error).__name__
 
 
 def is_for_memory(error: Exception) -> bool:

@@ -243,8 +243,8 @@ def judged(
     plain, got = ([one.cpu() for one in each] for each in (plain, got))
     try:
         reference = generated_judge.Reference(call)
-    except LOUD as error:
-        raise StoppedError(JUDGING, [f"float64 refuses it: {type(error).__name__}"]) from error
+    except generated_left.RefusedError as error:
+        raise StoppedError(JUDGING, ["float64 refuses it"]) from error
     need = generated_draws.OPERATORS_NEED["float32" if case.kind == "float64" else case.kind]
     units = generated_judge.distance(call, got, reference, ENOUGH)
     if units is None:
