@@ -1,6 +1,7 @@
 """What drawn families leave out is counted under a reason, and too much of it fails their check."""
 
 import functools
+import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from workloads import (
     generated_judge,
     generated_left,
     generated_operators,
+    generated_random,
     generated_report,
     generated_trees,
     generated_variations,
@@ -158,3 +160,16 @@ def test_zeros_without_memory_end_no_process(name: str, then: Callable[..., torc
     with MODES[name]():
         (gradient,) = torch.autograd.grad(then(x).sgn().sum(), x)
     assert torch.equal(gradient, torch.zeros(16))
+
+
+@pytest.mark.parametrize("part", ["_of_eager", "_of_itself", "_same", "_slope"])
+@pytest.mark.parametrize("error", [TypeError, RuntimeError])
+def test_a_judge_of_random_programs_that_breaks_is_a_failure(part: str, error: type[Exception]) -> None:
+    item = generated_compiled_items.draw(random.Random(0), "nn.functional.dropout", "float32")
+    assert item
+    program = generated_compiled_items.program_of(item.call)
+    with (
+        mock.patch.object(generated_random, part, mock.Mock(side_effect=error("it is broken"))),
+        pytest.raises(error),
+    ):
+        generated_random.judge(item, program.compiled)

@@ -125,10 +125,8 @@ def witness(
     call: Call, move: int = 0, within: contextlib.AbstractContextManager[Any] | None = None
 ) -> list[torch.Tensor]:
     """The results of a call that says what is right. Raises `RefusedError` if torch does not take it."""
-    try:
+    with generated_left.witnessing():
         return results(call, move, within)
-    except generated_left.REFUSED as error:
-        raise generated_left.RefusedError(f"{type(error).__name__}: {error}") from error
 
 
 def results(

@@ -54,6 +54,15 @@ def refusing(
 
 
 @contextlib.contextmanager
+def witnessing() -> Iterator[None]:
+    """Run a witness. Raises `RefusedError` if torch does not take it."""
+    try:
+        yield
+    except REFUSED as error:
+        raise RefusedError(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
 def without_memory() -> Iterator[None]:
     """Run the body; if there is no memory for it, count that and go on behind it."""
     try:

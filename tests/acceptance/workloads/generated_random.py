@@ -59,13 +59,18 @@ class Run(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to run a program: in eager mode or compiled."""
+    """A way to run a program: in eager mode, which may refuse it, or compiled."""
 
     program: Program
     function: Callable[..., Any]
+    is_witness: bool = True
 
     def run(self, call: Call, seed: int | None, *, gradients: bool = True) -> Run:
         """The program from a seed, or from where the generator is."""
+        with generated_left.witnessing() if self.is_witness else contextlib.nullcontext():
+            return self._run(call, seed, gradients=gradients)
+
+    def _run(self, call: Call, seed: int | None, *, gradients: bool) -> Run:
         call = leaves_of(call)
         if seed is not None:
             _seed(seed)
@@ -128,10 +133,10 @@ def rooted(call: Call, told: Any) -> tuple[list[torch.Tensor], list[torch.Tensor
 def judge(item: Item, compiled: Callable[..., Any]) -> tuple[float, str] | None:
     """The worst share of a gate, and words; `None` where eager mode refuses other numbers than the first."""
     program, call = generated_compiled_items.program_of(item.call), item.call
-    eager, other = Way(program, program.compiled), Way(program, compiled)
+    eager, other = Way(program, program.compiled), Way(program, compiled, is_witness=False)
     found = list[tuple[float, str]]()
-    refused = "eager mode refuses other numbers"
-    with generated_left.refusing(generated_left.CALL, refused), generated_elsewhere.answering():
+    refused = generated_left.CALL, "eager mode refuses other numbers", generated_left.RefusedError
+    with generated_left.refusing(*refused), generated_elsewhere.answering():
         # PyTorch says that the gradient is 0 of what jumps, and of normal numbers.
         bare = replace(generated_compiled_items.plain(program), place=program.place)
         moves = any(bool(one.any()) for one in Way(bare, bare.compiled).run(call, call.seed).grads)
