@@ -125,7 +125,7 @@ COURSES = (
     curve("decay counts twice", "zero1", "decay, at most", {ADAMW: "lambda *a, decay, **k: original(*a, decay=2 * decay, **k)"}, another=False),
     curve("the lower halves of weights are lost", "zero1", "blocks.0.attention_norm.weight 1", {ADAMW: "lambda high, low, *a, **k: (original(high, low, *a, **k), low.zero_())[0]"}),
     curve("bias is not corrected", "zero1", "step 2 ", {ADAMW: "lambda *a, step, **k: original(*a, step=10**6, **k)"}),
-    curve("the rate is three per cent too high", "zero1", "way, at most", {RATE: "lambda step, peak, options: original(step, 1.03 * peak, options)"}),
+    curve("the rate is three per cent too high", "zero1", "loss, at most", {RATE: "lambda step, peak, options: original(step, 1.03 * peak, options)"}),
     curve("a warm-up without the cosine", "fsdp2", "way, at most", {RATE: "lambda step, peak, options: original(min(step, options.lr_warmup), peak, options)"}),
     curve("beta 1 is 0.8", "fsdp2", "way, at most", {UPDATE: f"lambda optimizer, lr: ({BETAS.format((0.8, 0.95))}, original(optimizer, lr))[1]"}),
     curve("beta 2 is 0.99", "fsdp2", "way, at most", {UPDATE: f"lambda optimizer, lr: ({BETAS.format((0.9, 0.99))}, original(optimizer, lr))[1]"}),
