@@ -1,7 +1,7 @@
 """Training beside the plain jobs: compiled, 8 bits, gradients, memory. In: n devices. Out: metrics, problems.
 
 One start of torchrun runs every tiny job; another times layers of real width in 8 and in 16 bits; a third
-compares the gradients of one step at full width, in every layout of the timed jobs.
+compares the gradients of one step at full width, in every layout of the timed jobs, and thirty steps in two.
 """
 
 import functools
@@ -17,7 +17,8 @@ from harness.calls import InChild, Launch, RecordMetric, once
 from harness.check import Check
 from harness.readings import only_with
 from harness.session import AcceptanceSession, session_of
-from workloads import large_job, margins
+from workloads import large_job, margins, wide_job
+from workloads.wide_job import CURVES, OWN
 
 MOST_RANKS = 2
 STEPS, TIMEOUT_S = 60, 400
@@ -29,7 +30,6 @@ TINY = (
 )
 SCOPES = ("block", "model")
 # torchao's recipes with a scale for each tensor and for each row, and the trainers' own.
-OWN = ("--implementation", "fused", "--parallel", "zero1")
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "tensorwise": ("--precision", "fp8"),
     "rowwise": ("--precision", "fp8-rowwise"),
@@ -50,11 +50,6 @@ WORTH = 1.1
 # the timed jobs have, against a plain model in float32: {layout: (flags, largest error of a gradient)}.
 # The errors are relative and of each weight: about twice (8 bits: 1.5 times) what one H200 read with torch
 # 2.11, 0.038 in bf16 and 0.41 in 8 bits, both of K and Q in the last layer.
-STEP = (
-    *("--model", "llama", "--data", "synthetic", "--micro-batch", 1, "--steps", 2, "--lr", "3e-5"),
-    *("--no-preflight", "--no-digest", "--no-backend-check"),
-)
-AT_WIDTH = ("--size", "8b", "--layers", 2, "--seq-len", 1024)
 LAYOUTS: Mapping[str, tuple[tuple[str, ...], float]] = {
     "fsdp2": (("--precision", "bf16", "--no-compile"), 0.08),
     "compiled": (("--precision", "bf16", "--compile"), 0.08),
@@ -127,9 +122,46 @@ def follows(
     return judge
 
 
-def _chosen(request: pytest.FixtureRequest) -> frozenset[str]:
-    """The recipes and scopes of the checks of this file that run."""
+@pytest.fixture
+def at_width(
+    wide_ranks: int,
+    *,
+    acceptance: AcceptanceSession,
+    device_row: Mapping[str, Any],
+    launch: Launch,
+    kept: Kept,
+    request: pytest.FixtureRequest,
+) -> Callable[[str], Mapping[str, Any]]:
+    """What a job at full width did, by name; every chosen job that can run here shares one launch."""
+
+    def found(name: str) -> Mapping[str, Any]:
+        present = device_row["memory_bytes"] / large_job.GIB
+        if acceptance.vendor != "cpu" and present < GRADIENTS_GIB:
+            skips.without_memory(GRADIENTS_GIB, present)
+        wide = wide_job.flags(acceptance.vendor)
+        step = (*wide, "--data", "synthetic", "--steps", 2, "--lr", "3e-5", "--global-batch", 2 * wide_ranks)
+        lacking = {"fp8"} if _lack("own", device_row) else set()
+        steps = _chosen(request, "test_gradients_at_full_width") - lacking
+        curves = _chosen(request, "test_curve_at_full_width")
+        jobs = {layout: (*step, *LAYOUTS[layout][0]) for layout in LAYOUTS if layout in steps}
+        jobs |= {
+            f"{layout} curve": flags
+            for layout, flags in wide_job.curves(acceptance.vendor).items()
+            if layout in curves
+        }
+        text = training_jobs.text_of(jobs)
+        run = functools.partial(launch, "wide_gradients.py", text, nproc=wide_ranks, timeout_s=TIMEOUT_S)
+        ran: Mapping[str, Any] = once(kept, "gradients", run, SHARED_FAILED)["layouts"][name]
+        assert "error" not in ran, f"the job raised:\n{ran['error']}"
+        return ran
+
+    return found
+
+
+def _chosen(request: pytest.FixtureRequest, check: str | None = None) -> frozenset[str]:
+    """The recipes, scopes and layouts of the checks of this file that run, or of this one of them."""
     items = [item for item in request.session.items if item.path == request.path]
+    items = [item for item in items if check in {None, getattr(item, "originalname", None)}]
     specs = [item.callspec.params for item in items if hasattr(item, "callspec")]
     return frozenset(str(value) for params in specs for value in params.values())
 
@@ -174,35 +206,45 @@ def test_fp8_job_follows_the_reference(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_at_full_width(
     layout: str,
-    wide_ranks: int,
     *,
-    acceptance: AcceptanceSession,
+    at_width: Callable[[str], Mapping[str, Any]],
     device_row: Mapping[str, Any],
-    launch: Launch,
-    kept: Kept,
     record_metric: RecordMetric,
-    request: pytest.FixtureRequest,
 ) -> None:
     """Each weight's gradient in a step at full width is that of a plain float32 model on all samples."""
     if layout == "fp8":
         skips.if_lacking(_lack("own", device_row))
-    present = device_row["memory_bytes"] / large_job.GIB
-    if acceptance.vendor != "cpu" and present < GRADIENTS_GIB:
-        skips.without_memory(GRADIENTS_GIB, present)
-    size = ("--size", "tiny", "--portable") if acceptance.vendor == "cpu" else AT_WIDTH
-    wide = (*STEP, *size, "--global-batch", 2 * wide_ranks)
-    lacking = {"fp8"} if _lack("own", device_row) else set()
-    chosen = [name for name in LAYOUTS if name in _chosen(request) and name not in lacking]
-    text = training_jobs.text_of({name: (*wide, *LAYOUTS[name][0]) for name in chosen})
-    run = functools.partial(launch, "wide_gradients.py", text, nproc=wide_ranks, timeout_s=TIMEOUT_S)
-    ran = once(kept, "gradients", run, SHARED_FAILED)
-    errors, largest = ran["layouts"][layout], LAYOUTS[layout][1]
-    assert "error" not in errors, f"the step raised:\n{errors['error']}"
+    errors, largest = at_width(layout), LAYOUTS[layout][1]
     shares = {name: error / largest for name, error in errors.items()}
     worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
     margins.record(record_metric, shares[worst], len(shares))
     wrong = [f"{name}: {error:.3g}" for name, error in errors.items() if not error <= largest]
     assert not wrong, f"relative errors of gradients, at most {largest} expected: {'; '.join(wrong)}"
+
+
+@pytest.mark.tier("standard")
+@pytest.mark.parametrize("layout", CURVES)
+def test_curve_at_full_width(
+    layout: str,
+    *,
+    at_width: Callable[[str], Mapping[str, Any]],
+    device_row: Mapping[str, Any],
+    record_metric: RecordMetric,
+) -> None:
+    """Thirty steps in bf16 at full width have the losses and the weights of a plain float32 model."""
+    found = wide_job.apart(at_width(f"{layout} curve"))
+    most, shares, wrong = wide_job.most(device_row["arch"]), [], []
+    for what, errors in found.items():
+        worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
+        conditions = {"layout": layout, "of": what}
+        record_metric("train_curve_apart", errors[worst], unit="relative", conditions=conditions)
+        shares += [error / most[what] for error in errors.values()]
+        outside = [name for name, error in errors.items() if not error <= most[what]]
+        if outside:
+            named = ", ".join(f"{name} {errors[name]:.3g}" for name in dict.fromkeys((outside[0], worst)))
+            wrong.append(f"{what}, at most {most[what]:g}: {len(outside)} of {len(errors)} outside, {named}")
+    margins.record(record_metric, margins.worst(shares), len(shares))
+    assert not wrong, f"apart from the reference: {'; '.join(wrong)}"
 
 
 @pytest.mark.tier("standard")

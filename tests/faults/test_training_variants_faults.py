@@ -1,4 +1,4 @@
-"""Faults of compiled training, of 8 bits and of gradients: a wrong job is found, a slow or large one too."""
+"""Faults of compiled training, 8 bits, gradients, optimizers: a wrong job is found, a slow or large one too."""
 
 # ruff: noqa: E501 - a table of faults reads in rows
 
@@ -112,12 +112,47 @@ GRADIENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *WIDE, *GRADIENTS], ids=str)
+def curve(name: str, layout: str, says: str, patches: dict[str, str], *, another: bool = True) -> Fault:
+    """A fault that one step's gradients and a falling loss do not show."""
+    check = f"{SUITE}test_curve_at_full_width[2-{layout}]"
+    return Fault(name, check, patches=patches, says=says, another=another)
+
+
+ADAMW, UPDATE, RATE = "fused.ops:adamw_", "layouts.optimizer:update", "train:learning_rate"
+BETAS = "[group.update(betas={}) for group in optimizer.param_groups]"
+DONE = "optimizer.state.get(weight, {}).get('step', 0)"
+COURSES = (
+    curve("decay counts twice", "zero1", "decay, at most", {ADAMW: "lambda *a, decay, **k: original(*a, decay=2 * decay, **k)"}, another=False),
+    curve("the lower halves of weights are lost", "zero1", "blocks.0.attention_norm.weight 1", {ADAMW: "lambda high, low, *a, **k: (original(high, low, *a, **k), low.zero_())[0]"}),
+    curve("bias is not corrected", "zero1", "step 2 ", {ADAMW: "lambda *a, step, **k: original(*a, step=10**6, **k)"}),
+    curve("the rate is three per cent too high", "zero1", "loss, at most", {RATE: "lambda step, peak, options: original(step, 1.03 * peak, options)"}),
+    curve("a warm-up without the cosine", "fsdp2", "way, at most", {RATE: "lambda step, peak, options: original(min(step, options.lr_warmup), peak, options)"}),
+    curve("beta 1 is 0.8", "fsdp2", "way, at most", {UPDATE: f"lambda optimizer, lr: ({BETAS.format((0.8, 0.95))}, original(optimizer, lr))[1]"}),
+    curve("beta 2 is 0.99", "fsdp2", "way, at most", {UPDATE: f"lambda optimizer, lr: ({BETAS.format((0.9, 0.99))}, original(optimizer, lr))[1]"}),
+    curve(
+        "the second moment stays as the first step made it", "fsdp2", "step 4 ",
+        {UPDATE: "lambda optimizer, lr: (kept := {weight: held['exp_avg_sq'].clone() for weight, held in optimizer.state.items()}, original(optimizer, lr), "
+         "[optimizer.state[weight]['exp_avg_sq'].copy_(held) for weight, held in kept.items()])[1]"},
+    ),
+    curve(
+        "a weight stays after five steps", "fsdp2", "blocks.0.attention.v.weight 0.7",
+        {UPDATE: "lambda optimizer, lr: (weight := optimizer.param_groups[0]['params'][3], old := weight.detach().clone(), "
+         f"done := {DONE}, original(optimizer, lr), done < 5 or weight.detach().copy_(old))[3]"},
+        another=False,
+    ),
+    curve(
+        "the first moment is lost after ten steps", "fsdp2", "step 12",
+        {UPDATE: "lambda optimizer, lr: ([held['exp_avg'].zero_() for held in optimizer.state.values() if held['step'] == 10], original(optimizer, lr))[1]"},
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *WIDE, *GRADIENTS, *COURSES], ids=str)
 def test_planted_fault_is_caught(fault, plant):
     plant(fault)
 
 
 @pytest.mark.slow
 def test_healthy_jobs_pass(plant):
-    arguments = ("-k", "reference")
+    arguments = ("-k", "reference or curve")
     plant(Fault("nothing", "test_training_variants.py", outcome="passed", arguments=arguments))

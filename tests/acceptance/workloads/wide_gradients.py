@@ -1,125 +1,77 @@
-"""A torchrun program: one step of a job, and what reached AdamW. In: JSON, layout names -> flags.
+"""A torchrun program: one step of a job, and what reached AdamW; or a whole job. In: JSON, names -> flags.
 Out: a JSON line.
 
 The flags are those of trainers/train.py; all layouts have the same model, samples and seed. After one step
 the first moment is a tenth of the clipped gradient: so each weight's gradient is read behind everything that
 makes, sums, shards, scales and clips it. The line is `{"layouts": {name: {weight: relative error}}}`, with
-the error of the gradients' norm as `norm`. A layout that raises has `{"error": text}`.
+the error of the gradients' norm as `norm`. A job of more steps runs them all (wide_curve). A job that raises
+has `{"error": text}`.
 
-The reference is a plain Llama in this file, on the samples of all ranks: products in IEEE float32, or float64
-on a CPU, attention as softmax(q·kᵀ)·v, gradients by autograd.
+The reference is a plain Llama (plain_llama) on the samples of all ranks.
 """
 
 import functools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional
 
-from workloads import trainer_jobs, trainers
-from workloads.reference import precision
+from workloads import plain_llama, trainer_jobs, trainers, wide_curve
+from workloads.plain_llama import Tensors
 
 sys.path.insert(0, str(trainers.FOLDER))
 
 import attention_backend
-import data
-import initial
 import options as cli
-import presets
 import train
-from layouts import flat, prepare
+from layouts import flat
 from phases import Phases
-from world import seed_process
+from world import World, seed_process
 
-Tensors = dict[str, torch.Tensor]
+LEAST_STEPS = 2  # of a schedule; one of them runs
 FIRST = 1 - 0.9  # of the gradient, in the first moment after one step (layouts/optimizer.py)
 NORM = "norm"
 
 
 def main(arguments: list[str]) -> None:
-    """Run one step of every layout."""
+    """Run one step of every layout, and the longer jobs."""
     with trainer_jobs.joined(arguments[0]) as (jobs, world, phases):
-        wanted = reference(next(iter(jobs.values())), world.device)
-        errors = {
-            name: trainer_jobs.apart(functools.partial(errors_of, options, world, phases, wanted), world)
-            for name, options in jobs.items()
-        }
+        courses = {name: job for name, job in jobs.items() if job.steps > LEAST_STEPS}
+        steps = {name: job for name, job in jobs.items() if name not in courses}
+        errors = each(steps, reference, errors_of, world, phases)
+        errors |= each(courses, wide_curve.plain, wide_curve.apart_of, world, phases)
     if world.rank == 0:
         print(json.dumps({"layouts": errors}), flush=True)
 
 
+def each(
+    jobs: Mapping[str, cli.Options],
+    refer: Callable[[cli.Options, torch.device], Any],
+    compare: Callable[[cli.Options, World, Phases, Any], dict[str, Any]],
+    world: World,
+    phases: Phases,
+) -> dict[str, Any]:
+    """Compare jobs of one model, with the same samples and seed, with one reference."""
+    if not jobs:
+        return {}
+    wanted = refer(next(iter(jobs.values())), world.device)
+    return {
+        name: trainer_jobs.apart(functools.partial(compare, options, world, phases, wanted), world)
+        for name, options in jobs.items()
+    }
+
+
 def reference(options: cli.Options, device: torch.device) -> Tensors:
     """The gradient of the mean loss over all samples of the first step, for each weight."""
-    preset = initial.preset(options)
-    kind = torch.float32 if device.type == "cuda" else torch.float64
-    shapes = prepare.skeleton(presets.MODELS[options.model], preset.config).named_parameters()
-    weights = {
-        name: prepare.initial_value(name, weight.shape, preset.config.layers, options, device)
-        .to(kind)
-        .requires_grad_()
-        for name, weight in shapes
-    }
-    samples = range(options.global_batch or 1)
-    length = options.seq_len or preset.seq_len
-    source = data.open_source(options, vocab=preset.config.vocab, seq_len=length)
-    with precision("fp32"):
-        for number in samples:
-            tokens = source.sample(number).to(device)
-            (loss(weights, preset.config, tokens) / len(samples)).backward()
+    weights = plain_llama.start(options, device, plain_llama.exact(device))
+    plain_llama.backward(options, weights, 0)
     return {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
 
 
-def loss(weights: Tensors, config: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the next token; `tokens` [sequence + 1]."""
-    x = weights["embedding.weight"][tokens[:-1]]
-    for layer in range(config.layers):
-        mine = {
-            name.removeprefix(f"blocks.{layer}."): weight
-            for name, weight in weights.items()
-            if name.startswith(f"blocks.{layer}.")
-        }
-        x = x + attention(mine, config, normed(x, mine["attention_norm.weight"], config.eps))
-        y = normed(x, mine["mlp_norm.weight"], config.eps)
-        gate, up = y @ mine["mlp.gate.weight"].T, y @ mine["mlp.up.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ mine["mlp.down.weight"].T
-    x = normed(x, weights["head.norm.weight"], config.eps)
-    return functional.cross_entropy(x @ weights["head.out.weight"].T, tokens[1:])
-
-
-def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Over the root of the mean square of each row."""
-    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
-
-
-def attention(weights: Tensors, config: Any, x: torch.Tensor) -> torch.Tensor:
-    """Causal grouped-query attention of one sample, [sequence, width]."""
-    q, k, v = (
-        (x @ weights[f"attention.{name}.weight"].T).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
-        for name in "qkv"
-    )
-    q, k = turned(q, config.theta), turned(k, config.theta)
-    k, v = (one.repeat_interleave(len(q) // len(one), 0) for one in (k, v))
-    scores = q @ k.mT / config.head_dim**0.5
-    later = torch.ones(scores.shape[1:], dtype=torch.bool, device=x.device).triu(1)
-    out = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
-    return out.transpose(0, 1).flatten(1) @ weights["attention.o.weight"].T
-
-
-def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
-    """Rotary positions of [heads, sequence, head_dim]: coordinate i and i + head_dim / 2 are a pair."""
-    half = x.shape[-1] // 2
-    frequency = theta ** -(torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angle = torch.arange(x.shape[1], device=x.device)[:, None] * frequency
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
-def errors_of(options: cli.Options, world: Any, phases: Phases, wanted: Tensors) -> dict[str, float]:
+def errors_of(options: cli.Options, world: World, phases: Phases, wanted: Tensors) -> dict[str, float]:
     """The relative error of each weight's gradient."""
     seed_process(options)
     run = train.build(options, world, phases)
