@@ -27,6 +27,7 @@ from workloads import (
     generated_draws,
     generated_elsewhere,
     generated_inside,
+    generated_jagged,
     generated_judge,
     generated_left,
     generated_operators,
@@ -174,10 +175,17 @@ def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
 
 def attention(**parts: Any) -> str:
     """A case of attention that is given by its parts, in words."""
+    return _said(generated_attention.made(generated_attention.Case(**parts)))
+
+
+def jagged(case: generated_jagged.Case) -> str:
+    """A case of jagged tensors, in words."""
+    return _said(generated_jagged.made(case))
+
+
+def _said(call: Call) -> str:
     with _plain():
-        said = _judged(
-            generated_attention.made(generated_attention.Case(**parts)), generated_draws.ATTENTION_NEEDED
-        )
+        said = _judged(call, generated_draws.ATTENTION_NEEDED)
     return "not judged" if said is None else f"{said[0]:.3g} of its gate: {said[1]}"
 
 
