@@ -41,7 +41,7 @@ SELU = -1.7580993408473766  # what alpha dropout puts in
 # Of a gradient, beside float64 with the numbers that forward drew; the share of numbers that may be farther.
 APART = {torch.float32: (0.02, 0.0), torch.float16: (0.05, 0.01), torch.bfloat16: (0.15, 0.01)}
 EAGER, AOT, TRACED, CODE = "eager", "aot_eager", generated_compiled.TRACED, generated_compiled.CODE
-MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
+MODES = ("default", "default", "reduce-overhead", "reduce-overhead", "max-autotune-no-cudagraphs")
 SHRINKS = 12
 
 
@@ -150,13 +150,14 @@ def draw(source: random.Random, seed: int) -> Case:
         sizes.insert(source.randrange(dims), most // math.prod(sizes) + 1)
     order, turned = (tuple(source.sample(range(dims), dims)) for _ in range(2))
     again = source.choice([one for one in RECOMPUTED if _can(one, way, name)])
+    mode = source.choice(MODES) if way == CODE and on_gpu else MODES[0]
     code, dtype = way == CODE, source.choice(("float32", "float32", "float16", "bfloat16"))
     return Case(
         name, way, dtype, seed, tuple(sizes), order, () if features else turned, source.choice(SHARES),
-        source.choice((1, 1, 2)), source.choice(list(BEFORE)), source.choice(list(AFTER)), again,
+        1 if mode == MODES[-1] else source.choice((1, 1, 2)),  # which takes many compilers' time
+        source.choice(list(BEFORE)), source.choice(list(AFTER)), again, mode=mode,
         as_eager=code and dtype == "float32" and not source.randrange(3),  # in halves it rounds elsewhere
-        mode=source.choice(MODES) if code and on_gpu else "default",
-        dynamic=source.choice((False, False, True, None)) if way != EAGER else False,
+        dynamic=source.choice((False, False, True, None)) if way != EAGER and mode != MODES[-1] else False,
         resized=not source.randrange(4),
     )  # fmt: skip
 
