@@ -27,6 +27,7 @@ from workloads import (
     generated,
     generated_attention,
     generated_draws,
+    generated_flex,
     generated_inside,
     generated_judge,
     generated_operators,
@@ -149,6 +150,19 @@ FAULTS = (
     planted(
         "attention", "_scaled_dot_product_flash_attention_for_cpu", "float32", "always", "one column is 0"
     ),
+    Fault(
+        "a mask in groups of four",
+        f"{CHECK}[noise]",
+        patches={
+            "workloads.generated_noise:noises": "lambda p: {'dropout': original(p)['dropout']._replace(of="
+            "lambda y: y * (torch.rand(-(-y.numel() // 4), device=y.device) > p).repeat_interleave(4)"
+            "[:y.numel()].view(y.shape).to(y.dtype) / (1 - p))}",
+            "workloads.generated_noise:SHRINKS": "1",
+            "workloads.generated:PLANS": "original | {'noise': (Plan(6, 6, 0),) * 2}",
+        },
+        says="its numbers repeat each other",
+        tier="soak",
+    ),
     compiled("a compiled program that loses a step", "mul", kind="update", target="mul"),
     compiled(
         "a change in place that is lost",
@@ -223,6 +237,38 @@ FLEX = Case(
 def test_a_fault_of_flex_attention_is_found(part, effect):
     fault = drawn_attention_faults.Drawn(part, effect, "always", (16, 0, 1), 1e4)
     assert drawn_attention_faults.finds(fault, FLEX)
+
+
+class ToZero(ast.NodeTransformer):
+    """Remainders and quotients go towards zero, as C's do, and not down."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        named = {ast.Mod: "torch.fmod({}, {})", ast.FloorDiv: "torch.div({}, {}, rounding_mode='trunc')"}
+        if type(node.op) not in named:
+            return node
+        text = named[type(node.op)].format(ast.unparse(node.left), ast.unparse(node.right))
+        return ast.parse(text, mode="eval").body
+
+
+def test_a_mask_whose_quotients_go_to_zero_is_found(monkeypatch):
+    """By a few of eight drawn masks; without the fault none fails."""
+    attend, found = generated_attention._flex, []
+
+    def attends(q, k, v, read, case):
+        tree = ast.parse(generated_flex.text(case.mask), mode="eval")
+        return attend(q, k, v, read, replace(case, mask=ast.unparse(ToZero().visit(tree))))
+
+    for number in range(13, 21):
+        mask = generated_flex.draw_mask(random.Random(number), 1)
+        call = generated_attention.made(replace(FLEX, mask=mask, scores=(), lse=False))
+        shares = []
+        for function in (attend, attends):
+            monkeypatch.setattr(generated_attention, "_flex", function)
+            shares.append((generated._judged(call, generated_draws.ATTENTION_NEEDED) or (0,))[0])
+        assert shares[0] <= 1
+        found += [number] if shares[1] > 1 else []
+    assert len(found) >= 3
 
 
 def test_an_error_of_what_torch_takes_is_a_fault_and_made_smaller(monkeypatch):
@@ -420,7 +466,7 @@ def test_another_seed_draws_other_cases():
 
 @pytest.mark.parametrize("family", ["optimisers", "huge", ""])
 def test_a_family_that_is_none_is_refused(family):
-    with pytest.raises(ValueError, match="expected one of attention, operators, optimizers, sizes"):
+    with pytest.raises(ValueError, match="expected one of attention, jagged, operators"):
         generated.repeat(family, 0, 1)
 
 

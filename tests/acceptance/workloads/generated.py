@@ -27,6 +27,7 @@ from workloads import (
     generated_draws,
     generated_elsewhere,
     generated_inside,
+    generated_jagged,
     generated_judge,
     generated_left,
     generated_operators,
@@ -72,9 +73,11 @@ PLANS = {
     "huge": (Plan(0, 0, 0), Plan(1, 20, 300)),
     "optimizers": (Plan(1, 20, 60), Plan(1, 100, 180)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
+    "jagged": (Plan(40, 400, 30), Plan(200, 4000, 60)),
+    "noise": (Plan(24, 400, 60), Plan(64, 4000, 120)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
 }
-IN_PROCESSES = ("operators", "triton")
+IN_PROCESSES = ("operators", "noise", "triton")
 MOST_PROCESSES = 16
 STANDARD_SEED = 0  # the same cases in every run: a certificate and a night ask the same
 FEWER_BITS = (
@@ -172,10 +175,17 @@ def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
 
 def attention(**parts: Any) -> str:
     """A case of attention that is given by its parts, in words."""
+    return _said(generated_attention.made(generated_attention.Case(**parts)))
+
+
+def jagged(case: generated_jagged.Case) -> str:
+    """A case of jagged tensors, in words."""
+    return _said(generated_jagged.made(case))
+
+
+def _said(call: Call) -> str:
     with _plain():
-        said = _judged(
-            generated_attention.made(generated_attention.Case(**parts)), generated_draws.ATTENTION_NEEDED
-        )
+        said = _judged(call, generated_draws.ATTENTION_NEEDED)
     return "not judged" if said is None else f"{said[0]:.3g} of its gate: {said[1]}"
 
 
@@ -198,6 +208,10 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
         from workloads import generated_triton  # not every image has Triton
 
         return generated_triton.one(seed, number)
+    if family == "noise":
+        from workloads import generated_noise  # it needs the family of compiled programs, and that needs this
+
+        return generated_noise.one(seed, number)
     drawn = generated_draws.drawn(family, seed, number, sizes)
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:

@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections import deque
@@ -122,6 +123,11 @@ def _on_device(items: Sequence[Item]) -> list[Item]:
 
 def _placed(on: torch.device, leaf: Any) -> Any:
     return leaf.to(on) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def has_compiler() -> bool:
+    """Whether there is a compiler of C++, which generated code of a processor needs."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 class Refused(Exception):  # noqa: N818

@@ -4,9 +4,11 @@ Each case has its own source of numbers, so none depends on the cases before it.
 """
 
 import random
+from typing import Any
 
 from workloads import (
     generated_attention,
+    generated_jagged,
     generated_left,
     generated_operators,
     generated_optimizers,
@@ -19,7 +21,7 @@ NEEDED = 4.0  # units of the judge that a healthy operator needs
 # A lost element is 100 units in bfloat16 and 800 in float16.
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
-FAMILIES = ("attention", "operators", "optimizers", "sizes")
+FAMILIES = ("attention", "jagged", "operators", "optimizers", "sizes")
 # Words, the calls with equal numbers (and what is special about each), and the units that they need.
 Drawn = tuple[str, list[tuple[str, Call]], float]
 
@@ -42,8 +44,9 @@ def drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
         case = generated_operators.draw(seed, number)
         forms = generated_operators.forms_of(case)
         return (str(case), forms, OPERATORS_NEED[case.dtype]) if forms else None
-    if family == "attention":
-        call = generated_attention.made(generated_attention.draw(numbers, mixed % 2**31))
+    if family in ("attention", "jagged"):
+        its: Any = generated_attention if family == "attention" else generated_jagged
+        call = its.made(its.draw(numbers, mixed % 2**31))
         return call.words, [("", call)], ATTENTION_NEEDED
     if family == "optimizers":
         steps = generated_optimizers.draw(numbers, seed, number)

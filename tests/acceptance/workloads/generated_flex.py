@@ -23,7 +23,15 @@ PARTS = (
     "region[i] == region[j]", "(i >= {a}) & (i < {b}) & (j >= {c}) & (j < {d})", "j < prefix[b]",
     "(i >= {a}) & (i < {b}) & (j >= {c}) & (j < {d})", "j - i <= reach[h]", "kept[b, i, j]", "known[b, j]",
     "h % 2 == {m}", "b != {m}", "j % 3 == {m}", "i // 64 == j // 100", "i // 4 == j // 4", "i != {n}",
+    "{x} % {p} == {y} % {p}", "{x} % {p} < {q}", "{x} // {p} == {y} // {p}", "{x} // {p} <= {y} // {q}",
+    "(i - {n}) // {p} == (j - {n}) // {p}", "{x} // {p} % {q} == {m}", "{x} % {p} // {q} != {m}",
 )  # fmt: skip
+# What remainders and quotients are of: many are negative, and a window may be shifted.
+POSITIONS = (
+    "i", "j", "(i - j)", "(j - i)", "(i - {n})", "(j - {n})", "(i - j + {n})", "(j - sk)", "(-i)",
+    "(2 * i - j)", "(document[b, i] - document[b, j])", "(region[i] - region[j])", "(h - i)",
+)  # fmt: skip
+DIVISORS = (2, 3, 5, 7, 16, 48, 64, 100, 128)
 # The letters are its dimensions: l the longer of queries and keys, r the distances.
 READ = {"document": "bl", "region": "l", "prefix": "b", "reach": "h", "kept": "bij", "known": "bj"}
 LEARNED = {
@@ -46,7 +54,9 @@ def draw_mask(source: random.Random, depth: int = 3) -> Mask:
     if kind == "part":
         (a, b), (c, d) = (sorted((source.randrange(300), source.randrange(40, 300))) for _ in range(2))
         numbers = {"n": source.choice(DISTANCES), "m": source.randrange(2), "a": a, "b": b, "c": c, "d": d}
-        return source.choice(PARTS).format(**numbers)
+        numbers |= {one: source.choice(DIVISORS) for one in "pq"}
+        places = {one: source.choice(POSITIONS).format(**numbers) for one in "xy"}
+        return source.choice(PARTS).format(**numbers, **places)
     return kind, *(draw_mask(source, depth - 1) for _ in range(1 if kind == "not" else 2))
 
 
