@@ -64,6 +64,7 @@ TURNS: dict[str, Callable[[], int]] = {
     "operators": lambda: len(generated_operators.rows()),
     "optimizers": lambda: len(generated_optimizers.table()),
     "huge": lambda: len(generated_sizes.NAMES),
+    "transformers": lambda: len(_transformers().table()),
 }
 STANDARD_COUNTS = 60, 600  # of sizes, on a processor and on a GPU
 PLANS = {
@@ -73,8 +74,9 @@ PLANS = {
     "optimizers": (Plan(1, 20, 60), Plan(1, 100, 180)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
+    "transformers": (Plan(1, 1, 0), Plan(1, 1, 0)),
 }
-IN_PROCESSES = ("operators", "triton")
+IN_PROCESSES = ("operators", "triton", "transformers")
 MOST_PROCESSES = 16
 STANDARD_SEED = 0  # the same cases in every run: a certificate and a night ask the same
 FEWER_BITS = (
@@ -372,6 +374,12 @@ def of_standard(family: str) -> dict[str, Any]:
         return {**report, "least": len(chosen)}
     count = TURNS[family]() if family in TURNS else STANDARD_COUNTS[device().type != "cpu"]
     return {**check(family, STANDARD_SEED, count, count, sizes="large"), "least": count}
+
+
+def _transformers() -> Any:
+    from workloads import generated_transformers  # not every image has the package
+
+    return generated_transformers
 
 
 def _processes() -> int:

@@ -19,7 +19,7 @@ NEEDED = 4.0  # units of the judge that a healthy operator needs
 # A lost element is 100 units in bfloat16 and 800 in float16.
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
-FAMILIES = ("attention", "operators", "optimizers", "sizes")
+FAMILIES = ("attention", "operators", "optimizers", "sizes", "transformers")
 # Words, the calls with equal numbers (and what is special about each), and the units that they need.
 Drawn = tuple[str, list[tuple[str, Call]], float]
 
@@ -52,6 +52,10 @@ def drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
             return None
         needed = generated_optimizers.needed(steps)
         return str(steps), [("", generated_optimizers.made(steps, mixed))], needed
+    if family == "transformers":
+        from workloads import generated_transformers  # not every image has the package
+
+        return generated_transformers.drawn(numbers, seed, number)
     with generated_left.without_memory():
         words, call = generated_sizes.draw(numbers, mixed, sizes)
         return words, [("", call)], NEEDED * generated_sizes.more_units(call)
