@@ -75,6 +75,7 @@ PLANS = {
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
     "transformers": (Plan(1, 1, 0), Plan(1, 1, 0)),
+    "torchao": (Plan(100, 100, 0), Plan(300, 300, 0)),
 }
 IN_PROCESSES = ("operators", "triton", "transformers")
 MOST_PROCESSES = 16
@@ -200,6 +201,10 @@ def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] |
         from workloads import generated_triton  # not every image has Triton
 
         return generated_triton.one(seed, number)
+    if family == "torchao":
+        from workloads import generated_torchao  # nor torchao
+
+        return generated_torchao.one(seed, number)
     drawn = generated_draws.drawn(family, seed, number, sizes)
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
