@@ -57,6 +57,14 @@ BROKEN = (
     "cudnn_status",
 )  # fmt: skip
 NOT_WRITTEN = "NotImplementedError"  # what says so refuses, also where torch says that it takes the call
+
+
+def _architectures() -> int:
+    from workloads import transformers_models  # not every image has the package
+
+    return len(transformers_models.table())
+
+
 # Of soak, on a processor and on a GPU: so many turns in any case, then more until the time is over, at most
 # so many. A turn is one case; of these families it is one of each operator and type, of each optimizer's
 # options and form, and of each function of a size.
@@ -64,7 +72,7 @@ TURNS: dict[str, Callable[[], int]] = {
     "operators": lambda: len(generated_operators.rows()),
     "optimizers": lambda: len(generated_optimizers.table()),
     "huge": lambda: len(generated_sizes.NAMES),
-    "transformers": lambda: len(_transformers().table()),
+    "transformers": _architectures,
 }
 STANDARD_COUNTS = 60, 600  # of sizes, on a processor and on a GPU
 PLANS = {
@@ -379,12 +387,6 @@ def of_standard(family: str) -> dict[str, Any]:
         return {**report, "least": len(chosen)}
     count = TURNS[family]() if family in TURNS else STANDARD_COUNTS[device().type != "cpu"]
     return {**check(family, STANDARD_SEED, count, count, sizes="large"), "least": count}
-
-
-def _transformers() -> Any:
-    from workloads import generated_transformers  # not every image has the package
-
-    return generated_transformers
 
 
 def _processes() -> int:

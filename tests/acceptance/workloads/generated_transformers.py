@@ -35,7 +35,8 @@ CHECKPOINTS = REENTRANT, "not reentrant"
 EXPERTS = "batched_mm", "grouped_mm"
 CACHED, MOVED = 0.25, 0.1
 COMPILED = 0.03  # of the cases: a compiler takes as long as fifty of them
-NEEDED = 16.0
+# Units; the worst of four seeds on a processor were 37, 50 and 4, where four times these are allowed.
+NEEDED = {torch.float32: 16.0, torch.float16: 16.0, torch.bfloat16: 4.0}
 Weights = Sequence[torch.Tensor]
 Out = list[torch.Tensor]
 
@@ -127,7 +128,7 @@ def drawn(source: random.Random, seed: int, number: int) -> tuple[str, list[tupl
         generated_left.say(generated_left.CALL, f"the package does not make it: {type(error).__name__}")
         return None
     generated_left.say(f"rows {case.rows}")
-    return str(case), [("", call)], NEEDED
+    return str(case), [("", call)], NEEDED[case.dtype]
 
 
 def known(case: Case) -> bool:
@@ -138,9 +139,8 @@ def known(case: Case) -> bool:
     Where layers share keys and values, a reentrant checkpoint loses the gradient through these
     (unsloth-zoo#813).
     """
-    if case.checkpoint == REENTRANT and getattr(
-        models.config(case.arch, case.sizes), "num_kv_shared_layers", 0
-    ):
+    shared: Any = getattr(models.config(case.arch, case.sizes), "num_kv_shared_layers", None)
+    if case.checkpoint == REENTRANT and shared:
         return True
     padded = len(set(case.lengths)) > 1 and case.rows == RIGHT
     return (padded and case.arch in ("prophetnet", "cpmant")) or (
@@ -159,7 +159,7 @@ def made(case: Case, seed: int) -> Call:
     plain = Case(case.arch, case.sizes, case.lengths, case.dtype, ignored=case.ignored, seed=case.seed)
     call, its = Call(stepped, (weights, plain), {}, case.dtype, seed=seed), models.promises(case.arch)
     return replace(
-        call, args=(weights, case), right=call, steps=True, excused=case.dtype is torch.float32,
+        call, args=(weights, case), right=call, steps=not its.chooses, excused=case.dtype is torch.float32,
         overflows=case.dtype is torch.float16 and its.recurs,
         taken=not (case.compiled or case.cached or its.recurs), words=f"package({case!r})",
         smaller=lambda: smaller(case, seed),
