@@ -83,7 +83,7 @@ PLANS = {
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
     "transformers": (Plan(1, 1, 0), Plan(1, 1, 0)),
-    "torchao": (Plan(100, 100, 0), Plan(300, 300, 0)),
+    "torchao": (Plan(600, 600, 0), Plan(1000, 1000, 0)),
 }
 IN_PROCESSES = ("operators", "triton", "transformers")
 MOST_PROCESSES = 16

@@ -35,7 +35,7 @@ NAMES = (
     (r"head(s)?$|heads_(per|num)|_heads?_", "heads"),
     (r"moe_intermediate|ffn_dim|intermediate_size|^d_ff$|^d_inner$|^n_inner$|^dff$|dim_ff|mlp_dim", "inner"),
     (r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_size|lru_width|^dim|^emb_dim)$", "width"),
-    (r"index_topk$", 64),  # all: of scores that are zero by their definition each may be the largest
+    (r"index_topk$|keep_window", 64),  # all: of scores that are zero by their definition each may be the largest
     (r"per_tok$|top_?k(_experts)?$|num_selected", 2),
     (r"group(s)?$|n_group", 2),
     (r"expert", 4),
