@@ -159,7 +159,8 @@ def made(case: Case, seed: int) -> Call:
     plain = Case(case.arch, case.sizes, case.lengths, case.dtype, ignored=case.ignored, seed=case.seed)
     call, its = Call(stepped, (weights, plain), {}, case.dtype, seed=seed), models.promises(case.arch)
     return replace(
-        call, args=(weights, case), right=call, steps=not its.chooses, excused=case.dtype is torch.float32,
+        call, args=(weights, case), right=call, steps=not its.chooses,
+        excused=case.dtype is torch.float32,
         overflows=case.dtype is torch.float16 and its.recurs,
         taken=not (case.compiled or case.cached or its.recurs), words=f"package({case!r})",
         smaller=lambda: smaller(case, seed),
@@ -186,7 +187,7 @@ def simpler(case: Case) -> Iterator[Case]:
 
 
 def stepped(weights: Weights, case: Case) -> Out:
-    """Logits of real tokens, the loss and the gradient of each weight."""
+    """Logits of real tokens, the loss, and the gradient of all weights."""
     dtype = torch.float32 if case.autocast and weights[0].dtype is torch.bfloat16 else weights[0].dtype
     its = models.model(case.arch, case.sizes, case.attention, case.experts, dtype)
     with torch.no_grad():
@@ -207,9 +208,11 @@ def stepped(weights: Weights, case: Case) -> Out:
             call = torch.compile(its, backend=case.compiled, dynamic=False)
         logits, loss = told(call, case)
         torch.autograd.backward([loss * SCALE])  # not its method, behind which no mode is left
-    zero = torch.zeros((), device=device(), dtype=dtype)
-    grads = [zero.expand(one.shape) if one.grad is None else one.grad for one in its.parameters()]
-    return [one.detach().clone() for one in (logits, loss, *grads)]
+    # In one row: a gradient that cancels has the roundings of what it is made of.
+    grads = torch.cat(
+        [own.new_zeros(own.numel()) if own.grad is None else own.grad.flatten() for own in its.parameters()]
+    )
+    return [one.detach().clone() for one in (logits, loss, grads)]
 
 
 def tokens(case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -31,11 +31,13 @@ NAMES = (
     (r"(^|_)(lora|low)_?rank$|lowrank$|_rank$", 8),
     (r"(ro|no)pe_head_dim$|rotary_dim$|^kv_channels$|^v_head_dim$|^(linear_)?(key|value)_head_dim$", 8),
     (r"head_dim$|^d_kv$|^d_head$|head_size$", "head"),
+    (r"num_kv_shared_layers$", 1),
     (r"(key_value|kv)_heads$|num_kv", "few"),
     (r"head(s)?$|heads_(per|num)|_heads?_", "heads"),
     (r"moe_intermediate|ffn_dim|intermediate_size|^d_ff$|^d_inner$|^n_inner$|^dff$|dim_ff|mlp_dim", "inner"),
     (r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_size|lru_width|^dim|^emb_dim)$", "width"),
-    (r"index_topk$|keep_window", 64),  # all: of scores that are zero by their definition each may be the largest
+    # All: of scores that are zero by their definition each may be the largest, and packed ones are more.
+    (r"index_topk$|keep_window", 64),
     (r"per_tok$|top_?k(_experts)?$|num_selected", 2),
     (r"group(s)?$|n_group", 2),
     (r"expert", 4),
