@@ -111,7 +111,7 @@ def _share(
 ) -> float:
     """The worst error, beyond the least one that a format has, as a share of what is allowed.
 
-    A number that is none is wrong.
+    NaN is wrong.
     """
     if got.shape != right.shape:
         return float("inf")
