@@ -33,6 +33,8 @@ IGNORES = 0.3  # of the labels
 REENTRANT = "reentrant"
 CHECKPOINTS = REENTRANT, "not reentrant"
 EXPERTS = "batched_mm", "grouped_mm"
+# What takes some sizes and types only. Its kernels are compiled for each size, so few cases have them.
+KERNELS, KERNEL = (models.FLEX, models.FLASH), 0.3
 CACHED, MOVED = 0.25, 0.1
 COMPILED = 0.03  # of the cases: a compiler takes as long as fifty of them
 # Units; the worst of four seeds on a processor were 37, 50 and 4, where four times these are allowed.
@@ -100,8 +102,10 @@ def draw(source: random.Random, seed: int, number: int) -> Case:
     if its.chooses:
         experts = pick((models.EAGER, *EXPERTS)) if its.experts else models.EAGER
         case = case._replace(dtype=torch.float32, experts=experts)
+    every = (models.EAGER, *its.attention)
+    kinds = [one for one in every if one not in KERNELS or source.random() < KERNEL]
     case = case._replace(
-        attention=pick((models.EAGER, *its.attention, *its.attention)),
+        attention=pick(kinds),
         ignored=pick((False, True)),
         masked=pick((False, True)),
         items=its.loss and pick((False, True)),
@@ -162,7 +166,8 @@ def made(case: Case, seed: int) -> Call:
         call, args=(weights, case), right=call, steps=not its.chooses,
         excused=case.dtype is torch.float32,
         overflows=case.dtype is torch.float16 and its.recurs,
-        taken=not (case.compiled or case.cached or its.recurs), words=f"package({case!r})",
+        taken=not (case.compiled or case.cached or its.recurs or case.attention in KERNELS),
+        words=f"_judged(generated_transformers.made({case!r}, {seed}), {NEEDED[case.dtype]})",
         smaller=lambda: smaller(case, seed),
     )  # fmt: skip
 
