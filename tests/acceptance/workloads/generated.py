@@ -83,9 +83,9 @@ PLANS = {
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
     "transformers": (Plan(1, 1, 0), Plan(1, 1, 0)),
-    "torchao": (Plan(600, 600, 0), Plan(1000, 1000, 0)),
+    "torchao": (Plan(600, 600, 0), Plan(600, 600, 0)),
 }
-IN_PROCESSES = ("operators", "triton", "transformers")
+IN_PROCESSES = ("operators", "triton", "transformers", "torchao")
 MOST_PROCESSES = 16
 STANDARD_SEED = 0  # the same cases in every run: a certificate and a night ask the same
 FEWER_BITS = (

@@ -35,6 +35,7 @@ QUANTISED, SIZES = 4096, ((64, 64), (4096,), (128, 96), (63, 65), (33,), (8, 16,
 SHAPES = ((16, 32, 48), (32, 64, 16), (5, 96, 32), (1, 32, 64), (48, 128, 128))
 STEPS, EXACT, NEAR = 3, 64.0, 2.0**-10  # roundings of float32; of a step of a format, by which a tie may move
 APART = 0.25  # of what rounding to 8 bits moves a product: nearer it is the product of the rounded operands
+COMPILED = 0.1  # of the steps on a GPU
 OUTLIER, BORDER = 30.0, 2.0**-5
 Found = tuple[str, float]  # a gate, and the share of it that was needed
 
@@ -71,6 +72,7 @@ def draw(source: random.Random, seed: int, number: int) -> Case:
     if part == OPTIM:
         more = {"size": pick(SIZES), "lr": pick((1e-3, 0.1)), "betas": pick(((0.9, 0.999), (0.5, 0.75)))}
         more |= {"eps": pick((1e-8, 1e-3)), "weight_decay": pick((0.0, 0.1)), "amsgrad": pick((False, True))}
+        more |= {"compiled": device().type == "cuda" and source.random() < COMPILED}
         more |= {"block_size": pick((64, 128, 256)), "bf16_stochastic_round": pick((False, True))}
     elif part == FLOAT8:
         more |= {"bias": pick((False, True)), "power": pick((False, True)), "rows": pick((1, 2))}
@@ -129,7 +131,9 @@ def optimizers(case: Case) -> Iterator[Found]:
 
     more, size = dict(case.more), case.more["size"]
     weight = _data(case, *size).requires_grad_()
-    mine = getattr(optim, case.option)([weight], **{key: more[key] for key in more if key != "size"})
+    mine = getattr(optim, case.option)(
+        [weight], **{key: more[key] for key in more if key not in ("size", "compiled")}
+    )
     stochastic = more["bf16_stochastic_round"] and case.dtype is torch.bfloat16
     (low, high), lr, unit = more["betas"], more["lr"], unit_roundoff(torch.float32)
     for step in range(1, STEPS + 1):
@@ -138,7 +142,7 @@ def optimizers(case: Case) -> Iterator[Found]:
             weight.detach().double(),
             {name: _kept(one) for name, one in mine.state[weight].items()},
         )
-        with _eagerly():
+        with _eagerly(compiled=more["compiled"]):
             mine.step()
         grad, now = weight.grad.double(), before
         if "AdamW" in case.option:
@@ -185,9 +189,9 @@ def _nearest(kept: torch.Tensor, right: torch.Tensor, case: Case) -> float:
 
 
 @contextlib.contextmanager
-def _eagerly() -> Iterator[None]:
-    """A processor's image may have no compiler; a GPU compiles each step, as it does for everybody."""
-    if device().type == "cuda":
+def _eagerly(*, compiled: bool) -> Iterator[None]:
+    """The package compiles each step: an image may have no compiler, and each size takes it seconds."""
+    if compiled:
         yield
     else:
         with torch.compiler.set_stance("force_eager"):
