@@ -13,7 +13,7 @@ from workloads import generated, generated_compiled, generated_report, generated
 SOAK_S, STANDARD_S = 2400, 600
 # The least share of the drawn cases that float64 can judge; of huge ones, that there is memory for too.
 LEAST = {"operators": 0.85, "optimizers": 0.9, "sizes": 0.9, "huge": 0.6, "attention": 0.5, "compiled": 0.75,
-         "jagged": 0.6, "noise": 0.75, "triton": 0.8}  # fmt: skip
+         "jagged": 0.6, "noise": 0.75, "triton": 0.8, "transformers": 0.6, "torchao": 0.8}  # fmt: skip
 
 
 @pytest.mark.tier("standard")
@@ -83,3 +83,21 @@ def test_generated_triton(
     seed = pytestconfig.getoption("case_seed")
     report = on_device(generated.of_soak, family="triton", seed=seed, timeout_s=SOAK_S)
     generated_report.require(report, record_metric, LEAST["triton"])
+
+
+@pytest.mark.tier("soak")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("package", ["torchao", "transformers"])
+def test_generated_packages(
+    package: str, on_device: OnDevice, record_metric: RecordMetric, pytestconfig: pytest.Config
+) -> None:
+    """Drawn models of transformers and options of torchao do what float64 or their documents say.
+
+    Padding, packing, a cache, a checkpoint or a compiler change nothing. Only packages that the image has are
+    tried; what a package refuses is counted.
+    """
+    if not of_image(unloaded.is_installed, module=package):
+        skips.without_package(package, f"the package {package} is not part of this stack")
+    seed = pytestconfig.getoption("case_seed")
+    report = on_device(generated.of_soak, family=package, seed=seed, timeout_s=SOAK_S)
+    generated_report.require(report, record_metric, LEAST[package])

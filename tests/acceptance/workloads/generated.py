@@ -6,6 +6,7 @@ A case that fails is made smaller for as long as it fails.
 """
 
 import contextlib
+import importlib
 import itertools
 import math
 import os
@@ -65,6 +66,7 @@ TURNS: dict[str, Callable[[], int]] = {
     "operators": lambda: len(generated_operators.rows()),
     "optimizers": lambda: len(generated_optimizers.table()),
     "huge": lambda: len(generated_sizes.NAMES),
+    "transformers": lambda: len(importlib.import_module("workloads.transformers_models").table()),
 }
 STANDARD_COUNTS = 60, 600  # of sizes, on a processor and on a GPU
 PLANS = {
@@ -76,8 +78,11 @@ PLANS = {
     "jagged": (Plan(40, 400, 30), Plan(200, 4000, 60)),
     "noise": (Plan(24, 400, 60), Plan(64, 4000, 120)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
+    "transformers": (Plan(1, 1, 0), Plan(1, 1, 0)),
+    "torchao": (Plan(600, 600, 0), Plan(600, 600, 0)),
 }
-IN_PROCESSES = ("operators", "noise", "triton")
+IN_PROCESSES = ("operators", "noise", "triton", "transformers", "torchao")
+OF_THEIR_OWN = ("noise", "torchao", "triton")  # these judge themselves, by what not every image can load
 MOST_PROCESSES = 16
 STANDARD_SEED = 0  # the same cases in every run: a certificate and a night ask the same
 FEWER_BITS = (
@@ -204,14 +209,10 @@ def _plain() -> Iterator[None]:
 
 
 def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] | None:
-    if family == "triton":
-        from workloads import generated_triton  # not every image has Triton
-
-        return generated_triton.one(seed, number)
-    if family == "noise":
-        from workloads import generated_noise  # it needs the family of compiled programs, and that needs this
-
-        return generated_noise.one(seed, number)
+    if family in OF_THEIR_OWN:
+        module: Any = importlib.import_module(f"workloads.generated_{family}")
+        found: tuple[float, str] | None = module.one(seed, number)
+        return found
     drawn = generated_draws.drawn(family, seed, number, sizes)
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:

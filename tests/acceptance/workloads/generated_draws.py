@@ -21,7 +21,7 @@ NEEDED = 4.0  # units of the judge that a healthy operator needs
 # A lost element is 100 units in bfloat16 and 800 in float16.
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
-FAMILIES = ("attention", "jagged", "operators", "optimizers", "sizes")
+FAMILIES = ("attention", "jagged", "operators", "optimizers", "sizes", "transformers")
 # Words, the calls with equal numbers (and what is special about each), and the units that they need.
 Drawn = tuple[str, list[tuple[str, Call]], float]
 
@@ -49,12 +49,24 @@ def drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
         call = its.made(its.draw(numbers, mixed % 2**31))
         return call.words, [("", call)], ATTENTION_NEEDED
     if family == "optimizers":
-        steps = generated_optimizers.draw(numbers, seed, number)
-        if generated_optimizers.known(steps):
-            generated_left.say(generated_left.CALL, "a known fault")
-            return None
-        needed = generated_optimizers.needed(steps)
-        return str(steps), [("", generated_optimizers.made(steps, mixed))], needed
+        return _stepped(numbers, seed, number, mixed)
+    if family == "transformers":
+        from workloads import generated_transformers  # not every image has the package
+
+        return generated_transformers.drawn(numbers, seed, number)
+    return _sized(numbers, mixed, sizes)
+
+
+def _stepped(numbers: random.Random, seed: int, number: int, mixed: int) -> Drawn | None:
+    steps = generated_optimizers.draw(numbers, seed, number)
+    if generated_optimizers.known(steps):
+        generated_left.say(generated_left.CALL, "a known fault")
+        return None
+    call = generated_optimizers.made(steps, mixed)
+    return str(steps), [("", call)], generated_optimizers.needed(steps)
+
+
+def _sized(numbers: random.Random, mixed: int, sizes: str) -> Drawn | None:
     with generated_left.without_memory():
         words, call = generated_sizes.draw(numbers, mixed, sizes)
         return words, [("", call)], NEEDED * generated_sizes.more_units(call)

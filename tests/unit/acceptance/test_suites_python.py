@@ -34,7 +34,9 @@ WHERE_PRESENT = {
         *("bitsandbytes", "liger_kernel", "torchao", "transformer_engine")
     },
     "tests/acceptance/workloads/triton_kernels.py": {"triton"},
+    "tests/acceptance/workloads/generated_torchao.py": {"torchao"},
     "tests/acceptance/workloads/generated_triton.py": {"triton"},
+    "tests/acceptance/workloads/transformers_models.py": {"transformers"},
     # What reads data that a user brings; data.py imports it for a path alone.
     "trainers/arrow.py": {"datasets", "numpy"},
     "trainers/shards.py": {"numpy"},
