@@ -82,6 +82,6 @@ def shaken(leaf: Any, move: int) -> Any:
     orders = (torch.arange, lambda n: torch.arange(n).flip(0))
     seeded = torch.Generator().manual_seed(move)
     order = orders[move](leaf.numel()) if move < 2 else torch.randperm(leaf.numel(), generator=seeded)
-    lift = (order.view(leaf.shape) + 1).double() / leaf.numel() * 2.0**-28
+    lift = ((order.view(leaf.shape) + 1).double() / leaf.numel() * 2.0**-28).to(leaf.device)
     exact = leaf.nan_to_num(2 * LARGEST, LARGEST, -LARGEST)
     return torch.where(exact == 0, lift * SMALLEST, exact + exact.abs() * lift)

@@ -82,7 +82,7 @@ def _last_channels(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tenso
     """The gradient goes to other places where channels come last and there is padding (pytorch#188344)."""
     corrected = torch_is_newer_than(2, 13)
     last = suggest_memory_format(given["self"]) is torch.channels_last
-    return torch.full(right.shape, last and any(given["padding"]) and not corrected)
+    return torch.full(right.shape, last and any(given.get("padding", ())) and not corrected)
 
 
 def _one_column(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tensor:
