@@ -222,7 +222,7 @@ def test_gradients_at_full_width(
     assert not wrong, f"relative errors of gradients, at most {largest} expected: {'; '.join(wrong)}"
 
 
-@pytest.mark.tier("standard")
+@pytest.mark.tier("soak")
 @pytest.mark.parametrize("layout", CURVES)
 def test_curve_at_full_width(
     layout: str,

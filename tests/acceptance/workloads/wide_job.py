@@ -28,8 +28,9 @@ CURVES: Mapping[str, tuple[object, ...]] = {
 # steps; and what the matrices lost of their start by decay. docs/reference/thresholds.md has the readings.
 APART: Mapping[str, Mapping[str, float]] = {
     "": {"loss": 1e-3, "way": 0.05, "decay": 1e-4},
+    "sm_90": {"loss": 0.2, "way": 0.2, "decay": 1e-5},
 }
-ELSEWHERE: Mapping[str, float] = {"loss": 1e-2, "way": 0.2, "decay": 1e-4}  # not measured there
+ELSEWHERE: Mapping[str, float] = {"loss": 0.3, "way": 0.3, "decay": 1e-4}  # not measured there
 
 
 def flags(vendor: str) -> tuple[object, ...]:
@@ -39,7 +40,7 @@ def flags(vendor: str) -> tuple[object, ...]:
 
 def curves(vendor: str) -> dict[str, tuple[object, ...]]:
     """The flags of each job of thirty steps."""
-    rate = "1e-3" if vendor == "cpu" else "3e-4"
+    rate = "1e-3" if vendor == "cpu" else "1e-4"
     return {name: (*flags(vendor), *CURVE, "--lr", rate, *of) for name, of in CURVES.items()}
 
 
