@@ -115,7 +115,7 @@ GRADIENTS = (
 def curve(name: str, layout: str, says: str, patches: dict[str, str], *, another: bool = True) -> Fault:
     """A fault that one step's gradients and a falling loss do not show."""
     check = f"{SUITE}test_curve_at_full_width[2-{layout}]"
-    return Fault(name, check, patches=patches, says=says, another=another)
+    return Fault(name, check, patches=patches, says=says, another=another, tier="soak")
 
 
 ADAMW, UPDATE, RATE = "fused.ops:adamw_", "layouts.optimizer:update", "train:learning_rate"
