@@ -1,6 +1,10 @@
 """What a fork shares with the Python that has loaded all: patches reach it, and no changed text is hidden."""
 
+import gc
 import json
+import os
+import select
+import socket
 import sys
 from types import ModuleType
 
@@ -50,6 +54,31 @@ def test_a_module_is_rewritten_once_and_again_when_its_text_changes(monkeypatch,
     found: dict[str, int] = {}
     exec(rewrite._rewrite_test(file, None)[1], found)
     assert found["VALUE"] == 2
+
+
+@pytest.mark.parametrize("opened", ["file", "socket", "pipe"])
+def test_what_a_fork_inherits_takes_no_number_from_what_it_opens(opened):
+    """An object that is freed after the fork closes its number, whoever has that by then."""
+    reading, writing = os.pipe()
+    owned = {
+        "file": lambda: os.fdopen(os.open(os.devnull, os.O_RDONLY)),
+        "socket": socket.socket,
+        "pipe": lambda: os.fdopen(os.pipe()[0]),
+    }[opened]()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            warm_python._close_all_but(0, 1, 2, reading)
+            mine = [select.epoll() for _ in range(64)]
+            del owned
+            gc.collect()
+            at_its_end = os.read(reading, 1) == b""  # the fork holds no other end of the pipe
+            code = 0 if at_its_end and all(one.poll(0) == [] for one in mine) else 2
+        finally:
+            os._exit(code)
+    os.close(writing)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(reading)
 
 
 def test_the_modules_of_the_suites_server_are_found_in_its_text():

@@ -280,12 +280,18 @@ def _write_to(stdout: str | Path, stderr: str | Path) -> None:
 
 
 def _close_all_but(*kept: int) -> None:
-    """As a new process does: an end of a pipe that stays open here would hide that the other end closed."""
+    """As a new process does: an end of a pipe that stays open here would hide that the other end closed.
+
+    The numbers stay taken. Some belong to objects of the forking process, and one that is freed later would
+    close what has its number by then, such as gloo's epoll, whose thread ends the process (SIGABRT).
+    """
     faulthandler.disable()  # pytest's, which writes to one of them
+    nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if descriptor not in kept:
+        if descriptor not in {*kept, nothing}:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                os.fstat(descriptor)  # the listing's own is closed again
+                os.dup2(nothing, descriptor, inheritable=False)
 
 
 def _changes_what_is_loaded(env: Mapping[str, str], places: list[str], loaded: frozenset[str]) -> bool:
