@@ -136,9 +136,10 @@ def at_width(
 
     def found(name: str) -> Mapping[str, Any]:
         present = device_row["memory_bytes"] / large_job.GIB
-        if acceptance.vendor != "cpu" and present < GRADIENTS_GIB:
+        on_cpu = acceptance.vendor == "cpu"
+        if not on_cpu and present < GRADIENTS_GIB:
             skips.without_memory(GRADIENTS_GIB, present)
-        wide = wide_job.flags(acceptance.vendor)
+        wide = wide_job.flags(on_cpu=on_cpu)
         step = (*wide, "--data", "synthetic", "--steps", 2, "--lr", "3e-5", "--global-batch", 2 * wide_ranks)
         lacking = {"fp8"} if _lack("own", device_row) else set()
         steps = _chosen(request, "test_gradients_at_full_width") - lacking
@@ -146,7 +147,7 @@ def at_width(
         jobs = {layout: (*step, *LAYOUTS[layout][0]) for layout in LAYOUTS if layout in steps}
         jobs |= {
             f"{layout} curve": flags
-            for layout, flags in wide_job.curves(acceptance.vendor).items()
+            for layout, flags in wide_job.curves(on_cpu=on_cpu).items()
             if layout in curves
         }
         text = training_jobs.text_of(jobs)
@@ -232,7 +233,7 @@ def test_curve_at_full_width(
     record_metric: RecordMetric,
 ) -> None:
     """Thirty steps in bf16 at full width have the losses and the weights of a plain float32 model."""
-    found = wide_job.apart(at_width(f"{layout} curve"))
+    found = wide_job.judged(at_width(f"{layout} curve"))
     most, shares, wrong = wide_job.most(device_row["arch"]), [], []
     for what, errors in found.items():
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])

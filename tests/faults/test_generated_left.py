@@ -1,7 +1,6 @@
 """What drawn families leave out is counted under a reason, and too much of it fails their check."""
 
 import functools
-import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from workloads import (
     generated_inside,
     generated_judge,
     generated_left,
+    generated_noise,
     generated_operators,
     generated_random,
     generated_report,
@@ -34,6 +34,7 @@ from workloads import (
 )
 from workloads.generated_compiled import Job
 from workloads.generated_judge import Call
+from workloads.generated_noise import Case
 
 CASES = (0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 17, 19, 20)  # of seed 0, the quick ones
 ROWS = [("exp", "float32"), ("mul", "bfloat16"), ("nn.functional.dropout", "float32"), ("sum", "float32")]
@@ -162,14 +163,32 @@ def test_zeros_without_memory_end_no_process(name: str, then: Callable[..., torc
     assert torch.equal(gradient, torch.zeros(16))
 
 
-@pytest.mark.parametrize("part", ["_of_eager", "_of_itself", "_same", "_slope"])
+@pytest.mark.parametrize("part", ["_of_eager", "_of_itself", "_same", "_slope", "_beside"])
 @pytest.mark.parametrize("error", [TypeError, RuntimeError])
-def test_a_judge_of_random_programs_that_breaks_is_a_failure(part: str, error: type[Exception]) -> None:
-    item = generated_compiled_items.draw(random.Random(0), "nn.functional.dropout", "float32")
-    assert item
-    program = generated_compiled_items.program_of(item.call)
-    with (
-        mock.patch.object(generated_random, part, mock.Mock(side_effect=error("it is broken"))),
-        pytest.raises(error),
-    ):
-        generated_random.judge(item, program.compiled)
+def test_a_judge_of_random_programs_that_breaks_is_a_failure(
+    part: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked of the whole batch: no handler around the judge takes it for a refusal of the compiler."""
+    monkeypatch.setattr(generated_compiled, "rows", lambda _: [("nn.functional.dropout", "float32")])
+    monkeypatch.setattr(generated_random, part, mock.Mock(side_effect=error("it is broken")))
+    said = generated_compiled.run(Job(0, 0, "aot_eager"))
+    assert said["refused"] == []
+    assert len(said["failed"]) == 1
+
+
+NOISY = Case("dropout", "eager", "float32", 1, (64, 33, 3))
+
+
+@pytest.mark.parametrize("part", ["read_back", "_apart", "_of_numbers", "_together", "_known"])
+@pytest.mark.parametrize("error", [TypeError, ValueError, IndexError])
+def test_a_judge_of_noise_that_breaks_refuses_nothing(part: str, error: type[Exception]) -> None:
+    broken = mock.patch.object(generated_noise, part, mock.Mock(side_effect=error("it is broken")))
+    with broken, pytest.raises(error):
+        generated_noise.asked(NOISY)
+
+
+def test_what_torch_refuses_of_noise_is_a_refusal() -> None:
+    refusing = mock.Mock(side_effect=TypeError("no"))
+    with mock.patch.object(generated_noise, "program", refusing), generated_left.counted() as counts:
+        assert generated_noise.asked(NOISY) is None
+    assert counts[generated_left.CALL, "refused: TypeError"] == 1

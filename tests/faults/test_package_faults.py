@@ -1,6 +1,7 @@
 """Drawn models of transformers and options of torchao find faults of these packages, and pass without one."""
 
 import os
+import random
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ import drawn_package_faults
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated, generated_transformers
+from workloads import generated, generated_left, generated_torchao, generated_transformers
 from workloads import transformers_models as models
 
 CHECK = "test_generated.py::test_generated_packages"
@@ -86,7 +87,7 @@ def is_made(name: str) -> bool:
     """Whether the package makes a model of this architecture so small."""
     try:
         models.begun(name, models.SMALLEST)
-    except models.refused():
+    except generated_left.RefusedError:
         return False
     return True
 
@@ -102,3 +103,28 @@ def test_a_real_fault_is_seen_and_known(monkeypatch):
     for kind, wrong in (("reentrant", True), ("not reentrant", False)):
         call = generated_transformers.made(case._replace(checkpoint=kind), 0)
         assert (generated._judged(call, 16.0)[0] > 1) is wrong
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError])
+@pytest.mark.parametrize("part", ["_share", "_nearest", "_products", "_whole", "_data"])
+def test_a_judge_of_torchao_that_breaks_refuses_nothing(part, error, monkeypatch):
+    """The package alone refuses: what a judge raises would pass all that is wrong."""
+
+    def raising(*_, **__):
+        raise error("it is broken")
+
+    monkeypatch.setattr(generated_torchao, part, raising)
+    with pytest.raises(error):
+        [generated_torchao.one(0, number) for number in range(len(generated_torchao.table()))]
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError])
+@pytest.mark.parametrize("part", ["draw", "known", "made"])
+def test_drawing_a_model_that_breaks_refuses_nothing(part, error, monkeypatch):
+    def raising(*_, **__):
+        raise error("it is broken")
+
+    monkeypatch.setattr(models, "table", lambda: ("llama",))
+    monkeypatch.setattr(generated_transformers, part, raising)
+    with pytest.raises(error):
+        generated_transformers.drawn(random.Random(0), 0, 0)

@@ -82,7 +82,6 @@ PLANS = {
     "torchao": (Plan(600, 600, 0), Plan(600, 600, 0)),
 }
 IN_PROCESSES = ("operators", "noise", "triton", "transformers", "torchao")
-OF_THEIR_OWN = ("noise", "torchao", "triton")  # these judge themselves, by what not every image can load
 MOST_PROCESSES = 16
 STANDARD_SEED = 0  # the same cases in every run: a certificate and a night ask the same
 FEWER_BITS = (
@@ -209,7 +208,7 @@ def _plain() -> Iterator[None]:
 
 
 def _one(family: str, seed: int, number: int, sizes: str) -> tuple[float, str] | None:
-    if family in OF_THEIR_OWN:
+    if family in generated_draws.OF_THEIR_OWN:
         module: Any = importlib.import_module(f"workloads.generated_{family}")
         found: tuple[float, str] | None = module.one(seed, number)
         return found

@@ -204,9 +204,8 @@ def _run(job: Job) -> dict[str, Any]:
     def by_itself(given: list[Item]) -> list[Judged | None]:
         torch._dynamo.reset()
         program = generated_compiled_items.program_of(given[0].call)
-        with _refusing():
-            own = torch.compile(program.compiled, backend=job.backend, fullgraph=True, dynamic=dynamic)
-            return [generated_random.judge(given[0], own)]
+        own = torch.compile(program.compiled, backend=job.backend, fullgraph=True, dynamic=dynamic)
+        return [generated_random.judge(given[0], own, _refusing)]
 
     if job.backend == CODE:  # what no tracer takes costs no compiler's time
         traced = _parts(items, functools.partial(together, backend=TRACED, dynamic=dynamic), report)

@@ -22,6 +22,7 @@ NEEDED = 4.0  # units of the judge that a healthy operator needs
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
 FAMILIES = ("attention", "jagged", "operators", "optimizers", "sizes", "transformers")
+OF_THEIR_OWN = ("noise", "torchao", "triton")  # these judge themselves, and are loaded when they are drawn
 # Words, the calls with equal numbers (and what is special about each), and the units that they need.
 Drawn = tuple[str, list[tuple[str, Call]], float]
 
@@ -38,7 +39,8 @@ def drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
         ValueError: There is no such family.
     """
     if family not in FAMILIES:
-        raise ValueError(f"got the family {family!r}, expected one of {', '.join(FAMILIES)}")
+        known = ", ".join(sorted((*FAMILIES, *OF_THEIR_OWN)))
+        raise ValueError(f"got the family {family!r}, expected one of {known}")
     mixed, numbers = seed * 1_000_003 + number, source(family, seed, number)
     if family == "operators":
         case = generated_operators.draw(seed, number)

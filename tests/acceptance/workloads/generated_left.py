@@ -54,11 +54,11 @@ def refusing(
 
 
 @contextlib.contextmanager
-def witnessing() -> Iterator[None]:
-    """Run a witness. Raises `RefusedError` if torch does not take it."""
+def witnessing(errors: tuple[type[Exception], ...] = REFUSED) -> Iterator[None]:
+    """Run a witness, or what a package makes. Raises `RefusedError` if that raises one of these errors."""
     try:
         yield
-    except REFUSED as error:
+    except errors as error:
         raise RefusedError(f"{type(error).__name__}: {error}") from error
 
 

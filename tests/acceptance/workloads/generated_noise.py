@@ -236,7 +236,8 @@ class Bench:
             generated_random._seed(seed)
         budget = (0.0, 0.5)[self.case.seed % 2] if self.case.recomputed == BUDGET else 1.0
         changes = {"activation_memory_budget": budget} if self.case.way != EAGER else {}
-        with partitioner.patch(changes) if changes else contextlib.nullcontext():
+        patched = partitioner.patch(changes) if changes else contextlib.nullcontext()
+        with generated_compiled._refusing(), patched:
             if self.case.mode == "reduce-overhead":
                 torch.compiler.cudagraph_mark_step_begin()
             given = self.function(x)
@@ -391,8 +392,7 @@ def smallest(case: Case, said: tuple[float, str]) -> tuple[Case, tuple[float, st
 def asked(case: Case) -> tuple[float, str] | None:
     """What is said of a case; `None` if torch refuses it, and that is counted."""
     try:
-        with generated_compiled._refusing():
-            return judged(case)
+        return judged(case)
     except generated_compiled.Refused as refused:
         generated_left.say(generated_left.CALL, f"refused: {str(refused).partition(':')[0]}")
     except RuntimeError as broken:

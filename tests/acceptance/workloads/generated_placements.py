@@ -243,14 +243,15 @@ def judged(
     plain, got = ([one.cpu() for one in each] for each in (plain, got))
     try:
         reference = generated_judge.Reference(call)
+        units = generated_judge.distance(call, got, reference, ENOUGH)
+        usual = generated_judge.distance(call, plain, reference, ENOUGH) or 0.0
     except generated_left.RefusedError as error:
         raise StoppedError(JUDGING, ["float64 refuses it"]) from error
-    need = generated_draws.OPERATORS_NEED["float32" if case.kind == "float64" else case.kind]
-    units = generated_judge.distance(call, got, reference, ENOUGH)
     if units is None:
         raise StoppedError(JUDGING, ["float64 does not say what is right"])
+    need = generated_draws.OPERATORS_NEED["float32" if case.kind == "float64" else case.kind]
     bound = FACTOR * need
-    usual = (generated_judge.distance(call, plain, reference, ENOUGH) or 0.0) if units > need else 0.0
+    usual = usual if units > need else 0.0
     if usual > bound:
         raise StoppedError(JUDGING, ["float64 says otherwise of whole tensors too"])
     bound = max(bound, FACTOR * usual)

@@ -59,15 +59,15 @@ class Run(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to run a program: in eager mode, which may refuse it, or compiled."""
+    """A way to run a program: in eager mode, or compiled; and what tells its refusals from other errors."""
 
     program: Program
     function: Callable[..., Any]
-    is_witness: bool = True
+    refusing: Callable[[], contextlib.AbstractContextManager[None]] = generated_left.witnessing
 
     def run(self, call: Call, seed: int | None, *, gradients: bool = True) -> Run:
         """The program from a seed, or from where the generator is."""
-        with generated_left.witnessing() if self.is_witness else contextlib.nullcontext():
+        with self.refusing():
             return self._run(call, seed, gradients=gradients)
 
     def _run(self, call: Call, seed: int | None, *, gradients: bool) -> Run:
@@ -130,28 +130,36 @@ def rooted(call: Call, told: Any) -> tuple[list[torch.Tensor], list[torch.Tensor
     return roots, weights, [leaf for leaf in call.tensors() if roots and leaf.requires_grad]
 
 
-def judge(item: Item, compiled: Callable[..., Any]) -> tuple[float, str] | None:
+def judge(
+    item: Item,
+    compiled: Callable[..., Any],
+    refusing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> tuple[float, str] | None:
     """The worst share of a gate, and words; `None` where eager mode refuses other numbers than the first."""
     program, call = generated_compiled_items.program_of(item.call), item.call
-    eager, other = Way(program, program.compiled), Way(program, compiled, is_witness=False)
-    found = list[tuple[float, str]]()
+    eager, other = Way(program, program.compiled), Way(program, compiled, refusing)
     refused = generated_left.CALL, "eager mode refuses other numbers", generated_left.RefusedError
     with generated_left.refusing(*refused), generated_elsewhere.answering():
         # PyTorch says that the gradient is 0 of what jumps, and of normal numbers.
         bare = replace(generated_compiled_items.plain(program), place=program.place)
         moves = any(bool(one.any()) for one in Way(bare, bare.compiled).run(call, call.seed).grads)
-        found = [*_of_eager(item, eager), *_of_itself(call, eager, "in eager mode", moves=moves)]
-    if not found:
-        return None
-    found += [*_of_itself(call, other, "compiled", moves=moves), *_beside(call, eager, other)]
-    return max(found, key=lambda one: one[0])
+        found = [
+            *_of_eager(item, eager),
+            *_of_itself(call, eager, "in eager mode", moves=moves),
+            *_of_itself(call, other, "compiled", moves=moves),
+            *_beside(call, eager, other),
+        ]
+        return max(found, key=lambda one: one[0])
+    return None
 
 
 def _of_itself(call: Call, way: Way, mode: str, *, moves: bool) -> Iterator[tuple[float, str]]:
     first, again = way.run(call, call.seed), way.run(call, call.seed)
     same = all(map(_same, first.given + first.grads, again.given + again.grads))
     yield 0.0 if same else math.inf, f"{mode}, the same seed gives other numbers"
-    slopes = [_slope(call, way, first, turn) for turn in range(DIRECTIONS if same and moves else 0)]
+    # A program whose results are whole or complex has no gradient.
+    turns = DIRECTIONS if same and moves and first.grads else 0
+    slopes = [_slope(call, way, first, turn) for turn in range(turns)]
     shares = sorted(one for one in slopes if one is not None)
     if len(shares) > DIRECTIONS // 2:  # one direction may jump, where numbers are near a border
         words = f"{mode}, its gradient is not that of the numbers that forward drew"

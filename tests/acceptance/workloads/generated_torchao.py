@@ -92,8 +92,9 @@ def one(seed: int, number: int) -> tuple[float, str] | None:
     case = draw(random.Random(f"torchao {seed} {number}"), seed, number)
     try:
         found = list(PARTS[case.part](case))
-    except (*generated_left.REFUSED, ImportError) as error:
-        generated_left.say(generated_left.CALL, f"{case.part}: refused by a {type(error).__name__}")
+    except (generated_left.RefusedError, ImportError) as error:
+        kind = type(error.__cause__ or error).__name__
+        generated_left.say(generated_left.CALL, f"{case.part}: refused by a {kind}")
         return None
     gate, share = max(found, key=lambda each: each[1] if each[1] == each[1] else float("inf"))
     share = share if share == share else float("inf")  # noqa: PLR0124 only NaN is not itself
@@ -131,9 +132,9 @@ def optimizers(case: Case) -> Iterator[Found]:
 
     more, size = dict(case.more), case.more["size"]
     weight = _data(case, *size).requires_grad_()
-    mine = getattr(optim, case.option)(
-        [weight], **{key: more[key] for key in more if key not in ("size", "compiled")}
-    )
+    given = {key: more[key] for key in more if key not in ("size", "compiled")}
+    with generated_left.witnessing():
+        mine = getattr(optim, case.option)([weight], **given)
     stochastic = more["bf16_stochastic_round"] and case.dtype is torch.bfloat16
     (low, high), lr, unit = more["betas"], more["lr"], unit_roundoff(torch.float32)
     for step in range(1, STEPS + 1):
@@ -142,7 +143,7 @@ def optimizers(case: Case) -> Iterator[Found]:
             weight.detach().double(),
             {name: _kept(one) for name, one in mine.state[weight].items()},
         )
-        with _eagerly(compiled=more["compiled"]):
+        with generated_left.witnessing(), _eagerly(compiled=more["compiled"]):
             mine.step()
         grad, now = weight.grad.double(), before
         if "AdamW" in case.option:
@@ -155,24 +156,31 @@ def optimizers(case: Case) -> Iterator[Found]:
         most = torch.maximum(kept.get("max_exp_avg_sq", zero), wanted["exp_avg_sq"])
         wanted |= {"max_exp_avg_sq": most} if more["amsgrad"] else {}
         root = (most if more["amsgrad"] else wanted["exp_avg_sq"]).sqrt() / (1 - high**step) ** 0.5
-        move = lr * (wanted["exp_avg"] / (1 - low**step)) / (root + more["eps"])
+        size_of_step = lr / (1 - low**step) / (root + more["eps"])
+        # Terms of a mean may cancel: its rounding is that of the terms.
+        terms = low * kept.get("exp_avg", zero).abs() + (1 - low) * grad.abs()
+        move, moved = wanted["exp_avg"] * size_of_step, terms * size_of_step
         rounding = unit_roundoff(case.dtype) * (2 if stochastic else 1) * (now - move).abs()
         # 1 - beta^step is worked out in float32.
-        allowed = rounding * (1 + NEAR) + EXACT * unit * (now.abs() + move.abs() / (1 - high))
+        allowed = rounding * (1 + NEAR) + EXACT * unit * (now.abs() + moved / (1 - high))
         yield f"weight after step {step}", _share(weight.detach(), now - move, allowed)
         for name, right in wanted.items():
-            yield f"{name} after step {step}", _nearest(mine.state[weight][name], right, case)
+            most = float((terms if name == "exp_avg" else right).abs().max())
+            yield f"{name} after step {step}", _nearest(mine.state[weight][name], right, case, most)
 
 
 def _kept(one: torch.Tensor) -> torch.Tensor:
     return (one.dequantize() if hasattr(one, "dequantize") and hasattr(one, "codes") else one).double()
 
 
-def _nearest(kept: torch.Tensor, right: torch.Tensor, case: Case) -> float:
-    """What is kept must be the number of its table that is nearest, by the largest of each block."""
+def _nearest(kept: torch.Tensor, right: torch.Tensor, case: Case, most_term: float) -> float:
+    """What is kept must be the number of its table that is nearest, by the largest of each block.
+
+    `most_term`: the largest number that was added into one.
+    """
     unit, block = unit_roundoff(torch.float32), case.more["block_size"]
     if right.numel() < QUANTISED or right.numel() % block:
-        return _share(kept, right, unit_roundoff(case.dtype) * right.abs() + EXACT * unit * right.abs().max())
+        return _share(kept, right, unit_roundoff(case.dtype) * right.abs() + EXACT * unit * most_term)
     rows = right.view(-1, block)
     most = rows.abs().amax(-1, keepdim=True).clamp(min=1e-12)
     if hasattr(kept, "qmap"):
@@ -210,18 +218,19 @@ def products(case: Case) -> Iterator[Found]:
     layer.weight.data = _data(case, more["outer"], more["inner"], number=1)
     lead = (2, more["tokens"]) if more["rows"] == len("bt") else (more["tokens"],)
     x, g = _data(case, *lead, more["inner"]), _data(case, *lead, more["outer"], number=2)
-    if case.option == RECIPES[0]:
-        config = Float8LinearConfig(
-            emulate=emulate, round_scales_to_power_of_2=more["power"], pad_inner_dim=not emulate
-        )
-    else:
-        config = Float8LinearConfig.from_recipe_name(case.option)
-        object.__setattr__(config, "emulate", emulate)
-        object.__setattr__(config, "pad_inner_dim", not emulate)
-    whole = convert_to_float8_training(nn.Sequential(layer), config=config)
     leaf = x.clone().requires_grad_()
-    out = whole(leaf)
-    out.backward(g)
+    with generated_left.witnessing():
+        if case.option == RECIPES[0]:
+            config = Float8LinearConfig(
+                emulate=emulate, round_scales_to_power_of_2=more["power"], pad_inner_dim=not emulate
+            )
+        else:
+            config = Float8LinearConfig.from_recipe_name(case.option)
+            object.__setattr__(config, "emulate", emulate)
+            object.__setattr__(config, "pad_inner_dim", not emulate)
+        whole = convert_to_float8_training(nn.Sequential(layer), config=config)
+        out = whole(leaf)
+        out.backward(g)
     bias = layer.bias.detach().double() if more["bias"] else 0.0
     right = _products(case, x.flatten(0, -2), layer.weight.detach(), g.flatten(0, -2))
     weight = whole[0].weight
@@ -278,18 +287,22 @@ def fake(case: Case) -> Iterator[Found]:
     more, bits, symmetric = case.more, int(case.option), case.more["symmetric"]
     kind = torch.int8 if bits == BITS[-1] else getattr(torch, f"int{bits}")
     grouped = {"group_size": more["group"]} if more["group"] else {"granularity": "per_channel"}
-    own = IntxFakeQuantizeConfig(kind, is_symmetric=symmetric, **grouped)
-    given = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if more["tokenwise"] else None
-    layer = FakeQuantizedLinear(
-        more["inner"], more["outer"], False, given, own, device=device(), dtype=case.dtype
-    )
-    layer.weight.data = _data(case, more["outer"], more["inner"], number=1)
+    weight = _data(case, more["outer"], more["inner"], number=1)
     x, g = _data(case, more["tokens"], more["inner"]), _data(case, more["tokens"], more["outer"], number=2)
-    leaf = x.clone().requires_grad_()
-    out = layer(leaf)
-    out.backward(g)
-    weight = layer.weight.detach()
-    w, a = layer.weight_fake_quantizer(weight).detach(), x
+    leaf, a, given = x.clone().requires_grad_(), x, None
+    with generated_left.witnessing():
+        own = IntxFakeQuantizeConfig(kind, is_symmetric=symmetric, **grouped)
+        if more["tokenwise"]:
+            given = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False)
+        layer = FakeQuantizedLinear(
+            more["inner"], more["outer"], False, given, own, device=device(), dtype=case.dtype
+        )
+        layer.weight.data = weight.clone()
+        out = layer(leaf)
+        out.backward(g)
+        w = layer.weight_fake_quantizer(weight).detach()
+        if given:
+            a = layer.activation_fake_quantizer(x).detach()
     inside = torch.ones_like(weight, dtype=torch.bool), torch.ones_like(x, dtype=torch.bool)
     group = more["group"] or more["inner"]
     if symmetric:
@@ -298,7 +311,6 @@ def fake(case: Case) -> Iterator[Found]:
     else:
         generated_left.say("asymmetric weights", "a known fault")
     if given:
-        a = layer.activation_fake_quantizer(x).detach()
         low, high = (
             x.double().amin(-1, keepdim=True).clamp(max=0),
             x.double().amax(-1, keepdim=True).clamp(min=0),
@@ -346,7 +358,8 @@ def microscaled(case: Case) -> Iterator[Found]:
     kind, mantissa, power, ends, least = FORMATS[name]
     x = _data(case, more["tokens"], more["inner"])
     kind = torch.float4_e2m1fn_x2 if name == "fp4" else kind
-    got = MXTensor.to_mx(x, kind, more["block"], ScaleCalculationMode(mode)).dequantize(torch.float32)
+    with generated_left.witnessing():
+        got = MXTensor.to_mx(x, kind, more["block"], ScaleCalculationMode(mode)).dequantize(torch.float32)
     rows = x.double().view(-1, more["block"])
     most = rows.abs().amax(-1, keepdim=True)
     exponent = {

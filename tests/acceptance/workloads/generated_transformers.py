@@ -128,8 +128,9 @@ def drawn(source: random.Random, seed: int, number: int) -> tuple[str, list[tupl
             generated_left.say(generated_left.CALL, "a known fault")
             return None
         call = made(case, seed * 1_000_003 + number)
-    except models.refused() as error:
-        generated_left.say(generated_left.CALL, f"the package does not make it: {type(error).__name__}")
+    except generated_left.RefusedError as error:
+        kind = type(error.__cause__).__name__
+        generated_left.say(generated_left.CALL, f"the package does not make it: {kind}")
         return None
     generated_left.say(f"rows {case.rows}")
     return str(case), [("", call)], NEEDED[case.dtype]
@@ -175,7 +176,7 @@ def made(case: Case, seed: int) -> Call:
 def smaller(case: Case, seed: int) -> Iterator[Call]:
     """Calls of simpler cases that the package makes."""
     for one in simpler(case):
-        with contextlib.suppress(*models.refused()):
+        with contextlib.suppress(generated_left.RefusedError):
             yield made(one, seed)
 
 

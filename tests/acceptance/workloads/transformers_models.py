@@ -6,6 +6,7 @@ A configuration is made small by the names of its numbers alone, so no architect
 nothing is downloaded. What the names do not make small is refused.
 """
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -69,7 +70,9 @@ def table() -> tuple[str, ...]:
 
 def small(kind: type, sizes: Mapping[str, int]) -> dict[str, Any]:
     """What makes this configuration small, by the names of its fields."""
-    given, found = kind().to_dict(), dict[str, Any]()
+    with making():
+        given = kind().to_dict()
+    found = dict[str, Any]()
     for name, one in given.items():
         if isinstance(one, bool):
             found |= {name: True} if name == "is_decoder" else {}
@@ -114,7 +117,8 @@ def promises(name: str) -> Promises:
     from transformers import AutoModelForCausalLM
 
     its = config(name, SMALLEST)
-    kind = AutoModelForCausalLM._model_mapping[type(its)]
+    with making():
+        kind = AutoModelForCausalLM._model_mapping[type(its)]
     takes = set(inspect.signature(kind.forward).parameters)
     text = inspect.getsource(sys.modules[kind.__module__])
     places, recurs = (
@@ -143,30 +147,34 @@ def promises(name: str) -> Promises:
 
 @functools.lru_cache(maxsize=8)
 def config(name: str, sizes: Sizes) -> Any:
-    """A small configuration."""
+    """A small configuration. Raises `RefusedError` if the package does not make it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind = CONFIG_MAPPING[name]
-    return kind(**small(kind, dict(sizes)))
+    with making():
+        kind = CONFIG_MAPPING[name]
+    given = small(kind, dict(sizes))
+    with making():
+        return kind(**given)
 
 
 @functools.lru_cache(maxsize=4)
 def model(name: str, sizes: Sizes, attention: str, experts: str, dtype: torch.dtype) -> nn.Module:
     """A small model of this architecture, which trains.
 
-    Raises `ValueError` if its names do not make it small.
+    Raises `RefusedError` if its names do not make it small, or the package makes none.
     """
     from transformers import AutoModelForCausalLM
 
     its = config(name, sizes)
-    with torch.device("meta"):
+    with torch.device("meta"), making():
         if sum(one.numel() for one in AutoModelForCausalLM.from_config(its).parameters()) > MOST_NUMBERS:
             raise ValueError("its configuration is not small")
     kept = copy.deepcopy(its)  # a model keeps what it is asked for in it
     if hasattr(kept, "_experts_implementation"):
         kept._experts_implementation = experts
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(kept, attn_implementation=attention, dtype=dtype)
+    with making():
+        made = AutoModelForCausalLM.from_config(kept, attn_implementation=attention, dtype=dtype)
     return made.to(device()).train()
 
 
@@ -178,8 +186,11 @@ def begun(name: str, sizes: Sizes) -> list[torch.Tensor]:
     ]
 
 
-def refused() -> tuple[type[Exception], ...]:
-    """What a configuration raises that its names do not fit, and a module that lacks a package."""
+def making() -> contextlib.AbstractContextManager[None]:
+    """What the package makes: a configuration that its names do not fit, or a module that lacks a package.
+
+    Raises `RefusedError` if it makes none.
+    """
     errors = importlib.import_module("huggingface_hub.errors")
     own = getattr(errors, "StrictDataclassError", ValueError)  # older releases validate nothing
-    return (*generated_left.REFUSED, ImportError, AttributeError, KeyError, own)
+    return generated_left.witnessing((*generated_left.REFUSED, ImportError, AttributeError, KeyError, own))

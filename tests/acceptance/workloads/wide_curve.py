@@ -5,9 +5,10 @@ learns the same samples from the same weights on the same device, in float32, or
 clipping and the schedule written out. Compared are the loss and the gradients' norm of each step, and the way
 of each weight over all steps.
 
-As a program it measures the band (wide_job.APART): torchrun --nproc-per-node N wide_curve.py VENDOR SEEDS.
+As a program it measures the band (wide_job.APART): torchrun --nproc-per-node N wide_curve.py SEEDS.
 """
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from workloads import plain_llama, trainer_jobs, trainers, wide_job
+from workloads import device, plain_llama, trainer_jobs, trainers, wide_job
 
 sys.path.insert(0, str(trainers.FOLDER))
 
@@ -135,9 +136,14 @@ def apart(
     return {**steps, "way": way, "decay": lost / start}
 
 
-def main(vendor: str, seeds: int) -> None:
+def main() -> None:
     """Measure each job, and the plain model in bfloat16, with seeds 1, 2, …; a JSON line of each."""
-    text = {name: [str(word) for word in flags] for name, flags in wide_job.curves(vendor).items()}
+    parser = argparse.ArgumentParser(description="Measure how far thirty steps in bfloat16 go apart.")
+    parser.add_argument("seeds", type=int, help="how many, from seed 1 on")
+    if (seeds := parser.parse_args().seeds) < 1:
+        parser.error(f"got {seeds} seeds, expected at least 1")
+    wanted_jobs = wide_job.curves(on_cpu=device().type == "cpu")
+    text = {name: [str(word) for word in flags] for name, flags in wanted_jobs.items()}
     with trainer_jobs.joined(json.dumps(text)) as (jobs, world, phases):
         for seed in range(1, 1 + seeds):
             seeded = {name: dataclasses.replace(job, seed=seed) for name, job in jobs.items()}
@@ -154,4 +160,4 @@ def main(vendor: str, seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

@@ -1,6 +1,6 @@
 """Jobs at full width beside a plain model: their flags, and how far thirty steps may go apart.
 
-In: a vendor, an architecture. Out: flags of trainers/train.py, bounds. No torch.
+In: whether it is a CPU, an architecture. Out: flags of trainers/train.py, bounds. No torch.
 """
 
 from collections.abc import Mapping
@@ -33,15 +33,15 @@ APART: Mapping[str, Mapping[str, float]] = {
 ELSEWHERE: Mapping[str, float] = {"loss": 0.3, "way": 0.3, "decay": 1e-4}  # not measured there
 
 
-def flags(vendor: str) -> tuple[object, ...]:
+def flags(*, on_cpu: bool) -> tuple[object, ...]:
     """What all jobs at full width have in common."""
-    return (*WIDE, *(ON_CPU if vendor == "cpu" else AT_WIDTH))
+    return (*WIDE, *(ON_CPU if on_cpu else AT_WIDTH))
 
 
-def curves(vendor: str) -> dict[str, tuple[object, ...]]:
+def curves(*, on_cpu: bool) -> dict[str, tuple[object, ...]]:
     """The flags of each job of thirty steps."""
-    rate = "1e-3" if vendor == "cpu" else "1e-4"
-    return {name: (*flags(vendor), *CURVE, "--lr", rate, *of) for name, of in CURVES.items()}
+    rate = "1e-3" if on_cpu else "1e-4"
+    return {name: (*flags(on_cpu=on_cpu), *CURVE, "--lr", rate, *of) for name, of in CURVES.items()}
 
 
 def most(arch: str) -> Mapping[str, float]:
@@ -49,7 +49,7 @@ def most(arch: str) -> Mapping[str, float]:
     return APART.get(arch, ELSEWHERE)
 
 
-def apart(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def judged(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """What `most` judges, by step or weight, from what wide_curve returns."""
     return {
         "loss": {f"step {step}": abs(error) for step, error in enumerate(found["loss"], 1)},
