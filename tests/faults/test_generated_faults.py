@@ -466,8 +466,10 @@ def test_another_seed_draws_other_cases():
 
 @pytest.mark.parametrize("family", ["optimisers", "huge", ""])
 def test_a_family_that_is_none_is_refused(family):
-    with pytest.raises(ValueError, match="expected one of attention, jagged, operators"):
+    with pytest.raises(ValueError, match="expected one of") as refused:
         generated.repeat(family, 0, 1)
+    said = str(refused.value).partition("expected one of ")[2].split(", ")
+    assert set(said) == set(generated.PLANS) - {"huge"}  # a size of `sizes`
 
 
 def test_each_optimizer_has_its_turn():
