@@ -201,7 +201,6 @@ def test_host_bandwidth(
             repeats=repeats[slowest],
             conditions=conditions,
             gate=True,
-            bound_needed=way == "h2d",  # no vendor publishes a figure for the way back
         )
         slow += [f"{way}: {line}" for line in speed_outliers.slow_devices(rates, LEAST_OF_NODE, "GB/s")]
     wrong = [

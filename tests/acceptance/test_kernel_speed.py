@@ -20,6 +20,9 @@ from workloads import (
     speed_conditions,
 )
 
+OF_A_GUESS = 0.5  # of the least share, where it was not measured: a kernel that is four times slower is found
+LEAST_OF_DEFAULT = 0.5  # FlashAttention 4 beside torch's attention (1.1 on an H200)
+
 
 @pytest.fixture
 def measure(on_device: OnDevice, record_metric: RecordMetric) -> Callable[..., None]:
@@ -39,25 +42,27 @@ def beside(
     on_device: OnDevice, acceptance: AcceptanceSession, record_metric: RecordMetric
 ) -> Callable[..., None]:
     """Run one workload on the device, and judge each rate beside another one of the same run.
-    The least shares are those of models whose copies were measured. On another one, and on a CPU, shares are
-    recorded only: a guess blames nobody.
+    The least shares are those of models whose copies were measured; another one may have half of them. On a
+    CPU, which has other users, shares are recorded only.
     """
     entries = thresholds.load(thresholds.path_of(acceptance.vendor, acceptance.model))
     known = any(entry.kind == "measured" for entry in entries if entry.metric == "copy_gb_per_s")
+    allowed = 1.0 if known else OF_A_GUESS
 
     def run(function: Callable[..., Any], **arguments: Any) -> None:
         figures = on_device(function, timeout_s=300, env=None, **arguments)
         assert figures, "nothing was measured"
         slow = []
         for figure in figures:
-            name, of, value, least = (figure[key] for key in ("kernel", "beside", "value", "least"))
+            name, of, value = (figure[key] for key in ("kernel", "beside", "value"))
+            least = allowed * figure["least"]
             told = {"kernel": name, "beside": of}
             record_metric(
                 "share_of_speed", value, unit=f"of {of}", repeats=figure["repeats"], conditions=told
             )
             if not value >= least:
-                slow.append(f"{name}: {value:.3f} of the speed of {of}, expected at least {least}")
-        assert not (known and slow), "\n".join(slow)
+                slow.append(f"{name}: {value:.3f} of the speed of {of}, expected at least {least:g}")
+        assert acceptance.vendor == "cpu" or not slow, "\n".join(slow)
 
     return run
 
@@ -104,16 +109,23 @@ def test_attention_speed(backend: str, on_device: OnDevice, measure: Callable[..
 @pytest.mark.tier("standard")
 @pytest.mark.gpus(1, perf=True)
 def test_flash_attention_4_speed(on_device: OnDevice, record_metric: RecordMetric) -> None:
-    """FlashAttention 4, forward and backward, reaches the speed of this device model, where one is known."""
+    """FlashAttention 4, forward and backward, reaches the speed of this device model, where one is known.
+    Elsewhere too it reaches half of the speed of torch's own attention.
+    """
     if not on_device(flash_package.is_v4):
         skips.without_package("flash-attn-4", "FlashAttention 4 is not part of this stack")
-    for name, function in (
-        ("forward", kernel_speed.package_forward),
-        ("backward", kernel_speed.package_backward),
+    slow = []
+    for name, package, torchs in (
+        ("forward", kernel_speed.package_forward, kernel_speed.attention_forward),
+        ("backward", kernel_speed.package_backward, kernel_speed.attention_backward),
     ):
-        for figure in on_device(function, timeout_s=300):
-            more = {**kept_of(figure), "gate": True, "bound_needed": False}
-            record_metric(f"attention_{name}_tflops", figure["value"], unit="TFLOP/s", **more)
+        (usual,) = on_device(torchs, timeout_s=300, backend=attention_default.DEFAULT)
+        (figure,) = on_device(package, timeout_s=300)
+        more = {**kept_of(figure), "gate": True, "bound_needed": False}
+        record_metric(f"attention_{name}_tflops", figure["value"], unit="TFLOP/s", **more)
+        if not figure["value"] >= LEAST_OF_DEFAULT * usual["value"]:
+            slow.append(f"{name}: {figure['value']:.4g} TFLOP/s, and torch's has {usual['value']:.4g}")
+    assert not slow, "\n".join(slow)
 
 
 @pytest.mark.tier("standard")

@@ -4,11 +4,24 @@ The matrix units of MI200 are simulated on a CPU: subnormal operands are zero, a
 in backward.
 """
 
+import random
+import re
+
 import pytest
+
+from harness import models
 
 torch = pytest.importorskip("torch", reason="the suites need torch")
 
-from workloads import arch, attention_masks, convolution, flash_package, gemm, repeatability  # noqa: E402
+from workloads import (  # noqa: E402
+    arch,
+    attention_masks,
+    attention_refusals,
+    convolution,
+    flash_package,
+    gemm,
+    repeatability,
+)
 
 MM, LINEAR = torch.mm, torch.nn.functional.linear
 
@@ -131,3 +144,32 @@ def test_the_triton_backend_of_flash_attn_is_not_held_to_what_it_ignores(monkeyp
     assert found[1] is not None
     assert found[1]["package"] == "flash-attn extension"
     assert attention_masks.lacks_window("mask") is None
+
+
+FEATURES = {"fp8": arch.fp8, "tf32": arch.has_tf32}
+
+
+@pytest.mark.parametrize("row", models.table(), ids=lambda row: row["model"])
+def test_kernels_can_use_what_the_row_of_their_device_does_not_lack(row, monkeypatch):
+    """Else a check is skipped without a reason that the judge accepts, or judged without one."""
+    on(row["arch"] or "cpu", monkeypatch)
+    lacks = {feature for feature, has in FEATURES.items() if not has()}
+    works = arch.attention_backends()
+    lacks |= {f"attention: {way}" for way in attention_refusals.MAY_REFUSE if way not in works}
+    told = {word for word in row["lacks"] if word in FEATURES or word.startswith("attention: ")}
+    assert lacks == told
+    assert {"fp8", "tf32"} & row["peak_tflops"].keys() <= FEATURES.keys() - lacks
+
+
+def test_an_architecture_that_nobody_named_is_refused(monkeypatch):
+    """Drawn: whatever is asked of it, nothing is taken for absent."""
+    drawn = random.Random(31)
+    names = {f"sm_{drawn.randrange(20, 200)}" for _ in range(60)}
+    names |= {f"gfx{drawn.randrange(700, 1400)}" for _ in range(60)}
+    unknown = [name for name in sorted(names) if not re.match("sm_(8|9|10|12).$|gfx9[45].$", name)]
+    assert len(unknown) > 80
+    for name in unknown:
+        on(name, monkeypatch)
+        for asked in (arch.attention_backends, arch.fp8, arch.has_tf32, arch.has_tma):
+            with pytest.raises(LookupError, match=f"has no row for {name}"):
+                asked()

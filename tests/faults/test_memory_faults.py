@@ -116,9 +116,18 @@ def require(
 @pytest.mark.parametrize(("job", "flags", "ranks", "read"), READ)
 def test_peaks_that_were_read_pass_and_more_fail(job, flags, ranks, read):
     require(job, flags, ranks, read)
-    require(job, flags, ranks, read + 2.4, model="MI300X")  # recorded: nobody has read it there
-    with pytest.raises(AssertionError, match="GiB allocated at once, at most"):
-        require(job, flags, ranks, read + 2.4)
+    require(job, flags, ranks, read + 2.4, model="MI300X")  # nobody has read it there
+    more = training_jobs.ABOVE_LEAST_GIB[job]
+    for model, fault in (("H200", 2.4), ("MI300X", 2.4 + more), ("no model of today", 2.4 + more)):
+        with pytest.raises(AssertionError, match="GiB allocated at once, at most"):
+            require(job, flags, ranks, read + fault, model=model)
+
+
+def test_a_job_on_a_device_that_says_nothing_of_its_memory_fails():
+    training_jobs.require_planned({"memory": None}, "proxy", "CPU")
+    for memory in (None, {}):
+        with pytest.raises(AssertionError, match="says nothing of its memory"):
+            training_jobs.require_planned({"memory": memory}, "proxy", "MI300X")
 
 
 @pytest.mark.parametrize(("ranks", "fault"), [(ranks, fault) for ranks in ADDED for fault in ADDED[ranks]])

@@ -44,7 +44,8 @@ LEAST_TIMED = 5
 # The most GiB that a job may have allocated above the least by trainers/memory.py: 1 above what H100s and
 # H200s read with 1, 2 or 4 ranks and torch 2.11 (docs/results: up to 2.1, 10.9, 1.6, 1.2 and 2.9 GiB).
 ABOVE_LEAST_GIB = {"proxy": 3.2, "fsdp2": 12.1, "large": 2.7, "wide bf16": 2.3, "wide fp8": 3.9}
-PEAKS_READ = ("H100", "H200")  # elsewhere a peak is recorded
+PEAKS_READ = ("H100", "H200")
+MORE_UNREAD = 2.0  # times as much above the least, on a model on which nobody read a peak
 
 
 def unless_it_fits(needed_gib: float, present_gib: float, acceptance: AcceptanceSession) -> None:
@@ -110,13 +111,16 @@ def record_speed(
 
 
 def require_planned(record: Mapping[str, Any], job: str, model: str) -> None:
-    """The peak of a job is as little above the arithmetic as on healthy devices, where those were read."""
-    memory = record.get("memory") or {}
-    if model not in PEAKS_READ or "least_gib" not in memory:
+    """The peak of a job is as little above the arithmetic as on healthy devices; twice that on unread models.
+    A CPU has no peak.
+    """
+    memory = record["memory"]
+    if memory is None and model == "CPU":
         return
+    assert memory, f"the {job} job says nothing of its memory"
     peak, least = memory["allocated_gib"], memory["least_gib"]
-    most = least + ABOVE_LEAST_GIB[job]
-    assert peak <= most, (
-        f"{peak:.2f} GiB allocated at once, at most {most:.2f} expected: by arithmetic the {job} job needs "
-        f"{least:.2f}, and healthy devices take up to {ABOVE_LEAST_GIB[job] - 1:.2f} more"
+    more = ABOVE_LEAST_GIB[job] * (1.0 if model in PEAKS_READ else MORE_UNREAD)
+    assert peak <= least + more, (
+        f"{peak:.2f} GiB allocated at once, at most {least + more:.2f} expected: by arithmetic the {job} job "
+        f"needs {least:.2f}, and healthy H100s and H200s take up to {ABOVE_LEAST_GIB[job] - 1:.2f} more"
     )

@@ -1,24 +1,44 @@
-"""What the device's architecture can do, from tables. In: the visible device.
+"""What the device's architecture can do, from a table. In: the visible device.
 Out: names of backends and formats.
 """
 
+from dataclasses import dataclass
+
 import torch
 
-# Attention backends for which PyTorch has kernels, by the beginning of the architecture's name.
-ATTENTION = {
-    "cpu": ("math", "flash"),
-    "gfx90a": ("math", "flash", "efficient"),
-    "gfx94": ("math", "flash", "efficient"),
-    "gfx95": ("math", "flash", "efficient"),
-    "sm_8": ("math", "flash", "efficient", "cudnn"),
-    "sm_9": ("math", "flash", "efficient", "cudnn"),
-    "sm_1": ("math", "flash", "efficient", "cudnn"),
+_TORCHS = ("math", "flash", "efficient")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What kernels can use.
+
+    Attributes:
+        attention: Backends of attention for which PyTorch has kernels.
+        fp8: The 8-bit float of its matrix units, a name in torch; None if they have none. AMD's first one has
+            another bias, no infinities and no negative zero; later devices use the OCP format.
+        tf32: Whether PyTorch's switch can make float32 products use TF32.
+        tma: Whether hardware moves the blocks of a tensor's descriptor: it stores whole pieces of 16 bytes.
+    """
+
+    attention: tuple[str, ...]
+    fp8: str | None = None
+    tf32: bool = False
+    tma: bool = False
+
+
+# By the beginning of the architecture's name; the first that fits decides. Without a row nothing is known.
+ROWS = {
+    "cpu": Architecture(("math", "flash")),
+    "gfx90a": Architecture(_TORCHS),
+    "gfx94": Architecture(_TORCHS, fp8="float8_e4m3fnuz"),
+    "gfx95": Architecture(_TORCHS, fp8="float8_e4m3fn"),
+    "sm_89": Architecture((*_TORCHS, "cudnn"), fp8="float8_e4m3fn", tf32=True),
+    "sm_8": Architecture((*_TORCHS, "cudnn"), tf32=True),
+    "sm_9": Architecture((*_TORCHS, "cudnn"), fp8="float8_e4m3fn", tf32=True, tma=True),
+    "sm_10": Architecture((*_TORCHS, "cudnn"), fp8="float8_e4m3fn", tf32=True, tma=True),
+    "sm_12": Architecture((*_TORCHS, "cudnn"), fp8="float8_e4m3fn", tf32=True, tma=True),
 }
-# AMD's first fp8 has another bias, no infinities and no negative zero; later devices use the OCP format.
-FP8 = {
-    "gfx94": "float8_e4m3fnuz", "gfx95": "float8_e4m3fn", "sm_89": "float8_e4m3fn", "sm_9": "float8_e4m3fn",
-    "sm_1": "float8_e4m3fn",
-}  # fmt: skip
 # MI200's matrix instructions of 16 bits take subnormal operands for zero and give zero for subnormal results,
 # so MIOpen's backward convolutions, and rocBLAS's products in backward, compute fp16 in bf16
 # (https://rocm.docs.amd.com/projects/MIOpen/en/latest/MI200AlternateImplementation.html; PyTorch's
@@ -26,7 +46,6 @@ FP8 = {
 # aten/src/ATen/cuda/CUDABlas.cpp gives rocblas_gemm_flags_fp16_alt_impl where
 # ROCmBackwardPassGuard::is_backward_pass()). Both are the documented behaviour of gfx90a, and of no other.
 MI200 = "gfx90a"
-TF32 = ("sm_8", "sm_9", "sm_1")
 
 
 def name() -> str:
@@ -38,18 +57,23 @@ def name() -> str:
     return gfx if gfx.startswith("gfx") else f"sm_{properties.major}{properties.minor}"
 
 
+def known() -> Architecture:
+    """The row of this device. Raises `LookupError` for an architecture without one."""
+    found = next((row for prefix, row in ROWS.items() if name().startswith(prefix)), None)
+    if found is None:
+        raise LookupError(f"workloads/arch.py ROWS has no row for {name()}: add what its kernels can use")
+    return found
+
+
 def attention_backends() -> tuple[str, ...]:
-    """The attention backends that must work here. Raises `LookupError` for an architecture without a row."""
-    for prefix, backends in ATTENTION.items():
-        if name().startswith(prefix):
-            return backends
-    raise LookupError(f"workloads/arch.py ATTENTION has no row for {name()}: add its backends")
+    """The attention backends that must work here. Raises `LookupError`."""
+    return known().attention
 
 
 def fp8() -> torch.dtype | None:
-    """The 8-bit float of this architecture's matrix units; None if they have none."""
-    found = [dtype for prefix, dtype in FP8.items() if name().startswith(prefix)]
-    return getattr(torch, found[0]) if found else None
+    """The 8-bit float of this architecture's matrix units; None if they have none. Raises `LookupError`."""
+    named = known().fp8
+    return getattr(torch, named) if named else None
 
 
 def flushes_subnormals() -> bool:
@@ -63,10 +87,10 @@ def backward_roundoff(dtype: torch.dtype) -> float:
 
 
 def has_tf32() -> bool:
-    """Whether PyTorch's switch can make float32 products use TF32."""
-    return name().startswith(TF32)
+    """Whether PyTorch's switch can make float32 products use TF32. Raises `LookupError`."""
+    return known().tf32
 
 
 def has_tma() -> bool:
-    """Whether hardware moves the blocks of a tensor's descriptor: it stores whole pieces of 16 bytes."""
-    return name().startswith(("sm_9", "sm_1"))
+    """Whether hardware moves the blocks of a tensor's descriptor. Raises `LookupError`."""
+    return known().tma
