@@ -6,10 +6,10 @@ vectors to use, and oneDNN's is never above it, because compiled attention packs
 (https://github.com/pytorch/pytorch, at::native::cpublas::could_pack) with the vectors that the compiler has.
 A setting that this processor cannot run is named, and never counts as passed.
 
-Without `--all` each kind of processor but this one's own runs once, two kinds at a time, with one thread or
-with two, without tests marked slow: `make test` runs the same tests on this processor as it is. PYTHON needs
-torch and pytest; what else is missing (transformers, diffusers, torchao, lm_eval, a compiler) skips the tests
-that need it.
+Without `--all` each kind of processor with other vectors than this one's runs once, two kinds at a time, with
+one thread or with two, without tests marked slow: `make test` runs the same tests on this processor as it is.
+So AVX-512 without AMX does not run on a processor with AMX. PYTHON needs torch and pytest; what else is
+missing (transformers, diffusers, torchao, lm_eval, a compiler) skips the tests that need it.
 """
 
 from __future__ import annotations
@@ -258,9 +258,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def own_kind(flags: frozenset[str]) -> str:
-    """The name of the setting in USUAL that limits nothing on a processor with these flags."""
-    return [one.name for one in SETTINGS if one.name in USUAL and one.needs <= flags][-1]
+def other_kinds(flags: frozenset[str]) -> list[str]:
+    """The names in USUAL with other vectors than a processor with these flags has, or that it lacks."""
+    kinds = [one for one in SETTINGS if one.name in USUAL]
+    vectors = [one.aten for one in kinds if one.needs <= flags][-1]
+    return [
+        one.name for one in kinds if one.name == "default" or one.aten != vectors or not one.needs <= flags
+    ]
 
 
 @dataclass(frozen=True)
@@ -303,8 +307,7 @@ def main() -> int:
         flags & (AMX | {"sse4_2", "f16c", "avx", "avx512_vnni", "avx_vnni", "amx_int8", "avx512_fp16"})
     )
     print(f"processor: {name}; {os.cpu_count()} cores; {' '.join(known)}", flush=True)
-    own = own_kind(flags)
-    others = [f"{kind}-{threads}" for kind, threads in USUAL.items() if kind == "default" or kind != own]
+    others = [f"{kind}-{USUAL[kind]}" for kind in other_kinds(flags)]
     total, problems, ran = Counter[str](), list[str](), 0
     with ThreadPoolExecutor(1 if asked.setting else AT_ONCE) as pool:
         for ended in pool.map(

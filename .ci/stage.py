@@ -4,8 +4,9 @@ The output goes to build/logs/; a failure shows its last lines, the command that
 line ends with the counts of pytest, else with what the pattern matches, else with the last line of output.
 `{folder}` in a command is a new folder, which goes when the stage passed; `{memory}` is one in memory, where
 there is enough of it.
-Out: the exit code of the command. `--summary TITLE CODE SECONDS` says in one line what all recorded stages
-ran, and exits with 1 where one of them failed or CODE says that not every stage ran.
+Out: the exit code of the command. STACKCHECK_TESTS_END is a time in seconds since 1970: what has not ended by
+then is ended and named, and failed only if a test of it had. `--summary TITLE CODE SECONDS` says in one line
+what all recorded stages ran, and exits with 1 where one of them failed or CODE says that not every stage ran.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ LOGS = ROOT / "build" / "logs"
 RECORD = LOGS / "stages.jsonl"
 CLOSING = re.compile(r"\b\d+ (?:passed|failed|skipped|errors?|deselected|xfailed)\b.* in [\d.]+s")
 COUNT = re.compile(r"\b(\d+) (passed|failed|skipped|error)s?\b")
+# A line of pytest's progress with a test that did not pass.
+PROGRESS = re.compile(r"^[.sxX]*[FE][.sxXFE]*( +\[ *\d+%\])?$")
 BAD = re.compile(r"^(FAILED|ERROR|error:|missed:|false alarm:|failed:) ?")
 SHOWN_LINES = 20
+END, STOPPING_S = "STACKCHECK_TESTS_END", 120
+LEFT = -1  # what `ended` gives for a command that the clock ended
 SHARED, LEAST_FREE_BYTES = Path("/dev/shm"), 4 << 30  # a container's is 64 MB
 
 
@@ -44,18 +49,22 @@ def run(name: str, command: list[str], pattern: str | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - begin
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    left = code == LEFT and not any(BAD.match(line) or PROGRESS.match(line) for line in lines)
+    code = 0 if left else abs(code)
     counts: Counter[str] = Counter()
     for line in filter(CLOSING.search, lines):
         counts += Counter({word: int(number) for number, word in COUNT.findall(line)})
     with RECORD.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"name": name, "code": code, "seconds": seconds, "counts": counts}) + "\n")
+        told = {"name": name, "code": code, "left": left, "seconds": seconds, "counts": counts}
+        file.write(json.dumps(told) + "\n")
     matches = [
         " ".join(match[0].split()) for line in lines if pattern and (match := re.search(pattern, line))
     ]
     closing = (
         spoken(counts) or " + ".join(matches) or next((line for line in reversed(lines) if line.strip()), "")
     )
-    text = f"{'FAILED' if code else 'ok':<7} {name:<28} {seconds:>6.0f} s  {closing}\n"
+    how = "left" if left else "FAILED" if code else "ok"
+    text = f"{how:<7} {name:<28} {seconds:>6.0f} s  {closing}\n"
     if code:
         named = [line for line in lines if BAD.match(line)] or [line for line in lines if line.strip()]
         text += "".join(f"    {line}\n" for line in named[-SHOWN_LINES:])
@@ -74,15 +83,19 @@ def in_memory() -> Path | None:
 
 
 def ended(command: list[str], log: Path) -> int:
-    """The exit code, as a shell says it. What ends this interrupts the whole command, once: it cleans up."""
+    """The exit code, as a shell says it; `LEFT` if the time was over, with the output until then.
+
+    What ends this interrupts the whole command, once: it cleans up.
+    """
     running: list[int] = []
 
-    def stop(_number: int, _frame: object) -> None:
+    def stop(_number: int = 0, _frame: object = None) -> None:
         while running:
             os.killpg(running.pop(), signal.SIGINT)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
+    limit_s = max(float(os.environ[END]) - time.time(), 0) if END in os.environ else None
     with log.open("wb") as file:
         process = subprocess.Popen(
             ["env", *command],
@@ -92,7 +105,18 @@ def ended(command: list[str], log: Path) -> int:
             process_group=0,
         )
         running.append(process.pid)
-        code = process.wait()
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            said = log.read_bytes()  # what it says of its interruption is no failure
+            stop()
+            try:
+                process.wait(STOPPING_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            log.write_bytes(said)
+            return LEFT
     running.clear()
     return code if code >= 0 else 128 - code
 
@@ -101,11 +125,14 @@ def summary(title: str, code: int, seconds: int) -> int:
     """Print one line about every recorded stage."""
     stages = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()]
     failed = ", ".join(stage["name"] for stage in stages if stage["code"])
-    how = f"FAILED: {failed}" if failed else "FAILED: not every stage ran" if code else "ok"
+    left = ", ".join(stage["name"] for stage in stages if stage["left"])
+    bad = bool(failed or code)
+    how = f"FAILED: {failed or 'not every stage ran'}" if bad else "ok"
+    how += f"; there was no time to end: {left}" if left else ""
     total = sum((Counter(stage["counts"]) for stage in stages), Counter[str]())
     took = f"{seconds // 60} min {seconds % 60:02} s"
     print(f"{title}: {how}; {len(stages)} stages in {took}; tests: {spoken(total)}", flush=True)
-    return how != "ok"
+    return bad
 
 
 def spoken(counts: Counter[str]) -> str:

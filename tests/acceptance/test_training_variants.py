@@ -59,13 +59,14 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], float]] = {
 }
 GRADIENTS_GIB = 45.0
 # One of eight ranks of a small Llama, on a processor: {layout: (flags, the most that it may hold at once)}, a
-# multiple of the least by trainers/memory.py. It is 3 % above what torch 2.11 and 2.13 hold (they are equal);
-# planted faults hold 5 to 29 % more. Older releases may have other peaks, which are recorded.
+# multiple of the least by trainers/memory.py. It is 3 % above what torch 2.9, 2.11 and 2.13 hold (they are
+# equal); planted faults hold 5 to 29 % more. torch 2.8 holds 1.08 to 1.44 times as much, and the FSDP2 of 2.6
+# does not run on a processor.
 SMALL = (
     *("--model", "llama", "--size", "tiny", "--layers", 8, "--data", "synthetic", "--micro-batch", 2),
     *("--lr", "3e-5", "--portable", "--no-preflight", "--no-digest", "--no-backend-check"),
 )
-EAGER, PEAKS_FROM = ("--precision", "bf16", "--no-compile"), (2, 11)
+EAGER, PEAKS_FROM, LARGER_BEFORE = ("--precision", "bf16", "--no-compile"), (2, 9), 1.45
 PEAKS: Mapping[str, tuple[tuple[object, ...], float]] = {
     "fsdp2": (EAGER, 2.111),
     "compiled": (("--precision", "bf16", "--compile"), 1.569),
@@ -269,20 +270,21 @@ def test_peak_of_one_rank_of_eight(
     run = functools.partial(in_child, "workloads.layout_peaks:check", jobs=jobs, env=one_thread, fresh=True)
     ran = once(kept, "peaks", run, SHARED_FAILED)
     found, most = ran["jobs"][layout], PEAKS[layout][1]
-    judged = tuple(map(int, ran["torch"].split(".")[:2])) >= PEAKS_FROM
+    release = tuple(map(int, ran["torch"].split(".")[:2]))
+    most *= LARGER_BEFORE if release < PEAKS_FROM else 1.0
     if "error" in found:
         check.more_evidence["memory"] = found["error"]
-        assert not judged, f"the job raised:\n{found['error']}"
-        return
+        if release < (2, 8):
+            skips.without_package("torch>=2.8", "an older FSDP2 does not run on a processor")
+        pytest.fail(f"the job raised:\n{found['error']}")
     share = found["peak"] / found["least"]
     record_metric("train_layout_peak", share, unit="of the least", conditions={"layout": layout})
     record_metric("train_layout_left_bytes", found["left"], unit="B", conditions={"layout": layout})
-    if judged:
-        assert share <= most, (
-            f"a rank holds {found['peak']:.0f} bytes at once, {share:.3f} times the least by arithmetic; "
-            f"at most {most} times expected"
-        )
-        assert found["left"] <= LEFT_BYTES, f"{found['left']:.0f} bytes stay after the job"
+    assert share <= most, (
+        f"a rank holds {found['peak']:.0f} bytes at once, {share:.3f} times the least by arithmetic; "
+        f"at most {most:.4g} times expected"
+    )
+    assert found["left"] <= LEFT_BYTES, f"{found['left']:.0f} bytes stay after the job"
 
 
 @pytest.mark.gpus(1, perf=True)

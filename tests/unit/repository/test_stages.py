@@ -1,7 +1,9 @@
 """Test runs that go on beside each other have no folder in common: what one removes, no other needs."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,29 @@ def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other():
     removing = [line for line in lines if "retention_policy=failed" in line]
     assert len(removing) > 5  # the stages outside of the image
     assert [line for line in removing if "--basetemp" not in line] == []
+
+
+WAITING = "import sys, time; print(sys.argv[1], flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [("....s. [ 23%]", 0), ("", 0), ("..F.. [ 23%]", 1), ("E", 1), ("FAILED tests/test_one.py::test_it", 1)],
+)
+def test_what_the_clock_ends_failed_only_if_a_test_of_it_had(root, said, code):
+    """One that has no time at all is ended as well."""
+    for seconds in (2, -60):
+        program = [sys.executable, root / ".ci" / "stage.py"]
+        variables = {**os.environ, "STACKCHECK_TESTS_END": f"{time.time() + seconds}"}
+        slow = [*program, "one", sys.executable, "-c", WAITING, said]
+        done = subprocess.run(slow, env=variables, capture_output=True, text=True, check=False, timeout=50)
+        if seconds > 0:
+            assert done.returncode == code
+            assert done.stdout.startswith("FAILED" if code else "left")
+        else:
+            assert done.stdout.startswith("left")
+    told = subprocess.run(
+        [*program, "--summary", "all", "0", "9"], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == code
+    assert "there was no time to end: one" in told.stdout
