@@ -49,6 +49,14 @@ def test_gemm(dtype: str, acceptance: AcceptanceSession, passes: Passes) -> None
     passes(gemm.check, dtype=dtype, tier=acceptance.tier)
 
 
+@pytest.mark.tier("standard")
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("dtype", FAMILIES)
+def test_rows_of_a_product(dtype: str, passes: Passes) -> None:
+    """NaN and infinity in some rows of a product's operands stay out of the results of the others."""
+    passes(gemm.rows, dtype=dtype)
+
+
 @pytest.mark.gpus(1)
 def test_fp8_gemm(acceptance: AcceptanceSession, passes: Passes) -> None:
     """8-bit casts keep every value, and scaled products in the architecture's own format are right."""

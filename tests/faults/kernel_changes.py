@@ -57,6 +57,20 @@ def short_product(original: Mutate, a: torch.Tensor, b: torch.Tensor, **kwargs: 
     return original(a[..., :keep], b[..., :keep, :], **kwargs)
 
 
+def beside_rows(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Each row reads the one after it as well, times zero."""
+    *first, a, b = args
+    out = original(*args, **kwargs)
+    if a.dtype == torch.float64:
+        return out
+    return out + 0 * original(*first, a.roll(-1, -2), b, **kwargs)
+
+
+def beside_rows_of_weights(original: Mutate, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Each column of a linear layer's result reads the next row of the weights as well, times zero."""
+    return original(x, weight) + 0 * original(x, weight.roll(-1, 0))
+
+
 def write_beyond(original: Mutate, *args: Any, **kwargs: Any) -> torch.Tensor:
     """One element past the end of the output is overwritten."""
     out = original(*args, **kwargs)

@@ -38,7 +38,6 @@ FAULTS = Path(__file__).resolve().parent
 TESTS = FAULTS.parent
 STUBS = FAULTS / "stubs"
 TIMEOUT_S = 1800  # for what hangs, not a measurement: a busy machine takes several times as long
-PROGRAM_S = 300
 CACHES = ("torchinductor_", "pytest-of-")  # what torch and pytest keep in a temporary folder
 # Not loaded: pytest's cache, which would write beside the checks, and a plugin for asynchronous tests, which
 # comes with the image's transformers and takes a tenth of a second of each run.
@@ -206,7 +205,7 @@ def program(*words: str, stacks: Path, ranks: int = 0, **env: str) -> dict[str, 
         env={"OMP_NUM_THREADS": "1", **os.environ, **own, **env},
         capture_output=True,
         text=True,
-        timeout=PROGRAM_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]

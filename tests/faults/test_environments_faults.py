@@ -94,7 +94,7 @@ def check(vendor: str, folder, numbers: list[int], hidden: str = "0") -> list[li
         env={**os.environ, **own, "PLANTED_PATCHES": json.dumps(patches)},
         capture_output=True,
         text=True,
-        timeout=planting.PROGRAM_S,
+        timeout=planting.TIMEOUT_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]

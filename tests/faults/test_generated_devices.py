@@ -427,6 +427,37 @@ def test_a_known_fault_is_passed_over_where_it_strikes_and_nowhere_else(
         assert (excused == generated_inside.KNOWN) or not version <= until
 
 
+@pytest.mark.parametrize(
+    ("amx", "dtype", "k", "value", "on", "excused"),
+    [
+        (True, "bfloat16", 33, "nan", None, True),
+        (True, "bfloat16", 3, "inf", None, True),
+        (True, "bfloat16", 64, "nan", None, False),
+        (True, "float16", 33, "nan", None, False),
+        (True, "bfloat16", 33, "1", None, False),
+        (True, "bfloat16", 33, "nan", torch.device("cuda"), False),
+        (False, "bfloat16", 33, "nan", None, False),
+    ],
+)
+def test_amx_is_excused_where_it_reads_the_row_beside(amx, dtype, k, *, value, on, excused, monkeypatch):
+    """On processors alone: a device that does it has a fault of its own."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    a, b = (torch.randn(sizes).to(getattr(torch, dtype)) for sizes in ((40, k), (k, 20)))
+    a[5, 1] = float(value)
+    for kernel, args in (
+        (ATEN.mm.default, (a, b)),
+        (ATEN.addmm.default, (b.new_zeros(20), a, b)),
+        (ATEN.bmm.default, (a[None], b[None])),
+    ):
+        call = Call(kernel, args, {}, a.dtype, on=on)
+        right = [kernel(*(one.double() for one in args))]
+        got = right[0].to(a.dtype)
+        got[..., 4, :] = torch.nan
+        found, passed = generated_known.passed_over(kernel, call, [got], right)
+        assert passed is excused
+        assert bool(found[0][..., 4, :].isfinite().all()) is excused
+
+
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(
     ("size", "dtype", "ends"), [(2049, "half", True), (2048, "half", False), (2049, "float", False)]

@@ -5,7 +5,7 @@ In: a dtype by name and a tier. Out: the report of `cases.run`.
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from workloads.reference import float64, precision
 
 EDGES = (1, 7, 17, 127, 129, 1000, 4097)
 SMOKE_SHAPES = ((127, 129, 1000), (1, 17, 129), (129, 1, 7), (17, 127, 1), (7, 129, 4097), (64, 64, 512))
+# Kernels read operands in tiles, of which the last one of a sum has rows and columns of what lies beside it.
+SUMS = (3, 31, 33, 40, 100, 257, *EDGES)
 LAYOUTS = ("NN", "NT", "TN", "TT")
 EVERY_LAYOUT = (127, 1000, 513)
 # Tall and narrow, short and wide, and a product of few elements that are long sums.
@@ -44,6 +46,38 @@ def _default_precision() -> Iterable[Reading]:
     a, b = (operands.normal(512, 512, dtype=torch.float32, seed=seed) for seed in (1, 2))
     x, y = float64(a, b)
     yield Reading("relative error", relative_error(torch.mm(a, b), x @ y), IEEE)
+
+
+def rows(dtype: str) -> dict[str, Any]:
+    """Products beside whose rows others hold NaN and infinity."""
+    with precision(dtype):
+        return cases.run(
+            (f"{name} K {k}", functools.partial(_alone, call, layout, k, dtype=dtype))
+            for k in SUMS
+            for name, (call, layout) in ALONE.items()
+        )
+
+
+def _alone(call: Callable[..., torch.Tensor], layout: str, k: int, *, dtype: str) -> Iterable[Reading]:
+    """A product's rows and columns have only what they are of: two thirds of them hold no number."""
+    kind = operands.DTYPES[dtype]
+    a = operand(97, k, transposed=layout[0] == "T", dtype=kind, seed=k)
+    b = operand(k, 70, transposed=layout[1] == "T", dtype=kind, seed=k + 1)
+    for whole, ends in ((a, ("nan", "inf")), (b.t(), ("-inf", "nan"))):
+        for place, value in enumerate(ends):
+            whole[place::3] = float(value)
+    yield from judge(call(a, b)[2::3, 2::3], a[2::3], b[:, 2::3], dtype=dtype)
+
+
+# name: (a product of [m, k] and [k, n], how both are stored)
+ALONE: Mapping[str, tuple[Callable[..., torch.Tensor], str]] = {
+    # Planted faults replace torch.mm.
+    **{f"mm {layout}": (lambda a, b: torch.mm(a, b), layout) for layout in LAYOUTS},  # noqa: PLW0108
+    "linear": (lambda a, b: F.linear(a, b.t()), "NT"),
+    "addmm": (lambda a, b: torch.addmm(b.new_zeros(b.shape[1]), a, b), "NN"),
+    "bmm": (lambda a, b: torch.bmm(a.expand(3, *a.shape), b.expand(3, *b.shape))[1], "NN"),
+    "bmm of batches": (lambda a, b: torch.bmm(torch.stack((a, a)), torch.stack((b, b)))[1], "NN"),
+}
 
 
 def _cases(dtype: str, tier: str) -> Iterator[cases.Case]:

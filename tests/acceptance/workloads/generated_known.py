@@ -1,4 +1,4 @@
-"""Known faults that drawn operators meet on a device, each with its exact condition. In: a kernel's call.
+"""Known faults that drawn operators meet, each with its exact condition. In: a kernel's call.
 
 Out: its results without the numbers that the fault gets wrong; all others are judged.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_OF_MODE = 2048  # in a row
 PAIR = 4  # bytes of two halves
+AMX_SUM = 32  # halves of a row in a tile
 # What compares numbers, or bits, of NaN: that has no order (pytorch#95583), and many bits.
 NO_NAN = ("unique_dim", "_unique2", "hash_tensor")
 BORDER = 4 * 2.0**-24  # of a place, by which two roundings in float32 move it
@@ -63,7 +64,7 @@ def passed_over(
     name, given = str(func._schema.name).removeprefix("aten::"), arguments(func, call)
     if call.on is not None and name in NO_NAN and given["self"].isnan().any():
         return [one.to(other.dtype) for one, other in zip(right, got, strict=False)], True
-    rules = ANYWHERE if call.on is None else KNOWN | ANYWHERE
+    rules = (PROCESSOR if call.on is None else KNOWN) | ANYWHERE
     says = next((says for ends, says in rules.items() if name.endswith(ends)), None)
     if says is None or got[0].shape != right[0].shape:
         return list(got), False
@@ -124,6 +125,14 @@ def _at_borders(given: Mapping[str, Any], right: torch.Tensor, *, half: float = 
     return moved
 
 
+def _rows_beside(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tensor:
+    """AMX multiplies the row beside by zero, and not all of it holds a number (uxlfoundation/oneDNN#5717)."""
+    left = next(given[name] for name in ("batch1", "mat1", "self") if name in given)
+    amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+    reads = amx and left.dtype is torch.bfloat16 and left.shape[-1] % AMX_SUM and not left.isfinite().all()
+    return right.isfinite() & bool(reads)
+
+
 KNOWN: dict[str, Rule] = {
     "_pdist_forward": _without_nan,
     "_cdist_forward": _without_nan,
@@ -137,6 +146,8 @@ KNOWN: dict[str, Rule] = {
         for n in (1, 2, 3)
     },
 }
+
+PROCESSOR: dict[str, Rule] = {"mm": _rows_beside}  # bmm, addmm and baddbmm, too
 
 # Of a processor too: the rounding of a type, and no fault.
 ANYWHERE: dict[str, Rule] = {
