@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -301,6 +302,7 @@ def under(chosen: str, flags: frozenset[str], asked: argparse.Namespace) -> Ende
 
 def main() -> int:
     """Run and print."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else its threads wait for their tests
     asked, begin = arguments(), time.monotonic()
     name, flags = flags_of_processor()
     known = sorted(
