@@ -90,6 +90,27 @@ READ = [
     ("large", LARGE, 2, 115.90), ("large", LARGE, 4, 97.21),
     ("wide bf16", (*WIDE, "--precision", "bf16"), 1, 33.81), ("wide fp8", (*WIDE, "--precision", "fp8"), 1, 35.44),
 ]  # fmt: skip
+ERROR = {"error": "no such stream"}
+
+
+@pytest.mark.parametrize(
+    ("release", "found", "outcome"),
+    [
+        ("2.13.0", {"peak": 2.2, "least": 1.0, "left": 0.0}, "failed"),
+        ("2.9.1", {"peak": 2.2, "least": 1.0, "left": 0.0}, "failed"),
+        ("2.8.0", {"peak": 3.0, "least": 1.0, "left": 0.0}, "passed"),
+        ("2.8.0", {"peak": 3.1, "least": 1.0, "left": 0.0}, "failed"),
+        ("2.6.0", {"peak": 2.0, "least": 1.0, "left": 9e4}, "failed"),
+        ("2.8.0", ERROR, "failed"),
+        ("2.6.0", ERROR, "skipped"),
+    ],
+)
+def test_peaks_of_an_older_release_are_judged_too(release, found, outcome, plant):
+    answer = {"torch": release, "jobs": {"fsdp2": found}}
+    patches = {"workloads.layout_peaks:check": f"lambda jobs: {answer!r}"}
+    plant(Fault(f"{release} {outcome}", f"{PEAK}[fsdp2]", outcome, patches=patches))
+
+
 PARAMETERS = 2.80e9  # of the FSDP2 job
 # What a fault adds to that job, in bytes, by the number of ranks.
 ADDED = {

@@ -60,6 +60,16 @@ FAULTS = (
         },
     ),
     planting.Fault(
+        "FlashAttention 4 far slower than torch's attention",
+        "test_kernel_speed.py::test_flash_attention_4_speed",
+        says="backward: ",
+        patches={
+            "workloads.flash_package:is_v4": "lambda: True",
+            "workloads.flash_package:rows": "lambda q, k, v, **options: q + 0 * (k.sum() + v.sum())",
+            "workloads.kernel_speed:package_backward": "lambda: [{**original()[0], 'value': 1e-9}]",
+        },
+    ),
+    planting.Fault(
         "rank 1 keeps its own values",
         "test_collectives.py::test_all_reduce_values",
         says="rank 1",
