@@ -458,6 +458,24 @@ def test_amx_is_excused_where_it_reads_the_row_beside(amx, dtype, k, *, value, o
         assert bool(found[0][..., 4, :].isfinite().all()) is excused
 
 
+@pytest.mark.parametrize(
+    ("numbers", "range_", "excused"),
+    [
+        ([233472.0], (0, 0), True),
+        ([233472.0] * 3, (1, 1), True),
+        ([200.0], (0, 0), False),
+        ([233472.0, 1.0], (0, 0), False),
+        ([233472.0], (0, 300000), False),
+    ],
+)
+def test_bins_of_one_number_are_passed_over_where_a_half_has_no_range(numbers, range_, excused):
+    x = torch.tensor(numbers, dtype=torch.bfloat16)
+    call = Call(ATEN.histc.default, (x, 10, *range_), {}, x.dtype)
+    right = [torch.histc(x.double(), 10, *range_)]
+    got = right[0].roll(1).to(x.dtype)
+    assert generated_known.passed_over(ATEN.histc.default, call, [got], right)[1] is excused
+
+
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(
     ("size", "dtype", "ends"), [(2049, "half", True), (2048, "half", False), (2049, "float", False)]

@@ -147,10 +147,19 @@ KNOWN: dict[str, Rule] = {
     },
 }
 
+
+def _no_range(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tensor:
+    """Bins of one number begin at it minus one, which a half may not tell from the number."""
+    x, ends = given["self"], (given.get("min", 0), given.get("max", 0))
+    alone = ends[0] == ends[1] and x.numel() > 0 and bool((x == x.flatten()[0]).all())
+    return torch.full(right.shape, alone and bool((x - 1 == x).any()))
+
+
 PROCESSOR: dict[str, Rule] = {"mm": _rows_beside}  # bmm, addmm and baddbmm, too
 
 # Of a processor too: the rounding of a type, and no fault.
 ANYWHERE: dict[str, Rule] = {
+    "histc": _no_range,
     **{f"upsample_nearest{n}d": _at_borders for n in (1, 2, 3)},
     **{f"upsample_nearest_exact{n}d": lambda *each: _at_borders(*each, half=0.5) for n in (1, 2, 3)},
 }
