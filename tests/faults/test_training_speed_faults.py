@@ -39,6 +39,7 @@ def record(layers: int | None = None, problems: tuple[str, ...] = (), **performa
         "options": {"model": "llama", "size": "8b", "precision": "bf16", "layers": layers},
         "plan": {"seq_len": 8192, "global_batch": 8, "micro_batch": 2},
         "performance": {**speed, **shares, **performance},
+        "memory": {"allocated_gib": 60.0, "reserved_gib": 61.0, "alloc_retries": 0, "least_gib": 59.0},
     }
 
 

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - a table of faults reads in rows
 
 import json
+from typing import Any
 
 import pytest
 
@@ -31,17 +32,21 @@ FAULTS = (
     ),
 )
 # What a launch of the wide jobs would say on an H200, when all is well.
-RECORD = {
+RECORD: dict[str, Any] = {
     "problems": [],
     "performance": {"tokens_per_s_per_gpu": 20_000.0},
-    "memory": {"allocated_gib": 40.0},
+    "memory": {"allocated_gib": 40.0, "least_gib": 44.0},
 }
 
 
 def wide(**changes: float) -> dict[str, str]:
     """A launch of jobs of real width, and a device that is no CPU."""
     fast = {"tokens_per_s_per_gpu": changes.get("rate", 25_000.0)}
-    fp8 = {**RECORD, "performance": fast, "memory": {"allocated_gib": changes.get("gib", 40.0)}}
+    fp8 = {
+        **RECORD,
+        "performance": fast,
+        "memory": {**RECORD["memory"], "allocated_gib": changes.get("gib", 40.0)},
+    }
     ran = json.dumps({"records": {"fp8": fp8, "bf16": RECORD}, "curves": {}})
     return {
         "harness.launch:launch": f"lambda *a, **k: json.loads({ran!r})",
