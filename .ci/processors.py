@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LOGS = ROOT / "build" / "logs" / "processors"
+LOGS = ROOT / "build" / "logs" / "numbers-on-processors"  # .ci/stage.py looks for it there
 AVX2 = frozenset({"avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 AMX = AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}

@@ -49,8 +49,8 @@ def run(name: str, command: list[str], pattern: str | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - begin
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    left = code == LEFT and not any(BAD.match(line) or PROGRESS.match(line) for line in lines)
-    code = 0 if left else abs(code)
+    left = code == LEFT
+    code = 0 if left else code
     counts: Counter[str] = Counter()
     for line in filter(CLOSING.search, lines):
         counts += Counter({word: int(number) for number, word in COUNT.findall(line)})
@@ -73,6 +73,13 @@ def run(name: str, command: list[str], pattern: str | None = None) -> int:
     return code
 
 
+def has_failed(log: Path, since: float) -> bool:
+    """Whether a test had failed, by what a stage said, and its parts in the folder of the log's name."""
+    parts = [part for part in log.with_suffix("").glob("*.log") if part.stat().st_mtime >= since]
+    lines = "\n".join(one.read_text(encoding="utf-8", errors="replace") for one in (log, *parts))
+    return any(BAD.match(line) or PROGRESS.match(line) for line in lines.splitlines())
+
+
 def in_memory() -> Path | None:
     """Where files are in memory, programs may start, and a stage finds room."""
     if not SHARED.is_dir():
@@ -83,7 +90,7 @@ def in_memory() -> Path | None:
 
 
 def ended(command: list[str], log: Path) -> int:
-    """The exit code, as a shell says it; `LEFT` if the time was over, with the output until then.
+    """The exit code, as a shell says it; `LEFT` if the time was over and no test had failed by then.
 
     What ends this interrupts the whole command, once: it cleans up.
     """
@@ -95,7 +102,11 @@ def ended(command: list[str], log: Path) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    limit_s = max(float(os.environ[END]) - time.time(), 0) if END in os.environ else None
+    limit_s = time_left()
+    if limit_s is not None and limit_s <= 0:
+        log.write_text("it did not begin\n", encoding="utf-8")
+        return LEFT
+    begin = time.time()
     with log.open("wb") as file:
         process = subprocess.Popen(
             ["env", *command],
@@ -108,7 +119,8 @@ def ended(command: list[str], log: Path) -> int:
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            said = log.read_bytes()  # what it says of its interruption is no failure
+            # What it says of its interruption is no failure.
+            said, failed = log.read_bytes(), has_failed(log, begin)
             stop()
             try:
                 process.wait(STOPPING_S)
@@ -116,9 +128,17 @@ def ended(command: list[str], log: Path) -> int:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             log.write_bytes(said)
-            return LEFT
+            return int(failed) or LEFT
     running.clear()
     return code if code >= 0 else 128 - code
+
+
+def time_left() -> float | None:
+    """Seconds until the time by which all has to end; None if there is none."""
+    given = os.environ.get(END)
+    if given is not None and not given.isdigit():
+        sys.exit(f"error: {END} is {given!r}, expected seconds since 1970; next: $(($(date +%s) + 4800))")
+    return None if given is None else int(given) - time.time()
 
 
 def summary(title: str, code: int, seconds: int) -> int:

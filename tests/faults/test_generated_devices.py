@@ -453,9 +453,11 @@ def test_amx_is_excused_where_it_reads_the_row_beside(amx, dtype, k, *, value, o
         right = [kernel(*(one.double() for one in args))]
         got = right[0].to(a.dtype)
         got[..., 4, :] = torch.nan
+        got[..., 3, :] += 1
         found, passed = generated_known.passed_over(kernel, call, [got], right)
         assert passed is excused
         assert bool(found[0][..., 4, :].isfinite().all()) is excused
+        assert found[0][..., 3, :].equal(got[..., 3, :])  # a number is never passed over
 
 
 @pytest.mark.parametrize(

