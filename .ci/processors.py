@@ -33,6 +33,7 @@ LOGS = ROOT / "build" / "logs" / "numbers-on-processors"  # .ci/stage.py looks f
 AVX2 = frozenset({"avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 AMX = AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}
+WITHOUT_AMX = ROOT / ".ci" / "without_amx"  # on PYTHONPATH: what a limit of oneDNN alone does not change
 LIMITS = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
@@ -129,6 +130,8 @@ def flags_of_processor() -> tuple[str, frozenset[str]]:
 def environment(setting: Setting, threads: int) -> dict[str, str]:
     """The environment of a run: the limits of this setting and no others."""
     kept = {name: value for name, value in os.environ.items() if name not in {*LIMITS, *THREADS}}
+    if "amx_int8" in flags_of_processor()[1] and not setting.needs >= AMX:
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (f"{WITHOUT_AMX}", kept.get("PYTHONPATH"))))
     return kept | setting.environment(threads)
 
 
