@@ -48,6 +48,9 @@ PLANTED = "stackcheck_planted"  # the name of a report's property
 SUITE_PYTHON = os.environ.get("STACKCHECK_SUITE_PYTHON", sys.executable)
 PYTHON = Python(SUITE_PYTHON)
 
+# Where .ci/processors.py plays another processor, what is started here plays it too.
+PLAYED = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one.endswith("without_amx")]
+
 # Every Python process that starts with the planted folder first on its path runs this, and so does each fork
 # of `warm_python`, where some of the modules are loaded already.
 HOOK = """
@@ -167,7 +170,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
         (planted / name).write_text(text, encoding="utf-8")
     if fault.patches:
         (planted / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
-    path = [str(planted), *fault.paths, *([str(STUBS)] if fault.nvml is not None else [])]
+    path = [str(planted), *fault.paths, *([str(STUBS)] if fault.nvml is not None else []), *PLAYED]
     scratch = folder / "scratch"
     scratch.mkdir()
     variables = {
@@ -198,7 +201,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
 def program(*words: str, stacks: Path, ranks: int = 0, **env: str) -> dict[str, Any]:
     """The JSON line that a program of this folder prints, alone or as ranks forked from one process."""
     launcher = ("-m", "harness.forked_ranks", str(ranks)) if ranks else ()
-    place = os.pathsep.join((str(TESTS / "acceptance"), str(FAULTS)))
+    place = os.pathsep.join((str(TESTS / "acceptance"), str(FAULTS), *PLAYED))
     own = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1", "STACKCHECK_STACKS": str(stacks)}
     ended = subprocess.run(
         (SUITE_PYTHON, *launcher, str(FAULTS / words[0]), *words[1:]),
