@@ -102,3 +102,10 @@ def test_what_is_passed_over_is_there(what, monkeypatch):
     assert share(*steps, **case) <= 1
     monkeypatch.setattr(generated_jagged, "WRONG_GRADIENTS", set())
     assert share(*steps, **case) > 1
+
+
+@pytest.mark.parametrize(("steps", "judged"), [(("gelu",), True), (("beside its largest", "gelu"), False)])
+def test_a_largest_number_that_roundings_choose_has_no_gradient_to_judge(steps, judged):
+    """The tail of gelu is below any rounding, so many numbers of a sequence are the largest."""
+    case = Case("float32", 1, (257, 129), WIDTH, steps, "its largest")
+    assert generated_jagged.made(case).gradients == judged

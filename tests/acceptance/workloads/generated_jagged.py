@@ -4,6 +4,7 @@ In: a source of numbers. Out: a call. Each step is one function that takes a jag
 form, a batch of one sequence: float64 does the same sequence by sequence.
 """
 
+import contextlib
 import functools
 import inspect
 import random
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from workloads import device, operands
+from workloads import device, generated_left, operands
 from workloads.generated_attention import FORWARD, PASSED
 from workloads.generated_judge import FLOATS, HALVES, Call
 
@@ -43,6 +44,14 @@ def _heads(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(-1, (2, -1)).transpose(1, 2)
 
 
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """The largest numbers of a sequence."""
+    if not x.is_nested and x.shape[1] > 1:
+        two = x.detach().topk(2, 1).values
+        GAPS.append(float((two[:, 0] - two[:, 1]).min() / x.detach().abs().max()))
+    return x.amax(1)
+
+
 STEPS: dict[str, Step] = {
     "linear": lambda x, w: F.linear(x, w[0], w[1]),
     "layer_norm": lambda x, w: F.layer_norm(x, x.shape[-1:], w[1], w[1]),
@@ -55,7 +64,7 @@ STEPS: dict[str, Step] = {
     "softmax over heads": lambda x, _: x.unflatten(-1, (2, -1)).softmax(2).flatten(2),
     "mean of heads": lambda x, _: x + torch.cat([x.unflatten(-1, (2, -1)).mean(2)] * 2, -1),
     "columns turned": lambda x, _: x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(2),
-    "beside its largest": lambda x, w: x * w[1] - x.amax(1).unsqueeze(1),
+    "beside its largest": lambda x, w: x * w[1] - _largest(x).unsqueeze(1),
     "attention": lambda x, w: (
         F.scaled_dot_product_attention(_heads(x), _heads(x * w[1]), _heads(x)).transpose(1, 2).flatten(2)
     ),
@@ -68,7 +77,7 @@ PRODUCTS = ("experts", *SPARSE)  # of the values, which lie one after the other
 ENDS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "": lambda x, _: x,
     "summed over itself": lambda x, _: x.sum(1),
-    "its largest": lambda x, _: x.amax(1),
+    "its largest": lambda x, _: _largest(x),
     "softmax over itself": lambda x, _: x.softmax(1),
     "each summed": lambda x, _: torch.stack([one.sum(0) for one in x.unbind()]),
     "padded": lambda x, most: (
@@ -76,6 +85,9 @@ ENDS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     ),
 }  # fmt: skip
 WITHOUT_GRADIENTS = {"summed over itself", "bsr"}  # torch has none, and says so
+LARGEST = {"its largest", "beside its largest"}
+CLOSE = 2.0**-22  # of the largest number: below that roundings say which one it is, and gets the gradient
+GAPS: list[float] = []  # between the two largest numbers of a sequence, since somebody emptied it
 ENDED = ("", "each summed", "its largest", "padded")  # more often: these have gradients
 # Backward gets forward's dimension, and not that of the values: docs/reference/trust.md.
 WRONG_GRADIENTS = {"softmax over itself", "softmax over heads"}
@@ -109,14 +121,25 @@ def made(case: Case) -> Call:
     parts = {case.end, *case.steps}
     forward, passed = bool(parts & WITHOUT_GRADIENTS), bool(parts & WRONG_GRADIENTS)
     halves = dtype in HALVES and case.compiled == "inductor"  # pytorch#195214: its gradient is NaN
-    passed |= halves and bool(parts & {"its largest", "beside its largest"})
+    passed |= halves and bool(parts & LARGEST)
     fixed = frozenset({1} if set(case.steps) & set(SPARSE) else ())  # torch has no gradient of these weights
     right = Call(
         plain, (values, tuple(learned)), {"case": case}, dtype, not (forward or passed), case.seed,
         fixed=fixed, noisy=True, smaller=functools.partial(_smaller, case),
         words=f"jagged({case})" + forward * f", {FORWARD}" + passed * f", {PASSED}",
     )  # fmt: skip
+    if parts & LARGEST and right.gradients and _is_undecided(right):
+        right = replace(right, gradients=False, words=f"{right.words}, {PASSED}")
     return replace(right, function=fused, right=right)
+
+
+def _is_undecided(right: Call) -> bool:
+    """Whether in float64 the two largest numbers of a sequence are one number, but for roundings."""
+    GAPS.clear()
+    with contextlib.suppress(*generated_left.REFUSED), torch.no_grad():  # what refuses it is left later
+        values, learned = right.args
+        plain(values.double(), tuple(one.double() for one in learned), **right.kwargs)
+    return min(GAPS, default=1.0) < CLOSE
 
 
 def _smaller(case: Case) -> Iterator[Call]:
