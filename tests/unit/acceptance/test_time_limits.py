@@ -107,6 +107,7 @@ def test_every_workload_whose_limit_grows_says_so_in_known_words():
         "ranks.py": "init_process_group(",  # torch's own words
         "collective_groups.py": '"stuck": True',  # test_collectives reads it
         "generated_collectives.py": 'entry["hung"] = ',  # and this
+        "generated_context.py": 'report["hung"] = ',  # test_placements reads it
         "generated_environments.py": 'report["hung"] += ',  # test_environments reads it
         "generated_layouts.py": '"hung": hung',  # test_layouts reads it
         "generated_placement_cases.py": "WAIT_S",  # of torch's groups; the next one has the words

@@ -1,0 +1,40 @@
+"""Attention over shards of a sequence: planted faults of its ring are found, each by the suite."""
+
+import pytest
+
+from planting import Fault
+
+CHECK = "test_placements.py::test_generated_context_parallel"
+RING = "torch.distributed.tensor.experimental._context_parallel._attention"
+FEW = {
+    "harness.launch:launch": "lambda program, words, **k: original(program, "
+    "[*words[:2], '--least', '24', '--most', '24'], **k)"
+}
+
+
+def fault(name: str, place: str, change: str) -> Fault:
+    """A fault of torch's ring, in a run of a few cases."""
+    return Fault(name, CHECK, patches=FEW | {f"{RING}:{place}": change}, says="from float64", tier="soak")
+
+
+FAULTS = (
+    fault("parts are added, not merged", "_SDPAMerger.step",
+          "lambda self, out, sums, partial: original(self, out, sums.zero_(), partial)"),
+    fault("the last part is forgotten", "_SDPAMerger.step",
+          "lambda self, *a: None if self._out is not None else original(self, *a)"),
+    fault("each rank gets its own keys back", "_AllToAllRotater.exchange_buffers",
+          "lambda self, one: setattr(self, '_buffer', one.contiguous())"),
+    fault("rows come back in the order of shards", "context_parallel_unshard",
+          "lambda mesh, buffers, dims, *a: [__import__('torch').distributed.tensor.DTensor.from_local("
+          "one, mesh, [__import__('torch').distributed.tensor.Shard(2)]).full_tensor() for one in buffers]"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", FAULTS, ids=str)
+def test_planted_fault_is_caught(planted, plant):
+    plant(planted)
+
+
+@pytest.mark.slow
+def test_healthy_rings_pass(plant):
+    plant(Fault("nothing", CHECK, outcome="passed", tier="soak"))
