@@ -72,11 +72,15 @@ def draw(seed: int, number: int, ranks: int, kind: str) -> Case:
     halves = ("bfloat16", "float16")
     dtypes = (*halves, "float32") if kind == "cpu" or backend == "efficient" else halves
     causal = source.random() < 0.6
+    # The sums of the efficient kernel have rows up to the next 32, and a ring does not cut them off: ranks
+    # that merge parts raise, and the others wait for them.
+    rows = source.choice((1, 2, 3, 8, 17, 32, 33, 64, 100))
+    rows = 32 * (rows % 4 + 1) if backend == "efficient" else rows
     return Case(
         batch=source.choice((1, 1, 2, 3)),
         heads=source.choice((1, 2, 3, 8)),
         groups=source.choice((1, 1, 2, 4)),
-        rows=2 * ranks * source.choice((1, 2, 3, 8, 17, 32, 33, 64, 100)),
+        rows=2 * ranks * rows,
         columns=8 * source.randint(1, 16),
         dtype=source.choice(dtypes),
         backend=backend,
@@ -231,6 +235,7 @@ def _one(case: Case, number: int, ranks: Ranks, mesh: Any, report: dict[str, Any
             got = parallel(case, ranks, mesh)
     except generated_left.REFUSED as raised:
         error = f"{type(raised).__name__}: {raised}"[:300]
+        print(f"rank {ranks.rank}: {error}", file=sys.stderr, flush=True)  # the others may wait for it
     said = ranks.collect(error, about=f"context {number}")
     if said is None:
         return ""
