@@ -61,8 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--own-tests",
         type=Path,
         metavar="DIR",
-        help="in soak, also run the tests of the unpacked source distributions in this folder "
-        "(flash_attn-2.8.3/tests)",
+        help="in soak also run the tests of unpacked source distributions (DIR/flash_attn-2.8.3/tests); "
+        "write --own-tests=DIR, or pytest takes the folder for tests",
     )
     group.addoption("--gpus", type=int, metavar="N", help="use only the first N devices")
     group.addoption(

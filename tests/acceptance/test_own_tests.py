@@ -4,7 +4,7 @@ No certificate rests on them: what fails for its authors too is listed with its 
 (workloads/own_tests_known.json).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -28,9 +28,8 @@ def test_own_tests_of_collectives(
         skips.without_devices(own_tests.LEAST_RANKS, ranks)
     skips.if_lacking(on_device(own_tests.lacking))
     seed = pytestconfig.getoption("case_seed")
-    _require(
-        on_device(own_tests.distributed, seed=seed, ranks=ranks, timeout_s=TIMEOUT_S), check, record_metric
-    )
+    report = on_device(own_tests.distributed, seed=seed, ranks=ranks, timeout_s=TIMEOUT_S)
+    _require([report], check, record_metric)
 
 
 @pytest.mark.tier("soak")
@@ -50,30 +49,30 @@ def test_own_tests(
     if subject == "torchao" and not of_image(unloaded.is_installed, module="torchao"):
         skips.without_package("torchao", "the package torchao is not part of this stack")
     skips.if_lacking(on_device(own_tests.lacking))
-    seed = pytestconfig.getoption("case_seed")
+    asked: dict[str, Any] = {"seed": pytestconfig.getoption("case_seed"), "timeout_s": TIMEOUT_S}
     if subject == "torchao":
-        _require(on_device(own_tests.torchao, seed=seed, timeout_s=TIMEOUT_S), check, record_metric)
-        return
-    for name in on_device(own_tests.names_given, folder=str(folder)):
-        report = on_device(own_tests.given, folder=str(folder), name=name, seed=seed, timeout_s=TIMEOUT_S)
-        _require(report, check, record_metric)
+        reports = [on_device(own_tests.torchao, **asked)]
+    else:
+        where = str(folder.resolve())
+        given = on_device(own_tests.names_given, folder=where)
+        assert "refused" not in given, given["refused"]
+        reports = [on_device(own_tests.given, folder=where, name=name, **asked) for name in given["names"]]
+    _require(reports, check, record_metric)
 
 
-def _require(report: Mapping[str, Any], check: Check, record_metric: RecordMetric) -> None:
+def _require(reports: Sequence[Mapping[str, Any]], check: Check, record_metric: RecordMetric) -> None:
     """Keep what became of the tests; fail with those that failed twice, and where too few passed."""
-    subject = report["subject"]
-    check.more_evidence.setdefault("own tests", []).append(report)
-    counts = {what: sum(report[what].values()) for what in ("skipped", "left")}
-    counts |= {what: len(report[what]) for what in ("failed", "once", "known", "known_no_longer")}
-    for what, count in {"passed": report["passed"], **counts}.items():
-        record_metric(f"own_tests_{what}", count, unit="tests", conditions={"subject": subject})
-    failed, least = report["failed"], own_tests.LEAST.get(subject, 1)
-    if failed:  # raised, not asserted: pytest would show the report once more
-        raise AssertionError("\n".join([f"{len(failed)} tests of {subject} failed twice", *failed]))
-    if report["passed"] < least:
-        words = (
-            f"only {report['passed']} tests of {subject} passed, at least {least} must",
-            f"left: {report['left']}",
-            report["output"],
-        )
-        raise AssertionError("\n".join(words))
+    check.more_evidence["own tests"], problems = reports, []
+    for report in reports:
+        subject, failed = report["subject"], report["failed"]
+        counts = {what: sum(report[what].values()) for what in ("skipped", "left")}
+        counts |= {what: len(report[what]) for what in ("failed", "once", "known", "known_no_longer")}
+        for what, count in {"passed": report["passed"], **counts}.items():
+            record_metric(f"own_tests_{what}", count, unit="tests", conditions={"subject": subject})
+        if failed:
+            problems += [f"{len(failed)} tests of {subject} failed twice", *failed]
+        elif report["passed"] < (least := own_tests.LEAST.get(subject, 1)):
+            problems.append(f"only {report['passed']} tests of {subject} passed, at least {least} must")
+            problems += [f"left: {report['left']}", report["output"]]
+    if problems:  # raised, not asserted: pytest would show the reports once more
+        raise AssertionError("\n".join(problems))

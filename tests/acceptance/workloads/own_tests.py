@@ -132,9 +132,12 @@ def _torchao() -> Subject:
     return Subject("torchao", ours[0].parent, {} if compiler else {"TORCHDYNAMO_DISABLE": "1"}, _workers())
 
 
-def names_given(folder: str) -> list[str]:
-    """The unpacked source distributions of a folder whose packages are installed."""
-    return [subject.name for subject in _given(Path(folder))]
+def names_given(folder: str) -> dict[str, Any]:
+    """The source distributions of a folder whose packages are installed, or what is wrong with it."""
+    try:
+        return {"names": [subject.name for subject in _given(Path(folder))]}
+    except ValueError as refused:
+        return {"refused": str(refused)}
 
 
 def given(folder: str, name: str, seed: int = 0) -> dict[str, Any]:
@@ -155,9 +158,9 @@ def _given(folder: Path) -> list[Subject]:
             installed = importlib.metadata.version(name)
             if installed.partition("+")[0] != version:
                 raise ValueError(f"{place} has tests of {name} {version}, but {installed} is installed")
-            tests = [place / one for one in ("test", "tests") if (place / one).is_dir()]
+            tests = [place / one for one in ("test", "tests", "testing") if (place / one).is_dir()]
             if not tests:
-                raise ValueError(f"{place} has no folder test or tests")
+                raise ValueError(f"{place} has no folder test, tests or testing")
             subjects.append(Subject(place.name, tests[0], {}, _workers()))
     if not subjects:
         raise ValueError(f"{folder} has no folder NAME-VERSION of an installed package")
@@ -297,7 +300,14 @@ def _run(subject: Subject, seed: int, alone: str = "") -> Told:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "pytest", tests, "-q", "-p", "workloads.own_tests_plugin"),
-                    *("-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(folder)),
+                    *(
+                        "-p",
+                        "no:cacheprovider",
+                        "--import-mode=importlib",
+                        "--tb=short",
+                        "--rootdir",
+                        str(folder),
+                    ),
                     *("-n", str(1 if alone else subject.workers), "--continue-on-collection-errors"),
                     *("--timeout", f"{scaled(TEST_S):g}", "--max-worker-restart", "20", "-k", CHOSEN),
                 ],
