@@ -146,7 +146,7 @@ def given(folder: str, name: str, seed: int = 0) -> dict[str, Any]:
 
 
 def _given(folder: Path) -> list[Subject]:
-    """Raises `ValueError` if one is of another version than what is installed, or none is of this stack."""
+    """Raises `ValueError` if one has not the version that is installed, or none is installed."""
     subjects = []
     if not folder.is_dir():
         raise ValueError(f"--own-tests: the stack's processes see no folder {folder}")
@@ -228,7 +228,7 @@ def _failed(told: Told) -> dict[str, str]:
 
 
 def _left(why: str) -> str:
-    """Why a failure is none of the stack: what this image lacks; empty if it is one."""
+    """What this image lacks, where that made a test fail; empty if the stack made it fail."""
     for package in LACKS.findall(why):
         if importlib.util.find_spec(package) is None:
             return f"no {package} is here"
