@@ -15,9 +15,8 @@ sys.path.insert(0, str(TESTS / "acceptance"))
 
 from workloads import own_tests
 
-COLLECTIVES, PACKAGES = (
-    f"test_own_tests.py::test_own_tests{one}" for one in ("_of_collectives", "[torchao]")
-)
+COLLECTIVES = "test_own_tests.py::test_own_tests_of_collectives"
+PACKAGES = "test_own_tests.py::test_own_tests[torchao]"
 LEAST = {"workloads.own_tests:LEAST": "{}"}  # of a few tests
 SCALED = (
     "lambda x, *a, **k: (original(x, *a, **k), x.is_floating_point() and x.mul_(1.01))[0]"  # of floats alone
@@ -112,6 +111,7 @@ def test_each_end_of_a_test_is_told(tmp_path, monkeypatch):
     assert [one.split()[0].rpartition("_")[2] for one in sorted(told["failed"])] == [
         *("broken.py", "crashes", "fails", "hangs")
     ]
+    assert told["hung"] == 1
     assert told["once"] == ["tests/test_ends.py::test_fails_once"]
     assert told["known"] == {"tests/test_ends.py::test_known[2]": "why"}
     assert told["known_no_longer"] == [HEALED["id"]]

@@ -41,6 +41,7 @@ NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "pytest_timeout": "pytest
 WORKERS = {"cpu": 4, "cuda": 2}
 START = "fork"  # of the ranks: "spawn" loads torch once more in each of them
 LACKS = re.compile(r"No module named '([^'.]+)")
+HUNG = ("Timeout (>", "it did not end")  # pytest-timeout's words, and ours
 LEFT = {"No working C++ compiler found": "no C++ compiler is here"}
 # What images lack, and torch's own test classes import: the base class is all they take from it.
 STANDINS = {"expecttest": "import unittest\n\nTestCase = unittest.TestCase\n"}
@@ -193,6 +194,7 @@ def judged(subject: Subject, seed: int) -> dict[str, Any]:
         "seed": seed,
         "passed": list(told.outcomes.values()).count("passed") + len(once),
         "failed": [_words(subject, name, why) for name, why in failed.items() if name not in once],
+        "hung": sum(any(sign in why for sign in HUNG) for name, why in failed.items() if name not in once),
         "once": once,
         "known": excused,
         "known_no_longer": [one["id"] for one in known if _is_healed(one["id"], told)],
