@@ -57,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="draw other generated cases than those that certify, which are of seed 0",
     )
+    group.addoption(
+        "--own-tests",
+        type=Path,
+        metavar="DIR",
+        help="in soak also run the tests of unpacked source distributions (DIR/flash_attn-2.8.3/tests); "
+        "write --own-tests=DIR, or pytest takes the folder for tests",
+    )
     group.addoption("--gpus", type=int, metavar="N", help="use only the first N devices")
     group.addoption(
         "--run-file", type=Path, metavar="FILE", help="run.json: facts about the image and the run"

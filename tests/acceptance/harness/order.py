@@ -33,8 +33,9 @@ WHOLE = frozenset(
     {
         "test_attention_that_ran_is_fused", "test_beyond_32_bits", "test_bf16_job_learns",
         "test_curve_at_full_width", "test_generated_huge", "test_gradients_at_full_width",
-        "test_groups_set_up_and_torn_down", "test_memory_holds_patterns", "test_sizes_of_models",
-        "test_throughput", "test_trains_with_flash_attn_4", "test_witness_of_collectives",
+        "test_groups_set_up_and_torn_down", "test_memory_holds_patterns", "test_own_tests_of_collectives",
+        "test_sizes_of_models", "test_throughput", "test_trains_with_flash_attn_4",
+        "test_witness_of_collectives",
     }
 )  # fmt: skip
 # The performance checks of the files that have checks of correctness too, or that are spread over devices.
