@@ -40,7 +40,8 @@ NUMBERS = ("uneven", "zero row", "scaled")
 WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "weight_norm": parametrizations.weight_norm,
     "spectral_norm": parametrizations.spectral_norm,
-    "orthogonal": parametrizations.orthogonal,
+    # By default it is an exponential of a matrix, which drawn operators have.
+    "orthogonal": functools.partial(parametrizations.orthogonal, orthogonal_map="householder"),
 }
 TRAIN, EVAL = (True,), (False,)
 MODES = (TRAIN, EVAL, (True, True, True), (True, False, True), (False, True))
@@ -361,12 +362,11 @@ def known(case: Case) -> bool:
     """Whether torch is known to be wrong in this case.
 
     By `is_causal` attention forgets the mask, and by its own one nothing sees the key that was added behind.
-    The exponential of a matrix of halves is made of other bits. Pools work out places in their type.
+    Fractional pools work out places in their type.
     """
     own = case.own
     if own is None:
-        halves = case.dtype != "float32"
-        return halves and (case.wrapped == "orthogonal" or case.name.startswith("nn.Fractional"))
+        return case.dtype != "float32" and case.name.startswith("nn.Fractional")
     added = own.made.get("add_bias_kv") or own.made.get("add_zero_attn")
     is_hint = own.given.get("mask") == generated_modules_draws.CAUSAL and not own.given["padding"]
     return bool(added and is_hint and not own.given["weights"])
