@@ -293,7 +293,10 @@ def _judged(
 ) -> tuple[float, str] | None:
     """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
     began, elsewhere = time.process_time(), call.on is not None
-    reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
+    reference, inside = (
+        None if call.alone else reference or _reference(call),
+        generated_inside.Inside(call.looser),
+    )
     if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
         words = "it breaks a healthy device" if call.breaks else "float64 refuses it"
         generated_left.say(generated_left.CALL, words)

@@ -52,6 +52,7 @@ class Call:
     overflows: bool = False  # its intermediate values may leave the type where its result does not
     passes_over_nan: bool = False  # nobody says what it gives for NaN, if that is a number
     inside: bool = False  # the kernels that run in it are judged too
+    looser: float = 1.0  # by so much they may leave their gates
     steps: bool = False  # a rounding of each of its kernels belongs to the unit
     excused: bool = True  # what changes with its inputs' last bits is no error of its steps
     alone: bool = False  # they alone: its result is random, or nobody promises it
