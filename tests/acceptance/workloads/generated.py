@@ -167,8 +167,7 @@ def margin(family: str, seed: int, number: int, sizes: str = "small") -> float |
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
         return None
-    repeats = said[0] <= 1 or _repeats(family, drawn[1][said[2]][1], drawn[2])
-    return said[0] if repeats else None
+    return said[0] if said[0] <= 1 or _repeats(family, drawn[1][said[2]][1], drawn[2]) else None
 
 
 def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
@@ -293,10 +292,8 @@ def _judged(
 ) -> tuple[float, str] | None:
     """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
     began, elsewhere = time.process_time(), call.on is not None
-    reference, inside = (
-        None if call.alone else reference or _reference(call),
-        generated_inside.Inside(call.looser),
-    )
+    inside = generated_inside.Inside(call.looser)
+    reference = None if call.alone else reference or _reference(call)
     if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
         words = "it breaks a healthy device" if call.breaks else "float64 refuses it"
         generated_left.say(generated_left.CALL, words)

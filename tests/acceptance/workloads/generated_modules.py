@@ -269,7 +269,8 @@ def base(case: Case) -> Call:
     call = Call(
         functools.partial(run, case=case), (weights, buffers, args, kwargs), {}, dtype, gradients=True,
         seed=case.seed, fixed=frozenset(n for n, learned in enumerate(flags) if not learned),
-        alike=case.seed % 4 == 2, uneven=bool(case.seed % 2), inside=case.name in table(), looser=LOOSER, steps=True,
+        alike=case.seed % 4 == 2, uneven=bool(case.seed % 2), steps=True,
+        inside=case.name in table(), looser=LOOSER,
         overflows=case.name in table() or case.dtype == "float16", alone=case.name in ALONE,
     )  # fmt: skip
     return replace(call, right=replace(call, function=right)) if right else call
