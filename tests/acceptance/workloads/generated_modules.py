@@ -135,10 +135,11 @@ def draw(source: random.Random, seed: int, number: int) -> Case:
     wraps = name in ("nn.Linear", "nn.Embedding") or name.startswith("nn.Conv")
     wrapped = source.choice(tuple(WRAPS)) if wraps and source.random() < WRAPPED else ""
     reads = any(word in name for word in READS)
+    overflows = dtype == "float16" and len(case.modes) > 1  # a variance that a later step takes
     return replace(
         case, sample=source.randrange(len(samples)), wrapped=wrapped,
         sizes=source.choice(("", *variations.SIZES)) if not reads and source.random() < VARIED else "",
-        numbers=source.choice(NUMBERS) if source.random() < VARIED else "",
+        numbers=source.choice(NUMBERS) if source.random() < VARIED and not overflows else "",
     )  # fmt: skip
 
 
@@ -269,7 +270,7 @@ def base(case: Case) -> Call:
     call = Call(
         functools.partial(run, case=case), (weights, buffers, args, kwargs), {}, dtype, gradients=True,
         seed=case.seed, fixed=frozenset(n for n, learned in enumerate(flags) if not learned),
-        alike=case.seed % 4 == 2, uneven=bool(case.seed % 2), steps=True,
+        alike=case.seed % 4 == 2, uneven=bool(case.seed % 2), steps=True, excused=case.name in table(),
         inside=case.name in table(), looser=LOOSER,
         overflows=case.name in table() or case.dtype == "float16", alone=case.name in ALONE,
     )  # fmt: skip
