@@ -23,11 +23,12 @@ RECURRENT = ("RNN", "GRU", "LSTM")
 LAYERS = ("TransformerEncoder", "TransformerDecoder")
 NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 KINDS = (*RECURRENT, "MultiheadAttention", *LAYERS, *NORMS)
+USUAL = 0.8  # of cases, what a fast path asks for
 # On both sides of what kernels cut work into.
 SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257)
 LENGTHS = (1, 2, 3, 5, 8, 16, 17, 31, 33, 64, 65, 127, 200)
 BATCHES = (1, 2, 3, 4, 5, 8, 16, 17, 31, 33)
-HEADS, HEAD = (1, 2, 3, 4, 8), (1, 3, 4, 8, 16, 17, 32, 33)
+HEADS, HEAD = (1, 2, 2, 3, 4, 8), (1, 3, 4, 8, 16, 17, 32, 33)
 UNBATCHED, SORTED, UNSORTED = "unbatched", "sorted", "unsorted"
 BOOL, FLOAT, EACH, CAUSAL = "bool", "float", "of each head", "causal"
 MASKS, PADDINGS = ("", BOOL, FLOAT, EACH, CAUSAL), ("", "", "right", "scattered")
@@ -85,8 +86,8 @@ def _attention(source: random.Random, _: str) -> Drawn:
     pick, coin = source.choice, functools.partial(_coin, source)
     heads, given = pick(HEADS), _masks(source)
     width = heads * pick(HEAD)
-    made: Given = {"embed_dim": width, "num_heads": heads, "bias": coin(), "add_bias_kv": coin(0.2),
-            "add_zero_attn": coin(0.2), "batch_first": coin()}  # fmt: skip
+    made: Given = {"embed_dim": width, "num_heads": heads, "bias": coin(USUAL), "add_bias_kv": coin(0.1),
+            "add_zero_attn": coin(0.1), "batch_first": coin(USUAL)}  # fmt: skip
     given |= {"inputs": pick((1, 1, 2, 3)), "weights": coin(), "averaged": coin()}
     given["other"] = given["length"] if given["inputs"] == 1 else pick(LENGTHS)
     if given["inputs"] == 3 and coin():
@@ -99,8 +100,8 @@ def _layers(source: random.Random, name: str) -> Drawn:
     pick, coin = source.choice, functools.partial(_coin, source)
     heads, given = pick(HEADS), _masks(source)
     width = heads * pick(HEAD)
-    made: Given = {"d_model": width, "nhead": heads, "dim_feedforward": pick(SIZES), "batch_first": coin(),
-            "activation": pick(("relu", "gelu")), "norm_first": coin(), "bias": coin(0.8)}  # fmt: skip
+    made: Given = {"d_model": width, "nhead": heads, "dim_feedforward": pick(SIZES), "batch_first": coin(USUAL),
+            "activation": pick(("relu", "gelu")), "norm_first": coin(), "bias": coin(USUAL)}  # fmt: skip
     given |= {"layers": pick((1, 2, 3)), "norm": coin(), "nested": coin(), "other": given["length"]}
     inner: int = 4 * width + 2 * made["dim_feedforward"]
     if name == "TransformerDecoder":
