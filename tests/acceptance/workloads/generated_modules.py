@@ -46,16 +46,11 @@ WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 TRAIN, EVAL = (True,), (False,)
 MODES = (TRAIN, EVAL, (True, True, True), (True, False, True), (False, True))
-# What reads where its numbers say: its samples keep their sizes.
+# What reads where its numbers say, or asks no weight for its size: its samples keep their sizes.
 READS = (
-    "Embedding",
-    "CTCLoss",
-    "NLLLoss",
-    "MultiMarginLoss",
-    "MultiLabelMarginLoss",
-    "Fractional",
-    "CrossEntropy",
-)
+    "Embedding", "CTCLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss", "Fractional",
+    "CrossEntropy", "RNN", "GRU", "LSTM",
+)  # fmt: skip
 ALONE = ("nn.CTCLoss",)  # its kernel's own gate alone, as in drawn operators: its sums are far from float64
 # A module with weights of its own, which is made in another way each time.
 KEPT, COPIED, STORED = "its own weights", "deepcopy", "a pickle of it"
@@ -282,7 +277,7 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
     source, call = random.Random(case.seed), base(case)
     if case.sizes:
         other = variations.SIZES[case.sizes](call, source)
-        generated_left.say("variation of modules", generated_left.JUDGED if other else "no size fits")
+        generated_left.say("module of other sizes", generated_left.JUDGED if other else "no size fits")
         call = other or call
     call = (variations.NUMBERS[case.numbers](call, source) if case.numbers else None) or call
 

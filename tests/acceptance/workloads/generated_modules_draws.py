@@ -100,8 +100,9 @@ def _layers(source: random.Random, name: str) -> Drawn:
     pick, coin = source.choice, functools.partial(_coin, source)
     heads, given = pick(HEADS), _masks(source)
     width = heads * pick(HEAD)
-    made: Given = {"d_model": width, "nhead": heads, "dim_feedforward": pick(SIZES), "batch_first": coin(USUAL),
-            "activation": pick(("relu", "gelu")), "norm_first": coin(), "bias": coin(USUAL)}  # fmt: skip
+    made: Given = {"d_model": width, "nhead": heads, "dim_feedforward": pick(SIZES),
+            "batch_first": coin(USUAL), "activation": pick(("relu", "gelu")), "norm_first": coin(),
+            "bias": coin(USUAL)}  # fmt: skip
     given |= {"layers": pick((1, 2, 3)), "norm": coin(), "nested": coin(), "other": given["length"]}
     inner: int = 4 * width + 2 * made["dim_feedforward"]
     if name == "TransformerDecoder":
