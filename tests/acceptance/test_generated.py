@@ -13,7 +13,8 @@ from workloads import generated, generated_compiled, generated_report, generated
 SOAK_S, STANDARD_S = 2400, 600
 # The least share of the drawn cases that float64 can judge; of huge ones, that there is memory for too.
 LEAST = {"operators": 0.85, "optimizers": 0.9, "sizes": 0.9, "huge": 0.6, "attention": 0.5, "compiled": 0.75,
-         "jagged": 0.6, "noise": 0.75, "triton": 0.8, "transformers": 0.6, "torchao": 0.8}  # fmt: skip
+         "jagged": 0.6, "modules": 0.85, "noise": 0.75, "triton": 0.8, "transformers": 0.6,
+         "torchao": 0.8}  # fmt: skip
 
 
 @pytest.mark.tier("standard")
@@ -39,7 +40,7 @@ def test_each_operator(on_device: OnDevice, record_metric: RecordMetric) -> None
 @pytest.mark.tier("soak")
 @pytest.mark.gpus(1)
 @pytest.mark.parametrize(
-    "family", ["operators", "optimizers", "sizes", "attention", "jagged", "noise", "compiled"]
+    "family", ["operators", "optimizers", "sizes", "attention", "jagged", "modules", "noise", "compiled"]
 )
 def test_generated(
     family: str, on_device: OnDevice, record_metric: RecordMetric, pytestconfig: pytest.Config

@@ -66,6 +66,7 @@ TURNS: dict[str, Callable[[], int]] = {
     "operators": lambda: len(generated_operators.rows()),
     "optimizers": lambda: len(generated_optimizers.table()),
     "huge": lambda: len(generated_sizes.NAMES),
+    "modules": lambda: len(importlib.import_module("workloads.generated_modules").rows()),
     "transformers": lambda: len(importlib.import_module("workloads.transformers_models").table()),
 }
 STANDARD_COUNTS = 60, 600  # of sizes, on a processor and on a GPU
@@ -76,12 +77,13 @@ PLANS = {
     "optimizers": (Plan(1, 20, 60), Plan(1, 100, 180)),
     "attention": (Plan(100, 1000, 600), Plan(1000, 8000, 900)),
     "jagged": (Plan(40, 400, 30), Plan(200, 4000, 60)),
+    "modules": (Plan(1, 1, 0), Plan(1, 1, 0)),
     "noise": (Plan(24, 400, 60), Plan(64, 4000, 120)),
     "triton": (Plan(20, 60, 60), Plan(60, 3000, 180)),
     "transformers": (Plan(1, 1, 0), Plan(1, 1, 0)),
     "torchao": (Plan(600, 600, 0), Plan(600, 600, 0)),
 }
-IN_PROCESSES = ("operators", "noise", "triton", "transformers", "torchao")
+IN_PROCESSES = ("operators", "modules", "noise", "triton", "transformers", "torchao")
 MOST_PROCESSES = 16
 STANDARD_SEED = 0  # the same cases in every run: a certificate and a night ask the same
 FEWER_BITS = (
@@ -149,9 +151,8 @@ def _judge(case: tuple[str, int, int, str]) -> tuple[tuple[float, str] | None, C
 def _ended(case: tuple[str, int, int, str], how: generated_processes.Ended) -> tuple[float, str]:
     again = f"    again: {_again(*case)}"
     if case[0] == "triton":
-        from workloads import generated_triton
-
-        again = f"{generated_triton.shown(generated_triton.draw(*case[1:3]))}{again}"
+        its: Any = importlib.import_module("workloads.generated_triton")
+        again = f"{its.shown(its.draw(*case[1:3]))}{again}"
     words = generated_operators.draw(*case[1:3]) if case[0] == "operators" else case[0]
     return math.inf, f"  {words}: {how.words}\n{again}"
 
@@ -166,8 +167,7 @@ def margin(family: str, seed: int, number: int, sizes: str = "small") -> float |
     said = _worst(drawn[1], drawn[2]) if drawn else None
     if drawn is None or said is None:
         return None
-    repeats = said[0] <= 1 or _repeats(family, drawn[1][said[2]][1], drawn[2])
-    return said[0] if repeats else None
+    return said[0] if said[0] <= 1 or _repeats(family, drawn[1][said[2]][1], drawn[2]) else None
 
 
 def repeat(family: str, seed: int, number: int, sizes: str = "small") -> str:
@@ -187,9 +187,15 @@ def jagged(case: generated_jagged.Case) -> str:
     return _said(generated_jagged.made(case))
 
 
-def _said(call: Call) -> str:
+def module(case: Any, form: str = "") -> str:
+    """A case of modules in one of its forms, in words."""
+    its: Any = importlib.import_module("workloads.generated_modules")
+    return _said(dict(its.forms_of(case))[form], its.NEEDED[case.dtype])
+
+
+def _said(call: Call, needed: float = generated_draws.ATTENTION_NEEDED) -> str:
     with _plain():
-        said = _judged(call, generated_draws.ATTENTION_NEEDED)
+        said = _judged(call, needed)
     return "not judged" if said is None else f"{said[0]:.3g} of its gate: {said[1]}"
 
 
@@ -286,7 +292,8 @@ def _judged(
 ) -> tuple[float, str] | None:
     """The distance as a share of its gate, and words; `None` if float64 does not take it either."""
     began, elsewhere = time.process_time(), call.on is not None
-    reference, inside = None if call.alone else reference or _reference(call), generated_inside.Inside()
+    inside = generated_inside.Inside(call.looser)
+    reference = None if call.alone else reference or _reference(call)
     if (reference is None and not (call.inside and is_sent(call))) or (call.breaks and elsewhere):
         words = "it breaks a healthy device" if call.breaks else "float64 refuses it"
         generated_left.say(generated_left.CALL, words)

@@ -21,7 +21,7 @@ NEEDED = 4.0  # units of the judge that a healthy operator needs
 # A lost element is 100 units in bfloat16 and 800 in float16.
 OPERATORS_NEED = {"float32": 256.0, "float16": 32.0, "bfloat16": 16.0}
 ATTENTION_NEEDED = 8.0  # two softmaxes' worth of roundings, one of them in the gradient
-FAMILIES = ("attention", "jagged", "operators", "optimizers", "sizes", "transformers")
+FAMILIES = ("attention", "jagged", "modules", "operators", "optimizers", "sizes", "transformers")
 OF_THEIR_OWN = ("noise", "torchao", "triton")  # these judge themselves, and are loaded when they are drawn
 # Words, the calls with equal numbers (and what is special about each), and the units that they need.
 Drawn = tuple[str, list[tuple[str, Call]], float]
@@ -52,6 +52,10 @@ def drawn(family: str, seed: int, number: int, sizes: str) -> Drawn | None:
         return call.words, [("", call)], ATTENTION_NEEDED
     if family == "optimizers":
         return _stepped(numbers, seed, number, mixed)
+    if family == "modules":
+        from workloads import generated_modules  # only who draws them loads PyTorch's table
+
+        return generated_modules.drawn(numbers, seed, number)
     if family == "transformers":
         from workloads import generated_transformers  # not every image has the package
 

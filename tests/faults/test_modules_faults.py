@@ -1,0 +1,213 @@
+"""Modules whose state, masks, statistics or weights are wrong are seen; and what is passed over is there."""
+
+import sys
+
+import pytest
+
+from planting import TESTS
+
+pytest.importorskip("torch", reason="the suites need torch")
+import torch
+from torch.nn import functional
+from torch.nn.utils import rnn
+
+sys.path.insert(0, str(TESTS / "acceptance"))
+
+from workloads import generated, generated_modules
+from workloads.generated_modules import Case
+
+NET = {
+    "input_size": 5,
+    "hidden_size": 7,
+    "num_layers": 2,
+    "bias": True,
+    "batch_first": False,
+    "bidirectional": True,
+}
+ROWS = {"batch": 3, "length": 4, "rows": "", "states": True, "lengths": ()}
+PACKED = {**ROWS, "rows": "unsorted", "lengths": (2, 4, 3)}
+PLACES = {"rows": "", "batch": 2, "length": 9, "mask": "", "padding": ""}
+ATTENTION = {"embed_dim": 16, "num_heads": 2, "bias": True, "add_bias_kv": False, "add_zero_attn": False,
+             "batch_first": True}  # fmt: skip
+ASKED = {**PLACES, "inputs": 1, "other": 9, "weights": True, "averaged": True}
+LAYER = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "activation": "relu", "batch_first": True,
+         "norm_first": False, "bias": True, "dropout": 0.0}  # fmt: skip
+STACK = {**PLACES, "padding": "scattered", "layers": 2, "norm": True, "nested": False, "other": 9}
+NORM = {"num_features": 5, "eps": 1e-3, "momentum": 0.1, "affine": True, "track_running_stats": True}
+TRAIN, EVAL = (True,), (False,)
+
+
+def case(name, made, given, modes=TRAIN, dtype="float32"):
+    return Case(name, dtype, 1, modes, tuple(made.items()), tuple(given.items()))
+
+
+CASES = {
+    "LSTM": case("LSTM", NET, ROWS),
+    "GRU": case("GRU", NET, ROWS),
+    "packed": case("LSTM", NET, PACKED),
+    "attention": case("MultiheadAttention", ATTENTION, ASKED),
+    "masked": case("MultiheadAttention", ATTENTION, {**ASKED, "mask": "bool"}, EVAL),
+    "encoder": case("TransformerEncoder", LAYER, STACK, EVAL),
+    "dropping": case("TransformerEncoder", {**LAYER, "dropout": 0.5}, STACK, EVAL),
+    "norm": case("BatchNorm2d", NORM, {"batch": 3, "rest": (2, 3)}, (True, True)),
+    "conv": Case("nn.Conv2d", "float32", 1, sample=1),
+    "wrapped": Case("nn.Linear", "float32", 2, wrapped="weight_norm"),
+}
+
+
+def share(name):
+    """How far a form of a case is from float64, as a share of its gate: the first beyond it, or the worst."""
+    one, worst = CASES[name] if isinstance(name, str) else name, []
+    forms = generated_modules.forms_of(one)
+    with generated._plain():
+        reference = generated._reference(forms[0][1])
+        for _, call in forms:
+            said = generated._judged(call, generated_modules.NEEDED[one.dtype], reference)
+            worst += [said[0]] if said else []
+            if worst and worst[-1] > 1:
+                break
+    return max(worst)
+
+
+def first_state(healthy):
+    def lstm(x, states, *rest):
+        return healthy(x, tuple(one[:1].expand_as(one).contiguous() for one in states), *rest)
+
+    return lstm
+
+
+def swapped(healthy):
+    def gru(*given):
+        out, state = healthy(*given)
+        if out.requires_grad:
+            out.register_hook(lambda grad: torch.cat(grad.chunk(2, -1)[::-1], -1))
+        return out, state
+
+    return gru
+
+
+def other_gates(healthy):
+    def gru(x, state, weights, *rest):
+        return healthy(x, state, [one.roll(7) if one.dim() < 2 else one for one in weights], *rest)
+
+    return gru
+
+
+def one_more(healthy):
+    def pack(x, lengths, **given):
+        least = min(lengths)
+        return healthy(x, [one + (one == least) for one in lengths], **given)
+
+    return pack
+
+
+def unmasked(healthy):
+    return lambda *given: healthy(*given[:-2], None, None)
+
+
+def over_rows(healthy):
+    def attention(*given, average_attn_weights, **more):
+        out, weights = healthy(*given, average_attn_weights=False, **more)
+        return out, weights.mean(0) if average_attn_weights else weights
+
+    return attention
+
+
+def biased(healthy):
+    def norm(x, mean, var, weight, bias, training, momentum, eps):  # noqa: PLR0917 as torch has it
+        before = var.clone()
+        out = healthy(x, mean, var, weight, bias, training, momentum, eps)
+        count = x.numel() // x.shape[1]
+        if training:
+            var.copy_(before + (var - before) * (count - 1) / count - before * momentum / count)
+        return out
+
+    return norm
+
+
+def once(healthy):
+    calls = []
+
+    def norm(x, mean, var, *rest):
+        calls.append(x)
+        return (
+            healthy(x, mean, var, *rest) if len(calls) % 2 else healthy(x, mean.clone(), var.clone(), *rest)
+        )
+
+    return norm
+
+
+def channels_last(healthy):
+    def conv(x, *rest):
+        out = healthy(x, *rest)
+        turned = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        judged = x.dtype is not torch.float64  # of the table, float64 is the same module
+        return out * (torch.arange(out.shape[-1]) > 0) if turned and judged else out
+
+    return conv
+
+
+def not_loaded(healthy):
+    def load(self, state, *given, **more):
+        return healthy(self, {key: one * ("bias" not in key) for key, one in state.items()}, *given, **more)
+
+    return load
+
+
+def wrong_norm(healthy):
+    def norm(v, g, dim):
+        return healthy(v, g, dim) * (1.0 if v.dtype is torch.float64 else 1 + 2**-9)
+
+    return norm
+
+
+def dropping(healthy):
+    return lambda x, p, *_: healthy(x, p, training=True)
+
+
+FAULTS = {
+    "the second layer begins with the first one's state": ("LSTM", torch._VF, "lstm", first_state),
+    "a short row has one element more": ("packed", rnn, "pack_padded_sequence", one_more),
+    "a gradient's directions are swapped": ("GRU", torch._VF, "gru", swapped),
+    "a bias belongs to another gate": ("GRU", torch._VF, "gru", other_gates),
+    "the fast path forgets the padding": ("encoder", torch, "_transformer_encoder_layer_fwd", unmasked),
+    "weights are a mean over rows": ("attention", functional, "multi_head_attention_forward", over_rows),
+    "the variance that is kept is biased": ("norm", functional, "batch_norm", biased),
+    "the second step keeps no statistics": ("norm", functional, "batch_norm", once),
+    "a column is lost with channels last": ("conv", functional, "conv2d", channels_last),
+    "a bias is not loaded": ("LSTM", torch.nn.Module, "load_state_dict", not_loaded),
+    "eval mode drops": ("dropping", functional, "dropout", dropping),
+    "a weight's norm is off by 2^-9": ("wrapped", torch, "_weight_norm", wrong_norm),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_module_is_found(fault, monkeypatch):
+    name, owner, attribute, change = FAULTS[fault]
+    assert share(name) <= 1
+    monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    assert share(name) > 1
+
+
+def test_an_unsorted_row_that_is_first_is_found(monkeypatch):
+    """The last states come back in the order of lengths."""
+    assert share("packed") <= 1
+    monkeypatch.setattr(torch.nn.LSTM, "permute_hidden", lambda _, states, __: states)
+    assert share("packed") > 1
+
+
+@pytest.mark.parametrize("added", ["add_bias_kv", "add_zero_attn"])
+def test_a_forgotten_mask_is_passed_over_and_there(added):
+    """So this fails when torch keeps the mask where keys are added behind."""
+    made, given = {**ATTENTION, added: True}, {**ASKED, "mask": "causal"}
+    broken = case("MultiheadAttention", made, {**given, "weights": False})
+    assert generated_modules.known(broken)
+    assert share(broken) > 1
+    for healthy in (
+        case("MultiheadAttention", made, given),
+        case("MultiheadAttention", made, {**given, "weights": False, "mask": "bool"}),
+        case("MultiheadAttention", made, {**given, "weights": False, "padding": "right"}),
+        case("MultiheadAttention", ATTENTION, {**given, "weights": False}),
+    ):
+        assert not generated_modules.known(healthy)
+        assert share(healthy) <= 1
