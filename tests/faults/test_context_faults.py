@@ -1,8 +1,16 @@
 """Attention over shards of a sequence: planted faults of its ring are found, each by the suite."""
 
+import sys
+from dataclasses import replace
+
 import pytest
 
-from planting import Fault
+from planting import TESTS, Fault
+
+pytest.importorskip("torch", reason="the suites need torch")
+sys.path.insert(0, str(TESTS / "acceptance"))
+
+from workloads import generated_context
 
 CHECK = "test_placements.py::test_generated_context_parallel"
 RING = "torch.distributed.tensor.experimental._context_parallel._attention"
@@ -38,3 +46,13 @@ def test_planted_fault_is_caught(planted, plant):
 @pytest.mark.slow
 def test_healthy_rings_pass(plant):
     plant(Fault("nothing", CHECK, outcome="passed", tier="soak"))
+
+
+def test_only_what_was_seen_on_a_device_is_passed_over():
+    """The efficient kernel in halves and a balanced order: its gradients of queries and keys."""
+    drawn = generated_context.draw(0, 0, 2, "cuda")
+    seen = replace(drawn, backend="efficient", balanced=True, dtype="bfloat16")
+    assert generated_context.is_known(seen, "dq is nan of its largest number")
+    assert not generated_context.is_known(seen, "out is nan of its largest number")
+    for other in ({"backend": "flash"}, {"balanced": False}, {"dtype": "float32"}):
+        assert not generated_context.is_known(replace(seen, **other), "dq is nan of its largest number")

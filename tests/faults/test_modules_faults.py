@@ -13,7 +13,7 @@ from torch.nn.utils import rnn
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated, generated_modules
+from workloads import generated, generated_elsewhere, generated_modules
 from workloads.generated_modules import Case
 
 NET = {
@@ -62,7 +62,7 @@ def share(name):
     with generated._plain():
         reference = generated._reference(forms[0][1])
         for _, call in forms:
-            said = generated._judged(call, generated_modules.NEEDED[one.dtype], reference)
+            said = generated._judged(call, generated_modules.needed(one), reference)
             worst += [said[0]] if said else []
             if worst and worst[-1] > 1:
                 break
@@ -211,3 +211,22 @@ def test_a_forgotten_mask_is_passed_over_and_there(added):
     ):
         assert not generated_modules.known(healthy)
         assert share(healthy) <= 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "judged"),
+    [
+        ({"activation": "gelu"}, False),
+        ({"mask": "float"}, False),
+        ({"mask": "float", "padding": ""}, True),
+        ({}, True),
+    ],
+)
+def test_the_fast_path_of_a_device_is_passed_over_where_it_is_wrong(changed, judged, monkeypatch):
+    """A processor's is judged in any case."""
+    made, given = ({**one, **{k: v for k, v in changed.items() if k in one}} for one in (LAYER, STACK))
+    encoder = case("TransformerEncoder", made, given, EVAL)
+    fast = set(generated_modules.NO_GRADIENT)
+    assert fast <= dict(generated_modules.forms_of(encoder)).keys()
+    monkeypatch.setattr(generated_elsewhere, "place", lambda: torch.device("cpu"))
+    assert (fast <= dict(generated_modules.forms_of(encoder)).keys()) == judged

@@ -1,6 +1,7 @@
 """Wrong random numbers are seen by what they have in common, and a wrong backward mask by its gradient."""
 
 import functools
+import math
 import sys
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated_compiled, generated_left, generated_noise
+from workloads import generated_compiled, generated_left, generated_noise, generated_noise_known
 from workloads.generated_noise import Case
 
 CASE = Case("dropout", "eager", "float32", 1, (64, 33, 3), order=(2, 0, 1), turned=(1, 2, 0), blocks=2)
@@ -107,3 +108,21 @@ def test_what_is_passed_over_is_there(fault):
     with generated_compiled._plain(), generated_left.counted() as counts:
         assert generated_noise.judged(KNOWN[fault])[0] <= 1
     assert counts["known", fault]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "passes"),
+    [
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"noise": "dropout"}, "cuda", False),
+        ({"recomputed": ""}, "cuda", False),
+        ({"way": generated_noise.AOT}, "cuda", False),
+    ],
+)
+def test_numbers_without_the_seed_are_passed_over_where_they_were_seen(changed, kind, passes, monkeypatch):
+    """On a device, of two kinds of numbers, in generated code that is recomputed."""
+    case = replace(AGAIN, noise="uniform_", way=generated_noise.CODE)
+    monkeypatch.setattr(generated_noise_known, "device", lambda: torch.device(kind))
+    said = generated_noise_known.known(replace(case, **changed), math.inf, generated_noise_known.SEED)
+    assert (said[0] <= 1) == passes

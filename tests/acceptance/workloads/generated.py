@@ -190,7 +190,7 @@ def jagged(case: generated_jagged.Case) -> str:
 def module(case: Any, form: str = "") -> str:
     """A case of modules in one of its forms, in words."""
     its: Any = importlib.import_module("workloads.generated_modules")
-    return _said(dict(its.forms_of(case))[form], its.NEEDED[case.dtype])
+    return _said(dict(its.forms_of(case))[form], its.needed(case))
 
 
 def _said(call: Call, needed: float = generated_draws.ATTENTION_NEEDED) -> str:

@@ -24,6 +24,7 @@ from torch._functorch import config as partitioner
 from torch.utils import checkpoint as recomputing
 
 from workloads import device, gates, generated_compiled, generated_draws, generated_left, generated_random
+from workloads.generated_noise_known import BUDGET, GRADIENT, OTHERS, SEED, known
 
 if TYPE_CHECKING:
     import random
@@ -43,8 +44,6 @@ APART = {torch.float32: (0.02, 0.0), torch.float16: (0.05, 0.01), torch.bfloat16
 EAGER, AOT, TRACED, CODE = "eager", "aot_eager", generated_compiled.TRACED, generated_compiled.CODE
 MODES = ("default", "default", "reduce-overhead", "reduce-overhead", "max-autotune-no-cudagraphs")
 SHRINKS = 12
-OTHERS = "its numbers are not those of eager mode"
-GRADIENT = "its gradient is not that of the numbers that forward drew"
 
 
 class Noise(NamedTuple):
@@ -96,7 +95,6 @@ AFTER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "multiplied by a matrix": lambda out: out @ _matrix(out, 3),
     "normalized": lambda out: F.layer_norm(out, out.shape[-1:], eps=1.0),
 }
-BUDGET = "by the partitioner"
 RECOMPUTED = ("", "", "reentrant", "not reentrant", "not reentrant", "but products", BUDGET)
 
 
@@ -295,16 +293,16 @@ def judged(case: Case) -> tuple[float, str]:
     first, again, other = bench.run(case.seed), bench.run(case.seed), bench.run(None, 2)
     pairs = zip([*first.given, first.grad], [*again.given, again.grad], strict=True)
     same = all(generated_random._same(*pair) for pair in pairs)
-    found = [(0.0 if same else math.inf, "one seed gives two results")]
+    found = [known(case, 0.0 if same else math.inf, SEED)]
     if case.as_eager and not case.recomputed:
         eager = Bench(replace(case, way=EAGER)).run(case.seed)
         same = all(map(generated_random._same, eager.given[::2], first.given[::2]))
-        found.append(_known(case, 0.0 if same else math.inf, OTHERS))
+        found.append(known(case, 0.0 if same else math.inf, OTHERS))
     drawn: list[Numbers] = []
     for run in (first, other):
         numbers, grad, given = read_back(case, run)
         drawn.append([_one_of_each(case, one) for one in numbers])
-        found.append(_known(case, _apart(run.grad, grad), GRADIENT))
+        found.append(known(case, _apart(run.grad, grad), GRADIENT))
         pairs = zip(run.given, given, strict=True)
         found += [(_apart(*pair), "what it gives has not the numbers that it drew") for pair in pairs]
     for one in (each for numbers in drawn for each in numbers):
@@ -312,19 +310,6 @@ def judged(case: Case) -> tuple[float, str]:
     both = itertools.combinations([one for numbers in drawn for one in numbers], 2)
     found += [(_together(case, *pair), "two draws have numbers in common") for pair in both]
     return max(found, key=lambda one: one[0])
-
-
-def _known(case: Case, share: float, words: str) -> tuple[float, str]:
-    """What is said; what a healthy torch gets wrong is passed over, and counted: docs/reference/trust.md."""
-    turned = any(one != tuple(sorted(one)) for one in (case.order, case.turned))
-    fault = "pytorch#174078" if words == OTHERS and turned else ""
-    fault = "pytorch#190758" if case.recomputed == BUDGET else fault
-    if words == GRADIENT and turned and case.noise == "rrelu" and case.way == CODE and case.recomputed:
-        fault = fault or "RReLU of a turned operand"
-    if share > 1 and fault:
-        generated_left.say("known", fault)
-        share = 0.0
-    return share, words
 
 
 def _one_of_each(case: Case, numbers: torch.Tensor) -> torch.Tensor:

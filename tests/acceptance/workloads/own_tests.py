@@ -39,23 +39,26 @@ CHOSEN = ""  # pytest's -k: all of them. A fault replaces it
 NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "pytest_timeout": "pytest-timeout"}
 # Tests on one GPU share its memory; those that start a process for each device run one by one.
 WORKERS = {"cpu": 4, "cuda": 2}
-START = "fork"  # of the ranks: "spawn" loads torch once more in each of them
+# Ranks of a device load torch anew, because the tests' own decorators ask it before there are ranks: so many
+# tests at once, of a rank for each device, and cores for each.
+DEVICE_WORKERS, RANK_CORES = 8, 2
 LACKS = re.compile(r"No module named '([^'.]+)")
 HUNG = ("Timeout (>", "it did not end")  # pytest-timeout's words, and ours
 LEFT = {"No working C++ compiler found": "no C++ compiler is here"}
 # What images lack, and torch's own test classes import: the base class is all they take from it.
 STANDINS = {"expecttest": "import unittest\n\nTestCase = unittest.TestCase\n"}
 # How torch's own tests start it, for each backend: a class of a file that its wheel does not have.
-DISTRIBUTED = f"""
-import os, tempfile
-os.environ["TEMP_DIR"] = tempfile.mkdtemp()
+DISTRIBUTED = """
+import multiprocessing, os, tempfile
+if multiprocessing.current_process().name == "MainProcess":  # ranks that load this file have theirs
+    os.environ["TEMP_DIR"] = tempfile.mkdtemp()
 import torch
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
 class Subject(TestDistBackend, DistributedTest._DistTestBase):
     def setUp(self):
         super().setUp()
-        self._start_processes(torch.multiprocessing.get_context({START!r}).Process)
+        self._start_processes(torch.multiprocessing.get_context(os.environ["OWN_TESTS_START"]).Process)
 """
 
 
@@ -113,8 +116,13 @@ def distributed(seed: int = 0, *, ranks: int = LEAST_RANKS) -> dict[str, Any]:
 
 
 def _distributed(ranks: int) -> Subject:
-    names = {"BACKEND": "nccl" if kind() == "cuda" else "gloo", "WORLD_SIZE": str(ranks)}
-    workers = max(1, _workers() * 2 // ranks) if kind() == "cpu" else 1
+    cores = len(os.sched_getaffinity(0))
+    if kind() == "cuda":
+        names = {"BACKEND": "nccl", "OWN_TESTS_START": "spawn"}
+        workers = max(1, min(DEVICE_WORKERS, cores // (RANK_CORES * ranks)))
+    else:
+        names, workers = {"BACKEND": "gloo", "OWN_TESTS_START": "fork"}, max(1, _workers() * 2 // ranks)
+    names["WORLD_SIZE"] = str(ranks)
     return Subject("distributed", DISTRIBUTED, names, workers)
 
 
