@@ -10,6 +10,9 @@ from planting import TESTS, Fault
 pytest.importorskip("torch", reason="the suites need torch")
 sys.path.insert(0, str(TESTS / "acceptance"))
 
+import torch
+from torch.nn import functional
+
 from workloads import generated_context
 
 CHECK = "test_placements.py::test_generated_context_parallel"
@@ -56,3 +59,16 @@ def test_only_what_was_seen_on_a_device_is_passed_over():
     assert not generated_context.is_known(seen, "out is nan of its largest number")
     for other in ({"backend": "flash"}, {"balanced": False}, {"dtype": "float32"}):
         assert not generated_context.is_known(replace(seen, **other), "dq is nan of its largest number")
+
+
+@pytest.mark.parametrize("size", [1.0, 0.8])
+def test_attention_that_is_wrong_on_one_rank_too_is_no_measure(size, monkeypatch):
+    """Whatever a ring and one rank have in common."""
+    case = replace(generated_context.draw(0, 0, 2, "cpu"), dtype="float32", layers=1)
+    healthy, here = functional.scaled_dot_product_attention, torch.device("cpu")
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: size * healthy(*a, **k))
+    got = generated_context.gradients(
+        *generated_context.program(case, generated_context.operands(case, here))
+    )
+    share, _ = generated_context.judged(case, got, here)
+    assert (share <= 1) == (size == 1)
