@@ -5,6 +5,7 @@ docs/reference/trust.md says what they do not see: many of them compare no numbe
 
 import importlib.metadata
 import sys
+import types
 
 import pytest
 
@@ -59,7 +60,6 @@ FAULTS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted_fault_is_caught(fault, plant):
     plant(fault)
@@ -94,40 +94,58 @@ KNOWN = {
     "subject": "ends", "on": "cpu", "versions": {"torch": "*"}, "id": "tests/test_ends.py::test_known*",
     "reason": "why",
 }  # fmt: skip
+LIMITS_S = (8, 30, 110)  # a busy machine begins late
 HEALED, OLD = ({**KNOWN, **more} for more in ({"id": "*passes"}, {"id": "*", "versions": {"torch": "0.*"}}))
 
 
-def test_each_end_of_a_test_is_told(tmp_path, monkeypatch):
-    (tmp_path / "tests").mkdir()
+def test_a_module_that_stands_in_for_another_is_not_here(monkeypatch):
+    """As drawn operators leave one in their process."""
+    monkeypatch.setitem(sys.modules, "expecttest", types.ModuleType("expecttest"))
+    assert not own_tests.is_here("expecttest")
+    assert own_tests.is_here("torch")
+    assert not own_tests.is_here("a_module_of_nobody")
+
+
+def ends(folder, limit_s, monkeypatch):
+    """What is told of tests that end in each way; all of them begin within a limit that suits the machine."""
+    (folder / "tests").mkdir(parents=True)
     for name, text in {
         "ends": ENDS,
         "lacking": "import a_module_of_nobody",
         "broken": "import torch.a_module_of_nobody",
     }.items():
-        (tmp_path / f"tests/test_{name}.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(own_tests, "TEST_S", 5)
+        (folder / f"tests/test_{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(own_tests, "TEST_S", limit_s)
     monkeypatch.setattr(own_tests, "known_failures", lambda: [KNOWN, HEALED, OLD])
-    told = own_tests.judged(own_tests.Subject("ends", tmp_path / "tests", {}, 2), seed=3)
-    assert [one.split()[0].rpartition("_")[2] for one in sorted(told["failed"])] == [
-        *("broken.py", "crashes", "fails", "hangs")
-    ]
-    assert told["hung"] == 1
-    assert told["once"] == ["tests/test_ends.py::test_fails_once"]
-    assert told["known"] == {"tests/test_ends.py::test_known[2]": "why"}
-    assert told["known_no_longer"] == [HEALED["id"]]
-    assert (told["passed"], told["left"]) == (3, {"no a_module_of_nobody is here": 2})
-    assert len(told["skipped"]) == 1
+    told = own_tests.judged(own_tests.Subject("ends", folder / "tests", {}, 2), seed=3)
+    failed = sorted(one.split()[0].rpartition("_")[2] for one in told["failed"])
+    names = ("hung", "once", "known", "known_no_longer", "passed", "left")
+    return failed, [told[name] for name in names], len(told["skipped"])
+
+
+def test_each_end_of_a_test_is_told(tmp_path, monkeypatch):
+    known, lacks = {"tests/test_ends.py::test_known[2]": "why"}, {"no a_module_of_nobody is here": 2}
+    once = ["tests/test_ends.py::test_fails_once"]
+    wanted = ["broken.py", "crashes", "fails", "hangs"], [1, once, known, [HEALED["id"]], 3, lacks], 1
+    for limit_s in LIMITS_S:
+        told = ends(tmp_path / str(limit_s), limit_s, monkeypatch)
+        if told == wanted:
+            break
+    assert told == wanted
 
 
 def test_a_hang_of_all_is_ended(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     text = "import time\n\ndef test_hangs(): time.sleep(600)\ndef test_waits(): pass\n"
     (tmp_path / "tests/test_ends.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(own_tests, "WHOLE_S", 8)
     monkeypatch.setattr(own_tests, "REPEAT_S", -1)
-    told = own_tests.judged(own_tests.Subject("ends", tmp_path / "tests"), seed=0)
+    for limit_s in LIMITS_S:
+        monkeypatch.setattr(own_tests, "WHOLE_S", limit_s)
+        told = own_tests.judged(own_tests.Subject("ends", tmp_path / "tests"), seed=0)
+        if told["failed"]:
+            break
     assert "test_hangs" in told["failed"][0]
-    assert told["left"] == {"not begun: 8 s were over": 1}
+    assert told["left"] == {f"not begun: {limit_s} s were over": 1}
 
 
 def test_only_tests_of_the_installed_version_run(tmp_path):

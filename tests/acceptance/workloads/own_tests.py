@@ -104,9 +104,17 @@ def kind() -> str:
     return "cuda" if torch.cuda.device_count() else "cpu"
 
 
+def is_here(module: str) -> bool:
+    """Whether this Python has a module; not where this process put something in its place."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # it is loaded, and came from nowhere
+        return False
+
+
 def lacking() -> dict[str, str] | None:
     """What pytest's run needs and this Python has not, for `skips.if_lacking`."""
-    absent = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    absent = [package for module, package in NEEDED.items() if not is_here(module)]
     return {"package": absent[0], "reason": f"this Python has no {', '.join(absent)}"} if absent else None
 
 
@@ -240,7 +248,7 @@ def _failed(told: Told) -> dict[str, str]:
 def _left(why: str) -> str:
     """What this image lacks, where that made a test fail; empty if the stack made it fail."""
     for package in LACKS.findall(why):
-        if importlib.util.find_spec(package) is None:
+        if not is_here(package):
             return f"no {package} is here"
     return next((reason for words, reason in LEFT.items() if words in why), "")
 
@@ -292,12 +300,14 @@ def _prepared(subject: Subject) -> Iterator[tuple[Path, dict[str, str]]]:
         (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         (folder / "tmp").mkdir()
         for module, text in STANDINS.items():
-            if importlib.util.find_spec(module) is None:
+            if not is_here(module):
                 (folder / f"{module}.py").write_text(text, encoding="utf-8")
         path = [str(folder), os.environ.get("PYTHONPATH", ""), str(ACCEPTANCE)]
         own = {"PYTHONPATH": os.pathsep.join(filter(None, path)), "TMPDIR": str(folder / "tmp")}
         more = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        yield folder, {**os.environ, **own, **more, **subject.environment}
+        # What tells a worker of the suites that it is one is none of this pytest's.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        yield folder, {**kept, **own, **more, **subject.environment}
 
 
 def _run(subject: Subject, seed: int, alone: str = "") -> Told:
