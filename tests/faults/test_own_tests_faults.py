@@ -155,4 +155,4 @@ def test_only_tests_of_the_installed_version_run(tmp_path):
     assert own_tests.names_given(str(tmp_path)) == {"names": [f"pytest-{version}"]}
     (tmp_path / "torch-0.1" / "test").mkdir(parents=True)
     assert "has tests of torch 0.1, but" in own_tests.names_given(str(tmp_path))["refused"]
-    assert "see no folder" in own_tests.names_given(str(tmp_path / "absent"))["refused"]
+    assert "do not see" in own_tests.names_given(str(tmp_path / "absent"))["refused"]

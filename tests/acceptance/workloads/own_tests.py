@@ -3,6 +3,7 @@
 Out: what became of each test. One that fails runs once more, alone, and fails if it fails twice.
 """
 
+import argparse
 import contextlib
 import fnmatch
 import importlib.metadata
@@ -166,7 +167,9 @@ def _given(folder: Path) -> list[Subject]:
     """Raises `ValueError` if one has not the version that is installed, or none is installed."""
     subjects = []
     if not folder.is_dir():
-        raise ValueError(f"--own-tests: the stack's processes see no folder {folder}")
+        raise ValueError(
+            f"--own-tests: got {folder}, which the stack's processes do not see; put it into the checkout"
+        )
     for place in sorted(folder.iterdir()):
         name, _, version = place.name.rpartition("-")
         if not place.is_dir() or not name:
@@ -320,14 +323,8 @@ def _run(subject: Subject, seed: int, alone: str = "") -> Told:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "pytest", tests, "-q", "-p", "workloads.own_tests_plugin"),
-                    *(
-                        "-p",
-                        "no:cacheprovider",
-                        "--import-mode=importlib",
-                        "--tb=short",
-                        "--rootdir",
-                        str(folder),
-                    ),
+                    *("-p", "no:cacheprovider", "--import-mode=importlib", "--tb=short"),
+                    *("--rootdir", str(folder)),
                     *("-n", str(1 if alone else subject.workers), "--continue-on-collection-errors"),
                     *("--timeout", f"{scaled(TEST_S):g}", "--max-worker-restart", "20", "-k", CHOSEN),
                 ],
@@ -349,18 +346,26 @@ def _run(subject: Subject, seed: int, alone: str = "") -> Told:
         return Told.read(lines, ended, output.read_text(encoding="utf-8", errors="replace")[-3000:])
 
 
-def main(place: str, test: str, ranks: str = str(LEAST_RANKS)) -> None:
-    """Run one test of a subject alone, and print what it says."""
-    if place == "distributed":
-        subject = _distributed(int(ranks))
-    elif place == "torchao":
-        subject = _torchao()
+def main() -> int:
+    """Run one test of a subject alone, print what it says, and end with 1 if it does not pass."""
+    parser = argparse.ArgumentParser(prog="python3 -m workloads.own_tests")
+    parser.add_argument("subject", help="distributed, torchao, or a folder NAME-VERSION")
+    parser.add_argument("test", help="its id, as a report has it")
+    parser.add_argument("ranks", nargs="?", type=int, default=LEAST_RANKS, help="of distributed")
+    asked = parser.parse_args()
+    if asked.subject in ("distributed", "torchao"):
+        subject = _distributed(asked.ranks) if asked.subject == "distributed" else _torchao()
     else:
-        folder = Path(place)
-        subject = next(one for one in _given(folder.parent) if one.name == folder.name)
-    told = _run(subject, 0, test)
-    print(_failed(told).get(test, told.output))
+        folder = Path(asked.subject).resolve()
+        try:
+            subject = next(one for one in _given(folder.parent) if one.name == folder.name)
+        except (ValueError, StopIteration) as refused:
+            parser.error(f"subject: got {asked.subject!r}, {refused or 'which no installed package has'}")
+    told = _run(subject, 0, asked.test)
+    passed = told.outcomes.get(asked.test) in ("passed", "skipped")
+    print(_failed(told).get(asked.test, told.output))
+    return int(not passed)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())
