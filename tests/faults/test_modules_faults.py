@@ -13,7 +13,8 @@ from torch.nn.utils import rnn
 
 sys.path.insert(0, str(TESTS / "acceptance"))
 
-from workloads import generated, generated_elsewhere, generated_modules
+from workloads import generated, generated_elsewhere, generated_known, generated_modules
+from workloads.generated_judge import Call
 from workloads.generated_modules import Case
 
 NET = {
@@ -214,19 +215,41 @@ def test_a_forgotten_mask_is_passed_over_and_there(added):
 
 
 @pytest.mark.parametrize(
-    ("changed", "judged"),
+    ("changed", "here", "on_device"),
     [
-        ({"activation": "gelu"}, False),
-        ({"mask": "float"}, False),
-        ({"mask": "float", "padding": ""}, True),
-        ({}, True),
+        ({}, True, True),
+        ({"activation": "gelu"}, True, False),
+        ({"activation": "gelu", "nhead": 1}, True, True),
+        ({"mask": "float"}, False, False),
+        ({"mask": "float", "nhead": 1}, True, True),
+        ({"mask": "float", "batch_first": False}, True, True),
     ],
 )
-def test_the_fast_path_of_a_device_is_passed_over_where_it_is_wrong(changed, judged, monkeypatch):
-    """A processor's is judged in any case."""
+def test_the_fast_path_of_encoders_is_passed_over_where_it_is_wrong(changed, here, on_device, monkeypatch):
+    """Forms without gradients are judged, or they are not."""
     made, given = ({**one, **{k: v for k, v in changed.items() if k in one}} for one in (LAYER, STACK))
-    encoder = case("TransformerEncoder", made, given, EVAL)
-    fast = set(generated_modules.NO_GRADIENT)
-    assert fast <= dict(generated_modules.forms_of(encoder)).keys()
+    encoder, fast = case("TransformerEncoder", made, given, EVAL), set(generated_modules.NO_GRADIENT)
+    assert (fast <= dict(generated_modules.forms_of(encoder)).keys()) == here
     monkeypatch.setattr(generated_elsewhere, "place", lambda: torch.device("cpu"))
-    assert (fast <= dict(generated_modules.forms_of(encoder)).keys()) == judged
+    assert (fast <= dict(generated_modules.forms_of(encoder)).keys()) == on_device
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_mask_of_numbers_is_nan_by_the_fast_path(heads):
+    """So this fails when torch has mended pytorch#118628."""
+    layer = torch.nn.TransformerEncoderLayer(8, heads, 8, batch_first=True)
+    encoder, x = torch.nn.TransformerEncoder(layer, 1).eval(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        assert encoder(x, mask=torch.randn(5, 5)).isnan().any() == (heads == 2)
+    assert not encoder(x, mask=torch.randn(5, 5)).isnan().any()
+
+
+@pytest.mark.parametrize(("size", "passed"), [(1e6, True), (1.0, False)])
+def test_backward_of_scores_beyond_float32_is_not_judged_by_itself(size, passed):
+    """Of a processor's flash kernel, whose sum of float32 is one of its operands."""
+    q, k, v = (torch.randn(1, 1, 33, 32, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    call = Call(kernel, (v, q * size, k, v, v, v[..., 0], 0.0, False), {}, torch.float32)
+    got, some = generated_known.passed_over(kernel, call, [q + 1, k, v], [q.double(), k, v])
+    assert some == passed
+    assert torch.equal(got[0], q) == passed

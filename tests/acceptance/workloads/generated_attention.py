@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from workloads import device, generated_flex, operands
+from workloads import arch, device, generated_flex, operands
 from workloads.generated_flex import Mask
 from workloads.generated_judge import FLOATS, Call
+from workloads.generated_known import FAR_SCORE, largest_score
 
 HEADS = (16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
 LENGTHS = (1, 2, 7, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129, 191, 255, 257, 385, 513)
@@ -36,9 +37,14 @@ COMPILED = 24  # a case in so many is compiled, which takes as long as a hundred
 CAUSAL = "i >= j"
 # Faults of a healthy torch, docs/reference/trust.md: these lose gradients where a score is larger.
 LOSES_GRADIENTS = {
-    **dict.fromkeys([("cpu", "flash"), ("cpu", "default"), ("cpu", "flex")], 2.0**20),
+    **dict.fromkeys([("cpu", "flash"), ("cpu", "default"), ("cpu", "flex")], FAR_SCORE),
     **dict.fromkeys([("cuda", each) for each in ("default", "efficient", "cudnn", "flex")], 2.0**24),
 }
+CUDNN_FIRST = (
+    "sm_9",
+    "sm_10",
+    "sm_12",
+)  # where cuDNN's attention is, or may be, the default
 NO_GRADIENTS = {("cpu", "flex"), ("cpu", "flex compiled")}  # torch says so, of queries, keys and values
 FORWARD, PASSED = "torch has no gradients here", "gradients passed over"
 
@@ -103,19 +109,19 @@ def draw(source: random.Random, seed: int) -> Case:
         block=source.choice(BLOCKS),
         gqa=groups > 1 and bool(source.randrange(2)),
         lse=flex and not source.randrange(3) and (on_gpu or backend == "flex"),
-        empty=flex or (not source.randrange(8) and not _hides_nothing(backend)),
+        empty=flex or (not source.randrange(8) and (bool(bias) or not _sees_hidden_keys(backend))),
         gaps=not source.randrange(3),
         far=on_gpu and flex and not source.randrange(8) and backend == "flex",  # compiled: pytorch#145869
         trained=backend != "flash" and bool(source.randrange(4)),
     )  # fmt: skip
 
 
-def _hides_nothing(backend: str) -> bool:
-    """Whether rows without a key attend to what a mask hides: cuDNN adds a large negative number to all.
+def _sees_hidden_keys(backend: str) -> bool:
+    """Whether a row without a key attends to those that a mask of booleans hides, as by cuDNN's attention.
 
-    Only of a mask of booleans; PyTorch's page does not say what such rows give (docs/reference/trust.md).
+    PyTorch's page does not say what such a row gives (docs/reference/trust.md).
     """
-    return torch.version.cuda is not None and backend in ("default", "cudnn")
+    return backend in ("default", "cudnn") and arch.name().startswith(CUDNN_FIRST)
 
 
 def _scales(source: random.Random, dtype: torch.dtype, head: int) -> tuple[float, float]:
@@ -141,7 +147,9 @@ def made(case: Case) -> Call:
     read = generated_flex.captured(texts, sizes, learned, case.seed, gaps=case.gaps)
     forward = (on, case.backend) in NO_GRADIENTS
     loses = LOSES_GRADIENTS.get((on, case.backend), math.inf)
-    passed = (loses < math.inf and _largest(q, k) > loses) or (case.trained and _cannot_learn(case, read))
+    passed = (loses < math.inf and largest_score(q, k) > loses) or (
+        case.trained and _cannot_learn(case, read)
+    )
     fixed = (0, 1, 2) * forward + tuple(range(3, 3 + len(read))) * (not case.trained)
     gradients = not passed and (on, case.backend) != ("cpu", "flex compiled")
     right = Call(
@@ -163,11 +171,6 @@ def _is_taken(case: Case, on: str) -> bool:
 def _cannot_learn(case: Case, read: Mapping[str, Any]) -> bool:
     """Whether FlexAttention of a healthy torch ends in an error where this is learned: pytorch#145208."""
     return case.backend in FLEX and "scalar" in read
-
-
-def _largest(q: torch.Tensor, k: torch.Tensor) -> float:
-    q, k = q.double().unflatten(1, (k.shape[1], -1)), k.double()[:, :, None]
-    return float((q @ k.mT).abs().max() / math.sqrt(q.shape[-1]))
 
 
 def _smaller(case: Case) -> Iterator[Call]:

@@ -46,12 +46,15 @@ WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 TRAIN, EVAL = (True,), (False,)
 MODES = (TRAIN, EVAL, (True, True, True), (True, False, True), (False, True))
-# What reads where its numbers say, or asks no weight for its size: its samples keep their sizes.
+# What reads where its numbers say, asks no weight for its size, or cancels: its samples keep their sizes.
+# Of a group of one number GroupNorm's gradient is 0, and what rounds instead has no unit.
 READS = (
     "Embedding", "CTCLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss", "Fractional",
-    "CrossEntropy", "RNN", "GRU", "LSTM",
+    "CrossEntropy", "RNN", "GRU", "LSTM", "GroupNorm",
 )  # fmt: skip
-ALONE = ("nn.CTCLoss",)  # its kernel's own gate alone, as in drawn operators: its sums are far from float64
+# Their kernels' own gates alone: sums that are far from float64, as in drawn operators, and powers that leave
+# their type.
+ALONE = ("nn.CTCLoss", "nn.LocalResponseNorm", "nn.LPPool1d", "nn.LPPool2d", "nn.LPPool3d")
 # A module with weights of its own, which is made in another way each time.
 KEPT, COPIED, STORED = "its own weights", "deepcopy", "a pickle of it"
 NO_GRADIENT = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
@@ -291,7 +294,7 @@ def forms_of(case: Case) -> list[tuple[str, Call]]:
     if not case.sizes:  # a module of its own has the sizes of its sample
         forms |= {one: in_form(one) for one in (KEPT, COPIED, STORED) if one != STORED or not case.wrapped}
     if is_wrong_without_gradients(case):
-        generated_left.say("form without gradients", "a known fault")
+        generated_left.say("known", "the fast path of encoders")
     else:
         forms |= {one: in_form(one, gradients=False) for one in NO_GRADIENT}
     # On a device halves of many rows end in an internal assertion ("launch bounds"), which is loud.

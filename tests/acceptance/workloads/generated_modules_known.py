@@ -32,14 +32,15 @@ def known(case: Case) -> bool:
 
 
 def is_wrong_without_gradients(case: Case) -> bool:
-    """Whether a device's fast path of encoders is known to be wrong: gelu is its approximation by tanh there.
+    """Whether the fast path of encoders is known to be wrong, which needs an even number of heads.
 
-    Where mask and padding are numbers, it gives NaN (pytorch#118628).
+    A mask of numbers gives NaN (pytorch#118628). On a device gelu is its approximation by tanh.
     """
-    if case.name != "TransformerEncoder" or any(case.modes) or generated_elsewhere.place() is None:
-        return False
     made, given = dict(case.made), dict(case.given)
-    return made["activation"] == "gelu" or bool(given["mask"] == "float" and given["padding"])
+    if case.name != "TransformerEncoder" or any(case.modes) or made["nhead"] % 2 or not made["batch_first"]:
+        return False
+    approximates = made["activation"] == "gelu" and generated_elsewhere.place() is not None
+    return approximates or bool(given["mask"] == generated_modules_draws.FLOAT)
 
 
 def needed(case: Case) -> float:
