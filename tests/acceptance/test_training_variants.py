@@ -22,6 +22,7 @@ from workloads.wide_job import CURVES, OWN
 
 MOST_RANKS = 2
 STEPS, TIMEOUT_S = 60, 400
+JOB_S = 300  # of each tiny job: torchao's take 130 s on two idle cores with AMX, and a busy machine longer
 # The job of trainers/curves/CPU/llama-tiny.json, sharded over the ranks.
 TINY = (
     *("--model", "llama", "--size", "tiny", "--data", "text", "--steps", STEPS, "--global-batch", 8),
@@ -108,7 +109,7 @@ def follows(
         chosen = _chosen(request)
         flags = {name: of for name, of in _jobs(device_row).items() if name in chosen}
         words = ("training_variants.py", training_jobs.text_of(flags))
-        run = functools.partial(launch, *words, nproc=ranks, timeout_s=TIMEOUT_S)
+        run = functools.partial(launch, *words, nproc=ranks, timeout_s=JOB_S * len(flags))
         ran = once(kept, "jobs", run, SHARED_FAILED)
         record, verdict = ran["records"][name], ran["curves"][name]
         assert "error" not in record, f"the job raised:\n{record['error']}"

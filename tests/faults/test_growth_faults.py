@@ -21,7 +21,8 @@ KEEPS = {
     ),
     "a descriptor": ("open('/dev/null')", "descriptors grow by 1 "),
     "a child that nobody waits for": ("__import__('subprocess').Popen(['true'])", "children grow by 1 "),
-    "more to add up": ("sum(range(15_000 * max(0, len(kept) - 20)))", "seconds grow by "),
+    # Each quarter takes more than twice the one before: a busy machine takes half as long again now and then.
+    "more to add up": ("sum(range(2 * max(0, len(kept) - 20) ** 3))", "seconds grow by "),
     "a view of another process's memory": (
         "torch.zeros(1 << 14).share_memory_().numpy()",
         "descriptors grow by 1 ",
