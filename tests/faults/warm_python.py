@@ -118,9 +118,10 @@ class ForkedServer:
     def _spawn(self, environment: Mapping[str, str], home: Path, control: socket.socket) -> "Fork":
         if pid := os.fork():
             return Fork(pid)
-        from harness import forked, server_main
+        from harness import forked, server_main, unloaded
 
         def serve() -> None:
+            unloaded.remove()  # a stack without Triton has none here either
             mark = server_main.Mark(self._address, TOKEN_LENGTH)
             mark.put(environment[TOKEN])
             os.setsid()

@@ -81,6 +81,13 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+def remove() -> None:
+    """Let imports find packages or fail again, in a fork that has torch and lacks another one."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+        del sys.modules[name]
+
+
 def is_installed(module: str) -> bool:
     """Whether Python finds a top-level module, also one that is not loaded here."""
     return any(finder.find_spec(module, None) for finder in sys.meta_path if not isinstance(finder, _Finder))
