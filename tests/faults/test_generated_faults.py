@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import itertools
+import operator
 import os
 import random
 import subprocess
@@ -405,6 +406,23 @@ def test_a_program_may_have_the_roundings_of_its_steps():
     with drawn_faults.Drawn("cos", FLOAT, "always", "it is off by 4096 roundings").mode():
         wrong = generated._judged(call, 256.0)
     assert healthy[0] <= 1 < wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        ("nn.functional.binary_cross_entropy", (torch.rand(64), torch.ones(64))),
+        ("quantile", (torch.randn(65), torch.tensor([0.25, 1.0]))),
+    ],
+)
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_last_number_that_torch_takes_is_judged(function, given, noisy):
+    """What says how far a result may be moves numbers, and torch refuses shares beyond 1."""
+    healthy = operator.attrgetter(function)(torch)
+    call = generated_judge.Call(healthy, given, {}, FLOAT, noisy=noisy)
+    wrong = replace(call, function=lambda *given: healthy(*given) * (1 + 2.0**-10), right=call)
+    shares = [generated._judged(one, 1.0)[0] for one in (call, wrong)]
+    assert shares[0] <= 1 < shares[1]
 
 
 @pytest.mark.parametrize("failing", [1, 2])

@@ -97,12 +97,11 @@ class Reference:
             again = witness(wide(replace(self.call, seed=self.call.seed + 1, gradients=False)))
         drawn = torch.default_generator.get_state()
         seed_all(self.call.seed + 1)
-        if not torch.equal(drawn, torch.default_generator.get_state()) or any(
-            not _is_same(*pair) for pair in zip(again, self.right, strict=False)
-        ):
+        same = all(itertools.starmap(_is_same, zip(again, self.right, strict=False)))
+        if not same or not torch.equal(drawn, torch.default_generator.get_state()):
             return []  # it draws numbers, which of one element may be equal ones
-        moved = [self._moved(move) for move in range(1, MOVES + 1)]
-        return moved if all(_shapes(one) == _shapes(self.right) for one in moved) else []
+        moved = self._moved(range(1, MOVES + 1))
+        return moved if len(moved) == MOVES else []
 
     @functools.cached_property
     def shaken(self) -> list[list[torch.Tensor]]:
@@ -110,17 +109,24 @@ class Reference:
         shaken = []
         for move in range(SHAKES):
             call = wide(self.call).mapped(functools.partial(generated_elsewhere.shaken, move=move))
-            shaken.append(witness(call))
+            with contextlib.suppress(generated_left.RefusedError):
+                shaken.append(witness(call))
         return [one for one in shaken if _shapes(one) == _shapes(self.right)]
 
     def ask_again(self) -> None:
         """Find how far results lie apart by more moves, once."""
         if len(self.moved) == MOVES:
-            more = [self._moved(move) for move in range(MOVES + 1, MOVES + MORE_MOVES + 1)]
-            self.moved.extend(one for one in more if _shapes(one) == _shapes(self.right))
+            self.moved.extend(self._moved(range(MOVES + 1, MOVES + MORE_MOVES + 1)))
 
-    def _moved(self, move: int) -> list[torch.Tensor]:
-        return witness(wide(self.call, move), move)
+    def _moved(self, moves: range) -> list[list[torch.Tensor]]:
+        """Of results that float64 gives: a number may be the last one that torch takes, as 1 is of shares."""
+        found = []
+        for move in moves:
+            for up in (True, False):
+                with contextlib.suppress(generated_left.RefusedError):
+                    found.append(witness(wide(self.call, move, up=up), move))
+                    break
+        return [one for one in found if _shapes(one) == _shapes(self.right)]
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -204,27 +210,25 @@ def _weights(one: torch.Tensor, call: Call, number: int, move: int) -> torch.Ten
     return operands.in_buffer(placed, 1, 2) if call.apart else placed
 
 
-def wide(call: Call, move: int = 0) -> Call:
-    """The call in float64; with `move`, its numbers are those of `moved`."""
+def wide(call: Call, move: int = 0, *, up: bool = True) -> Call:
+    """The call in float64; with `move`, its numbers are those of `_moved`."""
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype) and leaf in FLOATS:
             return torch.float64
-        return (
-            _moved(leaf, call.seed + move, 1.0 if move else 0.0) if generated_trees.is_number(leaf) else leaf
-        )
+        number = generated_trees.is_number(leaf)
+        return _moved(leaf, call.seed + move, float(move > 0), up=up) if number else leaf
 
     return replace(call.mapped(change), on=None)
 
 
-def _moved(leaf: torch.Tensor, seed: int, roundings: float) -> torch.Tensor:
-    """A tensor in float64, each number moved up or down by `roundings` roundings of the tensor's type."""
+def _moved(leaf: torch.Tensor, seed: int, roundings: float, *, up: bool = True) -> torch.Tensor:
+    """A tensor in float64, each number moved by `roundings` roundings of its type: some `up`, or all down."""
     exact = leaf.detach().double()
     if not roundings or leaf.dtype is torch.float64:
         return exact
-    return exact * (
-        1 + operands.signs(leaf.shape, seed).to(leaf.device) * gates.unit_roundoff(leaf.dtype) * roundings
-    )
+    signs = operands.signs(leaf.shape, seed).to(leaf.device) if up else -1
+    return exact * (1 + signs * gates.unit_roundoff(leaf.dtype) * roundings)
 
 
 def distance(
@@ -253,9 +257,7 @@ def distance(
     if not right:
         return None
     same = _shapes(got) == _shapes(right)
-    roundings = math.inf
-    if same:
-        roundings = max(_roundings(one, ref, call) for one, ref in zip(got, right, strict=True))
+    roundings = max(_roundings(*pair, call) for pair in zip(got, right, strict=True)) if same else math.inf
     if roundings <= enough:
         return roundings
     moved = reference.moved
@@ -309,18 +311,17 @@ def _noise(call: Call, got: Sequence[torch.Tensor], right: Sequence[torch.Tensor
         def change(leaf: Any, seed: int = call.seed + 100 * move) -> Any:
             if not generated_trees.is_number(leaf):
                 return leaf
-            most = max(NEAR, ROUGH / gates.unit_roundoff(leaf.dtype))
-            roundings = min(NEAR * max(1.0, call.doubted), most)
+            roundings = min(NEAR * max(1.0, call.doubted), max(NEAR, ROUGH / gates.unit_roundoff(leaf.dtype)))
             return operands.in_same_places(leaf, lambda given: _moved(given, seed, roundings).to(given.dtype))
 
         other = call.mapped(change)
         count = len(right)  # of what the call gives, the first ones may be judged alone
-        errors = zip(witness(other)[:count], witness(wide(_right(other)))[:count], got, right, strict=True)
-        for n, (one, exact, mine, ref) in enumerate(errors):
-            if one.shape == ref.shape and one.is_floating_point():
-                change_of_error = ((one.double() - exact) - (mine.double() - ref)).abs().nan_to_num()
-                rms = change_of_error.square().mean().sqrt()
-                found[n] = found[n] + (change_of_error + rms) * (NOISES / moves)
+        with contextlib.suppress(generated_left.RefusedError):  # what nobody sees change is not excused
+            near = witness(other)[:count], witness(wide(_right(other)))[:count]
+            for n, (one, exact, mine, ref) in enumerate(zip(*near, got, right, strict=True)):
+                if one.shape == ref.shape and one.is_floating_point():
+                    changed = ((one.double() - exact) - (mine.double() - ref)).abs().nan_to_num()
+                    found[n] = found[n] + (changed + changed.square().mean().sqrt()) * (NOISES / moves)
     return found
 
 
