@@ -253,3 +253,20 @@ def test_backward_of_scores_beyond_float32_is_not_judged_by_itself(size, passed)
     got, some = generated_known.passed_over(kernel, call, [q + 1, k, v], [q.double(), k, v])
     assert some == passed
     assert torch.equal(got[0], q) == passed
+
+
+@pytest.mark.parametrize("exponent", [2 / 3, -1 / 3, 1.5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_exponent_is_rounded_to_halves_and_nothing_else_is_passed_over(exponent, dtype):
+    kernel = torch.ops.aten.pow.Tensor_Scalar
+    x = torch.linspace(0.01, 1000, 129).to(dtype)
+    call = Call(kernel, (x, exponent), {}, dtype)
+    right, got = x.double() ** exponent, x**exponent
+    off = ((got.double() - right) / right).abs().max() / torch.finfo(dtype).eps
+    assert (off > 0.51) == (exponent != 1.5)
+    (shown,), some = generated_known.passed_over(kernel, call, [got], [right])
+    assert some == (exponent != 1.5)
+    assert torch.equal(shown, right.to(dtype))
+    wrong = got * (1 + 4 * torch.finfo(dtype).eps)
+    (shown,), _ = generated_known.passed_over(kernel, call, [wrong], [right])
+    assert torch.equal(shown, wrong)

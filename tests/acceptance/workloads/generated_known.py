@@ -28,6 +28,7 @@ NO_NAN = ("unique_dim", "_unique2", "hash_tensor")
 # matter of chance: backward of a processor's flash kernel has it, and float64 with the same operands too.
 FAR_SCORE = 2.0**20
 FLASH_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
+LONG = 4  # bytes of a type; in a shorter one an exponent that is a number is rounded to it: 2/3 is 0.668
 BORDER = 4 * 2.0**-24  # of a place, by which two roundings in float32 move it
 
 
@@ -75,6 +76,11 @@ def passed_over(
         return [torch.where(spoilt, right[0].to(got[0].dtype), got[0])], bool(spoilt.any())
     if name == FLASH_BACKWARD and largest_score(given["query"], given["key"]) > FAR_SCORE:
         return [one.to(other.dtype) for one, other in zip(right, got, strict=False)], True
+    if name == "pow" and got[0].dtype.itemsize < LONG and isinstance(given["exponent"], float):
+        exponent = torch.tensor(given["exponent"], dtype=got[0].dtype).item()
+        took = got[0] == (given["self"].double() ** exponent).to(got[0].dtype)
+        exact = right[0].to(got[0].dtype)
+        return [torch.where(took, exact, got[0])], bool((took & (got[0] != exact)).any())
     rules = ANYWHERE if call.on is None else KNOWN | ANYWHERE
     says = next((says for ends, says in rules.items() if name.endswith(ends)), None)
     if says is None or got[0].shape != right[0].shape:
