@@ -40,11 +40,7 @@ LOSES_GRADIENTS = {
     **dict.fromkeys([("cpu", "flash"), ("cpu", "default"), ("cpu", "flex")], FAR_SCORE),
     **dict.fromkeys([("cuda", each) for each in ("default", "efficient", "cudnn", "flex")], 2.0**24),
 }
-CUDNN_FIRST = (
-    "sm_9",
-    "sm_10",
-    "sm_12",
-)  # where cuDNN's attention is, or may be, the default
+CUDNN_FIRST = ("sm_9", "sm_10", "sm_12")  # where cuDNN's attention is, or may be, the default
 NO_GRADIENTS = {("cpu", "flex"), ("cpu", "flex compiled")}  # torch says so, of queries, keys and values
 FORWARD, PASSED = "torch has no gradients here", "gradients passed over"
 

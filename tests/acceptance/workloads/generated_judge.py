@@ -119,7 +119,7 @@ class Reference:
             self.moved.extend(self._moved(range(MOVES + 1, MOVES + MORE_MOVES + 1)))
 
     def _moved(self, moves: range) -> list[list[torch.Tensor]]:
-        """Of results that float64 gives: a number may be the last one that torch takes, as 1 is of shares."""
+        """Results for inputs moved by one rounding; all down where torch takes no more, as of shares 1."""
         found = []
         for move in moves:
             for up in (True, False):
