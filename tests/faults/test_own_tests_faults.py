@@ -156,3 +156,12 @@ def test_only_tests_of_the_installed_version_run(tmp_path):
     (tmp_path / "torch-0.1" / "test").mkdir(parents=True)
     assert "has tests of torch 0.1, but" in own_tests.names_given(str(tmp_path))["refused"]
     assert "do not see" in own_tests.names_given(str(tmp_path / "absent"))["refused"]
+
+
+@pytest.mark.parametrize(("asked", "says"), [("absent-1", "no such folder"), ("absent/x-1", "do not see")])
+def test_a_subject_that_is_none_is_refused(asked, says, tmp_path, monkeypatch, capsys):
+    (tmp_path / f"pytest-{importlib.metadata.version('pytest')}" / "tests").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["own_tests", str(tmp_path / asked), "test_x"])
+    with pytest.raises(SystemExit, match="2"):
+        own_tests.main()
+    assert says in capsys.readouterr().err

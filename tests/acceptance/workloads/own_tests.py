@@ -360,7 +360,7 @@ def main() -> int:
         try:
             subject = next(one for one in _given(folder.parent) if one.name == folder.name)
         except (ValueError, StopIteration) as refused:
-            parser.error(f"subject: got {asked.subject!r}, {refused or 'which no installed package has'}")
+            parser.error(f"subject: got {asked.subject!r}, {str(refused) or 'which is no such folder'}")
     told = _run(subject, 0, asked.test)
     passed = told.outcomes.get(asked.test) in ("passed", "skipped")
     print(_failed(told).get(asked.test, told.output))
